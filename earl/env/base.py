@@ -128,18 +128,18 @@ class Environment:
     in_thread: Callable[..., Awaitable[Any]] = staticmethod(in_thread)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Any:
-        """Start the episode; returns an Observation or its text."""
+        """Starts the episode; returns an Observation or its text."""
         raise NotImplementedError
 
     def step(self, action: Any) -> Any:
-        """Take one action, an Action: its text, with .tool_calls if the client sent any.
+        """Takes one action, an Action: its text, with .tool_calls if the client sent any.
 
         Returns a StepResult.
         """
         raise NotImplementedError
 
     def close(self) -> Any:
-        """Release what the episode held. Called once, also after a failure."""
+        """Releases what the episode held. Called once, also after a failure."""
 
 
 def schema_hash(environment: type[Environment] | Environment) -> str:

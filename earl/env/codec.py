@@ -151,25 +151,8 @@ def observation(message: env_pb2.Observation) -> Observation:
 # --- between a host and a process of its own (isolation.py) ---------------------------------------
 
 
-def reset_request(session: int, name: str, task_json: str, seed: int) -> env_pb2.GatewayMessage:
-    """Start an episode of the environment `name`."""
-    reset = env_pb2.Reset(session=session, environment=name, task_json=task_json, seed=seed)
-    return env_pb2.GatewayMessage(reset=reset)
-
-
-def step_request(session: int, seq: int, action: str) -> env_pb2.GatewayMessage:
-    """Take one action."""
-    step = env_pb2.Step(session=session, seq=seq, action=action_message(action))
-    return env_pb2.GatewayMessage(step=step)
-
-
-def close_request(session: int) -> env_pb2.GatewayMessage:
-    """Close the environment."""
-    return env_pb2.GatewayMessage(close=env_pb2.Close(session=session))
-
-
 def host_message(data: bytes) -> env_pb2.HostMessage:
-    """Raises google.protobuf.message.DecodeError."""
+    """Decodes a message to a host. Raises google.protobuf.message.DecodeError."""
     return env_pb2.HostMessage.FromString(data)
 
 

@@ -1,6 +1,6 @@
 """One end of a stream of the environment protocol: frames there and back, each with several `messages`.
 
-The same on both sides, whoever dialled: a client's call and a servicer's context read and write alike.
+The same on both sides, whoever connected: a client's call and a servicer's context read and write alike.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Frames:
         return frame.messages
 
     async def write(self, messages: Sequence[Any]) -> None:
-        """Send them in one frame."""
+        """Sends them in one frame."""
         await self._end.write(self._frame(messages=messages))
 
     async def send(self, outbox: Outbox) -> None:
-        """Write what is put into `outbox` until it is closed; raises the error given to its `close`.
+        """Writes what is put into `outbox` until it is closed; raises the error given to its `close`.
 
         Returns also when the stream has ended: why it did is for its reader to learn and tell.
         """

@@ -50,10 +50,10 @@ log = logging.getLogger(__name__)
 SERVICE = "earl.v1.EnvHostService"
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
-# Without a gateway for this long a host that dials ends instead of waiting for ever, and one that
+# Without a gateway for this long a host that dials ends instead of waiting forever, and one that
 # listens drops its sessions.
 GIVE_UP_S = 60.0
-# What reconnecting cannot mend.
+# What reconnecting cannot repair.
 _FATAL = (EnvProtocolError, Unauthenticated, PermissionDenied, ConfigError)
 
 
@@ -106,7 +106,7 @@ class EnvHost:
         self._stream: HostStream | None = None
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is set and the episodes have ended; `ready` is called once attached, or
+        """Serves until `stop` is set and the episodes have ended; `ready` is called once attached, or
         listening.
 
         Raises EnvProtocolError, DuplicateEnvironment or Unauthenticated if the gateway refuses this
@@ -148,7 +148,7 @@ class EnvHost:
     async def _dial(
         self, runner: SessionRunner, stop: asyncio.Event, ready: Callable[[], None] | None
     ) -> None:
-        """Keep a stream to the gateway until `stop`."""
+        """Keeps a stream to the gateway until `stop`."""
         client = Client(self._gateway, env_pb2_grpc.EnvGatewayServiceStub, token=self._token, tls=self._tls)
         loop = asyncio.get_running_loop()
         heard_at, backoff_s = loop.time(), FIRST_BACKOFF_S
@@ -204,7 +204,7 @@ class EnvHost:
     async def _serve_there(
         self, runner: SessionRunner, stop: asyncio.Event, ready: Callable[[], None] | None
     ) -> None:
-        """Let gateways dial until `stop`."""
+        """Lets gateways dial until `stop`."""
 
         async def serve(context: Any) -> None:
             former = self._stream
@@ -249,7 +249,7 @@ class _Listening(env_pb2_grpc.EnvHostServiceServicer):
         self._stopping = False
 
     async def Serve(self, request_iterator: Any, context: Any) -> None:
-        """A gateway's stream."""
+        """Serves the stream of a gateway."""
         if self._stopping:
             raise ServiceUnavailable("this host is stopping", "dial another one")
         self._remember()
@@ -269,7 +269,7 @@ class _Listening(env_pb2_grpc.EnvHostServiceServicer):
             self._forgetting.cancel()
 
     async def stop(self, within_s: float) -> None:
-        """Take no new stream, and wait at most `within_s` for the open ones."""
+        """Takes no new stream, and waits at most `within_s` for the open ones."""
         self._stopping = True
         try:
             async with asyncio.timeout(within_s):

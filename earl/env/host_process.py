@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 async def serve(end: socket.socket, target: str) -> None:
-    """Play what the other end of the socket asks for, until it is closed."""
+    """Plays what the other end of the socket asks for, until it is closed."""
     reader, writer = await asyncio.open_connection(sock=end)
     environments = load(target)
     runner = SessionRunner(
@@ -51,11 +51,11 @@ async def serve(end: socket.socket, target: str) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies. Linux only."""
+    """Has the kernel kill this process when its parent dies. Linux only."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it died before the kernel was told
+            os._exit(1)  # it died before the kernel knew
 
 
 def main() -> None:

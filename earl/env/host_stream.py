@@ -24,7 +24,7 @@ from earl.v1 import env_pb2
 log = logging.getLogger(__name__)
 
 WELCOME_S = 10.0
-LOOK = "see the gateway's log"
+REMEDY = "see the gateway's log"
 LAST_WORDS_S = 2.0
 
 
@@ -48,7 +48,7 @@ class HostStream:
         done_writing: Callable[[], Awaitable[None]] | None = None,
         ready: Callable[[], None] | None = None,
     ) -> EarlError | None:
-        """Serve sessions; returns why the stream ended, None if because of `stop`.
+        """Serves sessions; returns why the stream ended, None if because of `stop`.
 
         done_writing: ends our side of the stream before its reader ends; without it the caller ends
         the stream when this returns. Raises what reading and writing raise, EnvProtocolError,
@@ -74,7 +74,7 @@ class HostStream:
             for task in (failing, reader, writer):
                 if task.done():
                     task.result()
-            return ServiceUnavailable(f"{self._peer} ended the stream", LOOK)
+            return ServiceUnavailable(f"{self._peer} ended the stream", REMEDY)
         finally:
             self.outbox.close()
             for task in tasks:
@@ -85,14 +85,14 @@ class HostStream:
                     task.exception()  # the first one was reported; the others follow from it
 
     async def _welcomed(self) -> float:
-        """Wait for Welcome; returns the lease in seconds."""
+        """Waits for Welcome; returns the lease in seconds."""
         try:
             async with asyncio.timeout(WELCOME_S):
                 messages = await self._frames.read()
         except TimeoutError:
-            raise DeadlineExceeded(f"no Welcome from {self._peer} within {WELCOME_S:g} s", LOOK) from None
+            raise DeadlineExceeded(f"no Welcome from {self._peer} within {WELCOME_S:g} s", REMEDY) from None
         if messages is None:
-            raise ServiceUnavailable(f"{self._peer} ended the stream before Welcome", LOOK)
+            raise ServiceUnavailable(f"{self._peer} ended the stream before Welcome", REMEDY)
         if not messages or messages[0].WhichOneof("message") != "welcome":
             raise EnvProtocolError(f"first answer of {self._peer} is not Welcome", "is it an EARL gateway?")
         welcome = messages[0].welcome
@@ -109,7 +109,7 @@ class HostStream:
         self.heard_at = asyncio.get_running_loop().time()
 
     async def _read(self, lease_s: float) -> None:
-        """Handle messages until the stream ends. A gateway that no longer pings counts as gone."""
+        """Handles messages until the stream ends. A gateway that no longer pings counts as gone."""
         bound_s = max(3 * lease_s, 1.0)
         try:
             async with asyncio.timeout(bound_s) as silence:
@@ -119,7 +119,7 @@ class HostStream:
                     for message in messages:
                         self._handle(message)
         except TimeoutError:
-            raise ServiceUnavailable(f"{self._peer} was silent for {bound_s:g} s", LOOK) from None
+            raise ServiceUnavailable(f"{self._peer} sent nothing for {bound_s:g} s", REMEDY) from None
 
     def _handle(self, message: Any) -> None:
         runner = self._runner

@@ -7,6 +7,7 @@ repeated seq is answered with the same result, one step runs at a time.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Any
 
 from earl.env.base import Environment
@@ -21,41 +22,30 @@ class Admission(enum.Enum):
     REFUSE = "refuse"
 
 
+@dataclass(slots=True, eq=False)
 class HostedSession:
-    """An open session. `answer` is the last message sent for it; `running` whether a call is under way."""
+    """An open session, `id` of environment `name`."""
 
-    __slots__ = (
-        "answer",
-        "began_ns",
-        "done",
-        "dropped",
-        "environment",
-        "id",
-        "name",
-        "running",
-        "seq",
-        "task",
-        "traceparent",
-    )
-
-    def __init__(self, session: int, name: str, traceparent: str = "") -> None:
-        self.id = session
-        # Of the trace that it is a part of, "" if that is none; when the call under way began.
-        self.traceparent = traceparent
-        self.began_ns = 0
-        self.name = name
-        self.environment: Environment | None = None
-        self.seq = 0
-        self.running = False
-        self.done = False
-        # Closed or cancelled while a call ran: its answer goes nowhere.
-        self.dropped = False
-        self.answer: Any = None
-        # The asyncio task of an async environment's call, so that Cancel reaches it.
-        self.task: Any = None
+    id: int
+    name: str
+    # The trace that it belongs to; "" without one.
+    traceparent: str = ""
+    # When the call in progress began, Unix nanoseconds.
+    began_ns: int = 0
+    environment: Environment | None = None
+    seq: int = 0
+    # Whether a call is in progress.
+    running: bool = False
+    done: bool = False
+    # Closed or cancelled while a call ran: its answer goes nowhere.
+    dropped: bool = False
+    # The last message sent for it.
+    answer: Any = None
+    # The asyncio task of an async environment's call, so that Cancel reaches it.
+    task: Any = None
 
     def admit(self, seq: int) -> Admission:
-        """Judge a reset (seq 0) or step that arrived for this session."""
+        """Judges a reset (seq 0) or step that arrived for this session."""
         if seq == self.seq:
             return Admission.WAIT if self.running else Admission.REPEAT
         if seq == self.seq + 1 and not self.running and not self.done:

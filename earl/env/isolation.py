@@ -29,7 +29,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from earl.env import codec
+from earl.env import codec, stream_codec
 from earl.env.base import ISOLATIONS, Action, Environment, Factory
 from earl.env.packets import packed, read_packet
 from earl.env.serve import load
@@ -73,25 +73,25 @@ class ProcessPool:
         return await self._started()
 
     def give_back(self, process: EnvProcess) -> None:
-        """Its episode ended well."""
+        """Returns a process to the pool after an episode that ended well."""
         if process.episodes < EPISODES and not self._closed:
             self._idle.append(process)
         else:
             self.retire(process)
 
     def retire(self, process: EnvProcess) -> None:
-        """Let its environment close, then end it, and have another ready."""
+        """Lets its environment close, then ends it, and has another ready."""
         self._spawn(self._retire(process))
         self._warm()
 
     def kill(self, process: EnvProcess) -> None:
-        """End a process at once, and have another ready."""
+        """Ends a process at once, and has another ready."""
         process.kill()
         self._all.discard(process)
         self._warm()
 
     def close(self) -> None:
-        """End all of them: environments may still close, within CLOSE_S in all."""
+        """Ends all processes; their environments may close first, within CLOSE_S in all."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -109,7 +109,7 @@ class ProcessPool:
         self._idle.clear()
 
     def _warm(self) -> None:
-        """Have an idle process, so that the next episode need not wait for imports."""
+        """Has an idle process, so that the next episode need not wait for imports."""
         if not self._idle and not self._closed:
             self._spawn(self._ready())
 
@@ -170,7 +170,7 @@ class EnvProcess:
             theirs.close()
 
     async def connect(self) -> None:
-        """Before anything is sent."""
+        """Connects to the process; called before anything is sent."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._end)
 
     def send(self, message: Any) -> None:
@@ -188,12 +188,12 @@ class EnvProcess:
             raise EnvProtocolError(f"a message of the environment's process is malformed: {error}") from error
 
     def hang_up(self) -> None:
-        """Tell it to end."""
+        """Tells the process to end."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> str:
-        """End it and what it started; returns in words how it had ended before, or that it was killed."""
+        """Ends it and what it started; returns in words how it had ended before, or that it was killed."""
         if self.popen.returncode is None:  # otherwise its number may be another's by now
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
@@ -219,22 +219,25 @@ class IsolatedEnvironment(Environment):
         self._seq = 0
 
     async def reset(self, seed: int, task: dict[str, Any]) -> Any:
-        """Raises what `_ask` does, and EnvBackendLost if there is no process to be had."""
+        """Starts an episode in a process.
+
+        Raises as `_ask` does, and EnvBackendLost if no process is available.
+        """
         process = self._process = await self._pool.take()
         process.episodes += 1
-        return await self._ask(codec.reset_request(process.episodes, self._name, json.dumps(task), seed))
+        return await self._ask(stream_codec.reset(process.episodes, self._name, json.dumps(task), seed))
 
     async def step(self, action: Action) -> Any:
-        """Raises what `_ask` does."""
+        """Takes an action in the process. Raises as `_ask` does."""
         assert self._process is not None
         self._seq += 1
-        return await self._ask(codec.step_request(self._process.episodes, self._seq, action))
+        return await self._ask(stream_codec.step(self._process.episodes, self._seq, action))
 
     async def close(self) -> None:
-        """Let the environment close, in its process, which is then free for another episode."""
+        """Lets the environment close, in its process, which is then free for another episode."""
         process, self._process = self._process, None
         if process is not None:
-            process.send(codec.close_request(process.episodes))
+            process.send(stream_codec.close(process.episodes))
             self._pool.give_back(process)
 
     async def _ask(self, message: Any) -> Any:

@@ -24,7 +24,7 @@ from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
 
 DRAIN_S = 10.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def main() -> None:
@@ -64,9 +64,9 @@ def main() -> None:
 
 
 def _end_with(parent: int, drain_s: float) -> None:
-    """Drain once the parent has ended, and end in any case: an environment may hold up the loop."""
+    """Drains once the parent has ended, and ends in any case: an environment may hold up the loop."""
     while os.getppid() == parent:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(drain_s + 5.0)
     os._exit(1)

@@ -1,7 +1,7 @@
 """Runs the sessions of one host: async methods in tasks, blocking ones in threads, cheap ones inline, and
 environments that ask for it in processes of their own (isolation.py).
 
-A slow environment never delays another's; one that holds the loop all the same is named (watch.py). A
+A slow environment never delays another's; one that nevertheless holds the loop is named (watch.py). A
 call that is cancelled but cannot be stopped keeps its thread: it is counted as stuck, and the capacity
 offered to the gateway shrinks by it until it ends.
 """
@@ -89,11 +89,11 @@ class SessionRunner:
         return max(0, self.capacity - self._stuck)
 
     async def wait_empty(self) -> None:
-        """Until no episode is under way."""
+        """Waits until no episode is in progress."""
         await self._empty.wait()
 
     def close(self) -> None:
-        """Drop every session; environments are closed as far as they are not inside a call."""
+        """Drops every session; environments are closed as far as they are not inside a call."""
         self.keep(())
         for pool in self._pools:
             pool.close()
@@ -102,19 +102,19 @@ class SessionRunner:
             self.watch.close()
 
     async def wait_closed(self, within_s: float) -> None:
-        """Until what `close` left under way has ended, but no longer than within_s."""
+        """Waits until the calls that `close` left in progress have ended, at most within_s."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=within_s)
 
     def keep(self, held: Collection[int]) -> None:
-        """Drop the sessions that the gateway no longer holds."""
+        """Drops the sessions that the gateway no longer holds."""
         for session in [s for s in self._sessions.values() if s.id not in held]:
             self.drop(session.id)
 
     # --- what the gateway asks ---------------------------------------------------------------
 
     def reset(self, message: Any) -> None:
-        """Start a session of an earl.v1.Reset; a repeated one is answered with the same result."""
+        """Starts a session of an earl.v1.Reset; a repeated one is answered with the same result."""
         known = self._sessions.get(message.session)
         if known is not None:
             if known.admit(0) is Admission.REPEAT:
@@ -142,7 +142,7 @@ class SessionRunner:
         return None
 
     def step(self, message: Any) -> None:
-        """Take an earl.v1.Step; a repeated seq is answered with the same result, a wrong one refused."""
+        """Takes an earl.v1.Step; a repeated seq is answered with the same result, a wrong one refused."""
         session = self._sessions.get(message.session)
         if session is None:
             text = f"this host has no session {message.session}"
@@ -164,7 +164,7 @@ class SessionRunner:
             self._send(answer(session.id, message.seq, failure))
 
     def drop(self, session_id: int) -> None:
-        """Close or cancel a session; what runs in it is stopped if it can be."""
+        """Closes or cancels a session; what runs in it is stopped if it can be."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -203,7 +203,7 @@ class SessionRunner:
         self._offer()
 
     def _run(self, session: HostedSession, seq: int, method: Callable[..., Any], call: Call) -> None:
-        """Start a session's `method`; `call` does so with its arguments."""
+        """Starts a session's `method`; `call` does so with its arguments."""
         session.start(seq)
         session.began_ns = time.time_ns() if session.traceparent else 0
         environment = session.environment or self._called[session.name]
@@ -270,7 +270,7 @@ class SessionRunner:
             self._release(session)
 
     def _release(self, session: HostedSession) -> None:
-        """Close the environment; the session itself stays known, with its last answer, until dropped."""
+        """Closes the environment; the session itself stays known, with its last answer, until dropped."""
         environment, session.environment = session.environment, None
         if environment is None or type(environment).close is Environment.close:
             return

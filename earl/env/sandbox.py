@@ -60,6 +60,8 @@ UNPROTECTED = "unprotected"
 # Without site-packages, the user's or the folder's modules, and without writing .pyc files.
 _PYTHON = (os.path.realpath(sys.executable), "-S", "-s", "-P", "-B")
 _CHILD = Path(__file__).with_name("sandbox_child.py")
+# The limits that the child sets itself.
+_CHILD_LIMITS = ("cpu_s", "memory_bytes", "disk_bytes", "files", "open_files", "threads")
 # What Python needs to load: itself, shared libraries and where they are, time zones.
 _READABLE = (
     "/lib",
@@ -73,7 +75,7 @@ _READABLE = (
 
 
 class RunEnd(enum.Enum):
-    """How a run ended; the value is what the agent is told."""
+    """How a run ended; the value is the text that the agent gets."""
 
     OK = ""
     FAILED = "failed"
@@ -139,7 +141,7 @@ class Sandbox:
         return self.run("").layers
 
     def run(self, code: str) -> SandboxRun:
-        """Run `code` to its end or a bound. Raises SandboxUnavailable, nothing for whatever the code does."""
+        """Runs `code` to its end or a bound. Raises SandboxUnavailable, nothing for what the code does."""
         encoded = code.encode("utf-8", "replace")
         if len(encoded) > MAX_CODE_BYTES:
             refusal = f"the code has {len(encoded)} bytes; at most {MAX_CODE_BYTES} are run"
@@ -198,12 +200,7 @@ class Sandbox:
             f"status={status}",
             f"parent={os.getpid()}",
             f"unprotected={int(self._unprotected)}",
-            f"cpu_s={limits.cpu_s}",
-            f"memory_bytes={limits.memory_bytes}",
-            f"disk_bytes={limits.disk_bytes}",
-            f"files={limits.files}",
-            f"open_files={limits.open_files}",
-            f"threads={limits.threads}",
+            *(f"{name}={getattr(limits, name)}" for name in _CHILD_LIMITS),
             *([] if self._unprotected else _filters()),
             # A folder before those in it.
             *(f"readable={path}" for path in sorted(readable)),

@@ -47,7 +47,7 @@ FIRST_UID, NOBODY = 1 << 30, 65534
 
 
 def checked(done, what):
-    """Raise OSError if a C function or system call said -1."""
+    """Raises OSError if a C function or system call said -1."""
     if done < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -105,7 +105,7 @@ def private_root(settings):
 
 
 def show(path):
-    """Put the file, folder or link `path` of the old root into the new one."""
+    """Puts the file, folder or link `path` of the old root into the new one."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def show(path):
 
 
 def read_only(path):
-    """Make all mounts from `path` on read-only, without devices or set-user-id."""
+    """Makes all mounts from `path` on read-only, without devices or set-user-id."""
 
     class Attributes(ctypes.Structure):
         _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
@@ -142,7 +142,7 @@ def read_only(path):
 
 
 def become_nobody():
-    """Give up root's identity, where the private root needs it no more."""
+    """Gives up root's identity, where the private root needs it no more."""
     if os.geteuid() != 0:
         return
     for uid in (FIRST_UID + os.getpid(), NOBODY):
@@ -156,7 +156,7 @@ def become_nobody():
 
 
 def without_privileges():
-    """No capabilities, now or after any call."""
+    """Drops all capabilities, for this process and everything that it executes later."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     none = (ctypes.c_uint32 * 6)()
     checked(LIBC.syscall(CAPSET[os.uname().machine], header, none), "capset")
@@ -200,13 +200,13 @@ SIZES = {1: 8, 4: 16, 6: 24}
 
 
 def landlock(readable, writable):
-    """Read below `readable`, everything below `writable`, nothing else. Returns the version, 0 for none."""
+    """Reads below `readable`, everything below `writable`, nothing else. Returns the version, 0 for none."""
     version = LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return 0
     rights = (1 << max(bits for since, bits in FILE_RIGHTS.items() if since <= version)) - 1
     size = max(size for since, size in SIZES.items() if since <= version)
-    # Of files all rights; of the network TCP bind and connect; signals and abstract sockets kept inside.
+    # All rights on files; TCP bind and connect on the network; signals and abstract sockets kept inside.
     ruleset = (ctypes.c_uint64 * 3)(rights, 3, 3)
     rules = checked(LIBC.syscall(LANDLOCK_CREATE, ruleset, ctypes.c_size_t(size), 0), "landlock ruleset")
 
@@ -241,7 +241,7 @@ def seccomp(program):
 
 
 def confine(settings):
-    """Apply every layer that this machine has; returns their names. Raises OSError if one that must hold
+    """Applies every layer that this machine has; returns their names. Raises OSError if one that must hold
     does not."""
     # The last to have a processor and, where that can be said, the first to go when memory is short.
     os.nice(10)
@@ -283,7 +283,7 @@ def parsed(arguments):
 
 
 def run(code):
-    """Run `code` as __main__; a last line that is an expression is shown as an interactive Python would."""
+    """Runs `code` as __main__; a last line that is an expression is shown as an interactive Python would."""
     import builtins
     import types
 

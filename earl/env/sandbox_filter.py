@@ -114,7 +114,7 @@ def _rule(number: int, body: list[Instruction]) -> list[Instruction]:
 
 
 def _conditions(tests: tuple[Test, ...]) -> list[Instruction]:
-    """Allow if every test holds; little-endian machines."""
+    """Allows if every test holds; little-endian machines."""
     instructions: list[Instruction] = []
     for test in tests:
         instructions.append((_LOAD, 0, 0, _ARGUMENTS + 8 * test.argument + 4 * test.high))

@@ -55,7 +55,7 @@ class Hit:
 class SearchIndex:
     """An index of documents, in memory, or at `path`; any thread may search it.
 
-    path: made anew from `documents`, or, without documents, opened as it is, for reading alone.
+    path: made again from `documents`, or, without documents, opened as it is, for reading alone.
     Raises ConfigError for a path that holds no index or already exists, an id that comes twice, and
     where Python's SQLite was built without FTS5.
     """
@@ -135,7 +135,7 @@ class SearchIndex:
         return row[0] if row else None
 
     def close(self) -> None:
-        """Let go of the memory or the file."""
+        """Lets go of the memory or the file."""
         self._database.close()
 
 

@@ -65,7 +65,7 @@ def load(target: str) -> ServedEnvironments:
     module_name, separator, attribute = target.partition(":")
     remedy = 'environment.serve is "package.module:Class or function"'
     if not separator or not module_name or not attribute:
-        raise ConfigError(f"{target!r} names no object", remedy)
+        raise ConfigError(f"{target!r} does not name an object", remedy)
     try:
         target_object = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:

@@ -18,7 +18,8 @@ import json
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -34,6 +35,7 @@ from earl.errors import (
     EnvProtocolError,
     ServiceUnavailable,
 )
+from earl.message_fields import from_message
 from earl.rpc.auth import TlsFiles
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
@@ -92,9 +94,9 @@ class GatewayClient:
         *,
         traceparent: str = "",
     ) -> Session:
-        """Start an episode; the session holds its first observation. traceparent: W3C trace context of the
-        work that it is a part of.
+        """Starts an episode; the returned session holds its first observation.
 
+        traceparent: W3C trace context of the work that the episode is a part of.
         Raises UnknownEnvironment, EnvHostLost, DeadlineExceeded, EnvProtocolError, EnvironmentFailure
         (the reset failed), ServiceUnavailable (no gateway within limits.queue_s).
         """
@@ -129,41 +131,28 @@ class GatewayClient:
         return {entry.environment.name: entry.capacity for entry in response.entries if entry.hosts}
 
     async def close(self) -> None:
-        """End the stream; sessions still open fail with EnvHostLost."""
+        """Ends the stream; sessions still open fail with EnvHostLost."""
         if self._stream is not None:
             await self._stream.close()
         await self._client.close()
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """One episode. Made by GatewayClient.open; used by one coroutine at a time."""
 
-    __slots__ = (
-        "_limits",
-        "_seq",
-        "_stream",
-        "answer",
-        "done",
-        "ends",
-        "environment",
-        "number",
-        "observation",
-        "within_s",
-    )
-
-    def __init__(self, stream: _PlayStream, number: int, environment: str, limits: Limits) -> None:
-        self.number = number
-        self.environment = environment
-        self.observation = Observation("")
-        self.done = False
-        # What the session waits for, how long, also after each sign of life, and the loop time until
-        # which it does; set by the stream.
-        self.answer: asyncio.Future[env_pb2.Result] | None = None
-        self.within_s = 0.0
-        self.ends = 0.0
-        self._stream = stream
-        self._limits = limits
-        self._seq = 0
+    _stream: _PlayStream
+    number: int
+    environment: str
+    _limits: Limits
+    observation: Observation = field(default_factory=partial(Observation, ""))
+    done: bool = False
+    # What the session waits for, how long, also after each sign of life, and the loop time until
+    # which it does; set by the stream.
+    answer: asyncio.Future[env_pb2.Result] | None = None
+    within_s: float = 0.0
+    ends: float = 0.0
+    _seq: int = 0
 
     async def _opened(self, task_json: str, seed: int, traceparent: str) -> None:
         limits = self._limits
@@ -172,11 +161,8 @@ class Session:
             environment=self.environment,
             task_json=task_json,
             seed=seed,
-            queue_s=limits.queue_s,
-            reset_s=limits.reset_s,
-            step_s=limits.step_s,
-            episode_s=limits.episode_s,
             traceparent=traceparent,
+            **asdict(limits),
         )
         message = env_pb2.ClientMessage(open=opening)
         outcome = await self._request(message, limits.queue_s + limits.reset_s)
@@ -199,37 +185,29 @@ class Session:
         try:
             result = await self._stream.ask(self, message, within_s)
         except EarlError:
-            self._over()
+            self._ended()
             raise
         ending = Ending(result.ending)
         if ending in (Ending.INFRA_ERROR, Ending.TIMEOUT):
-            self._over()
+            self._ended()
             raise error_of(result.message)
         if result.message and not result.done:  # refused: the session stands where it stood
             self._seq -= 1
             raise error_of(result.message)
         self.observation = observation(result.observation)
         if result.done:
-            self._over()
-        return StepOutcome(
-            self.observation,
-            result.reward,
-            result.done,
-            ending,
-            dict(result.metrics) if result.done else {},
-            result.message,
-            result.queue_s,
-            result.host_s,
-        )
+            self._ended()
+        metrics = dict(result.metrics) if result.done else {}
+        return from_message(StepOutcome, result, observation=self.observation, ending=ending, metrics=metrics)
 
-    def _over(self) -> None:
+    def _ended(self) -> None:
         self.done = True
         self._stream.forget(self)
 
     async def close(self) -> None:
-        """End the session, wherever it is. Idempotent; never waits."""
+        """Ends the session, wherever it is. Idempotent; never waits."""
         if not self.done:
-            self._over()
+            self._ended()
 
 
 class _PlayStream:
@@ -256,7 +234,7 @@ class _PlayStream:
         return self._error is not None
 
     async def ask(self, session: Session, message: env_pb2.ClientMessage, within_s: float) -> Any:
-        """Send and wait for the session's next Result; bounded by within_s and a margin."""
+        """Sends and waits for the session's next Result; bounded by within_s and a margin."""
         if self._error is not None:
             raise _failing(session, self._error)
         if message.ByteSize() > MAX_MESSAGE_BYTES:
@@ -270,7 +248,7 @@ class _PlayStream:
         return await session.answer
 
     def forget(self, session: Session) -> None:
-        """Tell the gateway that nothing more will be asked of the session."""
+        """Tells the gateway that nothing more will be asked of the session."""
         self._sessions.pop(session.number, None)
         if session.answer is not None and not session.answer.done():
             session.answer.cancel()
@@ -290,7 +268,7 @@ class _PlayStream:
                     session.answer.set_result(result)
 
     async def _sweep(self) -> None:
-        """Fail the sessions that a frozen gateway left without an answer."""
+        """Fails the sessions that a frozen gateway left without an answer."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self._loop.time()
@@ -312,7 +290,7 @@ class _PlayStream:
             self._fail(EnvHostLost(f"{text}: {cause}" if cause else text))
 
     def _fail(self, error: EarlError) -> None:
-        """End everything: sessions that play lost their host, those that open may try again."""
+        """Ends the stream. Sessions in progress have lost their host; those being opened may try again."""
         self._error = error
         self._outbox.close()
         for task in self._tasks:

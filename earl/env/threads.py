@@ -1,7 +1,7 @@
 """Threads for blocking environments: one slow step delays nobody else, and a stuck one delays no exit.
 
 The standard executor joins its threads when the interpreter ends; an environment that never returns
-would then hold the process for ever. These are daemon threads, made when no idle one is left.
+would then hold the process forever. These are daemon threads, made when no idle one is left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DaemonThreads:
         self._made = 0
 
     def submit(self, job: _Job) -> None:
-        """Run `job` soon."""
+        """Runs `job` in a thread, soon."""
         with self._lock:
             self._idle -= 1
             make = self._idle < 0
@@ -46,7 +46,7 @@ class DaemonThreads:
             self._jobs.put(job)
 
     def call(self, function: Callable[[], Any], left: Callable[[int], None] | None = None) -> Any:
-        """Run `function` in a thread; an asyncio.Future of what it returns or raises.
+        """Runs `function` in a thread; an asyncio.Future of what it returns or raises.
 
         A future that is cancelled leaves its thread behind: `left` is called with 1, and with -1 once
         the function has ended after all. To be called on a running loop.
@@ -61,7 +61,7 @@ class DaemonThreads:
             job = self._jobs.get()
 
     def close(self) -> None:
-        """Let idle threads end; those that run a job end after it, or with the process."""
+        """Lets idle threads end; one that runs a job ends after it, or with the process."""
         with self._lock:
             idle, self._idle = self._idle, 0
         for _ in range(idle):
@@ -89,12 +89,12 @@ class _Call:
             value = self._function()
         except StopIteration as stop:  # no future can carry it
             error = RuntimeError(f"raised {stop!r}")
-        except BaseException as raised:  # noqa: BLE001 - handed to whoever awaits the call
+        except BaseException as raised:  # noqa: BLE001 - handed to the awaiter of the call
             error = raised
         try:
             self._loop.call_soon_threadsafe(partial(self._end, value, error))
         except RuntimeError:
-            return  # the loop has ended, and with it whoever waited
+            return  # the loop has ended, and with it the awaiter
 
     def _end(self, value: Any, error: BaseException | None) -> None:
         self._ended = True

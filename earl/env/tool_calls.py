@@ -52,7 +52,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """message: one line for whoever wrote the call."""
+    """Why a call cannot be carried out. message: one line for the author of the call."""
 
     kind: FaultKind
     message: str

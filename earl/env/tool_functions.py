@@ -155,7 +155,7 @@ def _default(value: Any, hint: Any) -> Any:
 
 
 def _summary(error: ValidationError) -> str:
-    """One line about the first things that are wrong."""
+    """The first validation errors in one line."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     problems = [f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in details]
     return " ".join("; ".join(problems[:_SHOWN_ERRORS]).split())[:_SHOWN_CHARACTERS]

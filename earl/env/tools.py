@@ -25,7 +25,7 @@ What a tool raises is shown to the agent as a result with is_error, and so is a 
 What an infrastructure does (EnvHostLost and what derives from it, ServiceUnavailable, ConnectionError)
 ends the episode as INFRA_ERROR instead; MemoryError ends it as ENV_ERROR: neither is the agent's doing.
 
-A tool that does not return within its timeout is given up: the agent is shown that, the episode goes on.
+A tool that does not return within its timeout is given up: the agent is shown that, the episode continues.
 An async function is cancelled. A plain one keeps its thread, which delays nobody, and until it ends
 further calls of the same tool in this episode are refused at once; so are, if it is one that may not
 run beside others, all such.
@@ -52,7 +52,7 @@ from earl.errors import ConfigError, EnvHostLost, ServiceUnavailable, ToolError
 
 __all__ = ["Called", "FunctionTool", "ToolEnvironment", "tool", "tool_of"]
 
-# While tools run the gateway is told that the step is alive: their own timeouts bound it.
+# While tools run the gateway gets reports that the step is alive: their own timeouts bound it.
 PROGRESS_S = 5.0
 _ERROR_CHARACTERS = 1_000
 # Never the agent's doing, so never shown to it.
@@ -85,7 +85,7 @@ class ToolEnvironment(Environment):
     observation_characters: int = 32_000
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Turn the class's functions into tools. Raises ConfigError for one that is none."""
+        """Turns the class's functions into tools. Raises ConfigError for one that is none."""
         super().__init_subclass__(**keywords)
         declared_tools = {declared.name: declared for declared in map(_tool, cls.tools)}
         cls.tools = tuple((declared_tools | marked_methods(cls)).values())
@@ -105,7 +105,7 @@ class ToolEnvironment(Environment):
         return result
 
     async def step(self, action: Action | str) -> StepResult:
-        """Take an action: carry out its calls, or take it as the answer."""
+        """Takes an action: carry out its calls, or take it as the answer."""
         if not has_calls(action):
             return await self._authored(self.answered, str(action))
         alive = asyncio.create_task(self._progress())
@@ -145,7 +145,7 @@ class ToolEnvironment(Environment):
     async def _call(
         self, call: ToolCall, tools: dict[str, FunctionTool], one_by_one: asyncio.Lock
     ) -> Called | BaseException:
-        """One call, or what ends the episode."""
+        """Carries out one call; returns what it led to, or the exception that ends the episode."""
         arguments = check(call, tools)
         if isinstance(arguments, Fault):
             return _refused(call, arguments.message)
@@ -225,7 +225,7 @@ class ToolEnvironment(Environment):
 
 
 class _Run:
-    """One call under way. ended: its code has come to an end, whoever still waits for it."""
+    """One call in progress. ended: its code has returned, even if nobody waits for it any more."""
 
     def __init__(self, function: Any, arguments: dict[str, Any]) -> None:
         self.function = function

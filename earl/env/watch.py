@@ -42,7 +42,7 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching; the thread ends soon."""
+        """Stops watching; the thread ends soon."""
         self._closed.set()
 
     def _watch(self) -> None:

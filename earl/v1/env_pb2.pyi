@@ -334,10 +334,22 @@ class Latency(_message.Message):
     longest_s: float
     def __init__(self, count: _Optional[int] = ..., p50_s: _Optional[float] = ..., p99_s: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., longest_s: _Optional[float] = ...) -> None: ...
 
+class Faults(_message.Message):
+    __slots__ = ("count", "last", "commonest", "commonest_count")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    COMMONEST_FIELD_NUMBER: _ClassVar[int]
+    COMMONEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    last: str
+    commonest: str
+    commonest_count: int
+    def __init__(self, count: _Optional[int] = ..., last: _Optional[str] = ..., commonest: _Optional[str] = ..., commonest_count: _Optional[int] = ...) -> None: ...
+
 class ListEnvironmentsResponse(_message.Message):
     __slots__ = ("entries",)
     class Entry(_message.Message):
-        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined", "reset", "step")
+        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined", "reset", "step", "faults", "quarantines")
         ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
         HOSTS_FIELD_NUMBER: _ClassVar[int]
         CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +358,8 @@ class ListEnvironmentsResponse(_message.Message):
         QUARANTINED_FIELD_NUMBER: _ClassVar[int]
         RESET_FIELD_NUMBER: _ClassVar[int]
         STEP_FIELD_NUMBER: _ClassVar[int]
+        FAULTS_FIELD_NUMBER: _ClassVar[int]
+        QUARANTINES_FIELD_NUMBER: _ClassVar[int]
         environment: EnvironmentInfo
         hosts: int
         capacity: int
@@ -354,7 +368,9 @@ class ListEnvironmentsResponse(_message.Message):
         quarantined: int
         reset: Latency
         step: Latency
-        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ..., reset: _Optional[_Union[Latency, _Mapping]] = ..., step: _Optional[_Union[Latency, _Mapping]] = ...) -> None: ...
+        faults: Faults
+        quarantines: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ..., reset: _Optional[_Union[Latency, _Mapping]] = ..., step: _Optional[_Union[Latency, _Mapping]] = ..., faults: _Optional[_Union[Faults, _Mapping]] = ..., quarantines: _Optional[_Iterable[str]] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ListEnvironmentsResponse.Entry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ListEnvironmentsResponse.Entry, _Mapping]]] = ...) -> None: ...
@@ -396,7 +412,7 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., waits: _Optional[int] = ..., wait_p50_s: _Optional[float] = ..., wait_p99_s: _Optional[float] = ..., wait_longest_s: _Optional[float] = ..., totals: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "environments", "capacity", "open_sessions", "faults", "quarantined", "draining", "attached", "silent_s")
+    __slots__ = ("host", "environments", "capacity", "open_sessions", "faults", "quarantined", "draining", "attached", "silent_s", "fault_texts")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +422,7 @@ class HostStatus(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    FAULT_TEXTS_FIELD_NUMBER: _ClassVar[int]
     host: str
     environments: _containers.RepeatedScalarFieldContainer[str]
     capacity: int
@@ -415,4 +432,5 @@ class HostStatus(_message.Message):
     draining: bool
     attached: bool
     silent_s: float
-    def __init__(self, host: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., faults: _Optional[int] = ..., quarantined: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., attached: _Optional[bool] = ..., silent_s: _Optional[float] = ...) -> None: ...
+    fault_texts: Faults
+    def __init__(self, host: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., faults: _Optional[int] = ..., quarantined: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., attached: _Optional[bool] = ..., silent_s: _Optional[float] = ..., fault_texts: _Optional[_Union[Faults, _Mapping]] = ...) -> None: ...

@@ -1,4 +1,4 @@
-/** Battleship for one: sink a hidden fleet on a 6×6 grid within a bound on shots. */
+/** Battleship for one player: sink a hidden fleet on a 6×6 grid within a bound on shots. */
 
 import type { Action, Environment, Observation, Offer, StepResult } from "./earl/environment.ts";
 import { Random } from "./earl/random.ts";
@@ -40,9 +40,9 @@ class Battleship implements Environment {
     this.#fired.add(cell);
     const ship = this.#fleet.find((cells) => cells.includes(cell));
     const done = this.#afloat.length === 0;
-    const said = ship === undefined ? "Miss." : this.#isSunk(ship) ? "Hit and sunk." : "Hit.";
+    const outcome = ship === undefined ? "Miss." : this.#isSunk(ship) ? "Hit and sunk." : "Hit.";
     return {
-      observation: this.#observe(said),
+      observation: this.#observe(outcome),
       reward: ship === undefined ? 0 : 1 / SHIP_CELLS,
       done,
       truncated: !done && this.#left === 0,
@@ -66,10 +66,10 @@ class Battleship implements Environment {
     return { win: Number(this.#afloat.length === 0), shots: this.#fired.size, illegal: Number(illegal) };
   }
 
-  #observe(said: string): Observation {
+  #observe(outcome: string): Observation {
     const free = CELLS.filter((cell) => !this.#fired.has(cell));
     const afloat = this.#afloat.map((ship) => ship.length).join(", ") || "none";
-    const text = `${this.#grid()}\n${said} Ships afloat: ${afloat}. Shots left: ${this.#left}.`;
+    const text = `${this.#grid()}\n${outcome} Ships afloat: ${afloat}. Shots left: ${this.#left}.`;
     return { text, legalActions: free.map((cell) => `[${nameOf(cell)}]`) };
   }
 
@@ -98,14 +98,14 @@ function cellOf(text: string): number | undefined {
 
 /** Every way to lay a ship of this length on cells that are not taken. */
 function placements(length: number, taken: number[]): Ship[] {
-  const found: Ship[] = [];
+  const ways: Ship[] = [];
   for (const start of CELLS) {
     const across = Array.from({ length }, (_, i) => start + i);
     const down = Array.from({ length }, (_, i) => start + i * SIDE);
-    if ((start % SIDE) + length <= SIDE) found.push(across);
-    if (Math.floor(start / SIDE) + length <= SIDE) found.push(down);
+    if ((start % SIDE) + length <= SIDE) ways.push(across);
+    if (Math.floor(start / SIDE) + length <= SIDE) ways.push(down);
   }
-  return found.filter((ship) => !ship.some((cell) => taken.includes(cell)));
+  return ways.filter((ship) => !ship.some((cell) => taken.includes(cell)));
 }
 
 export const battleship: Offer = {

@@ -59,8 +59,8 @@ class Coins implements Environment {
   #answered(answer: string): StepResult {
     const win = Number(answer === `${this.#heavy}`);
     const illegal = Number(!/^\d{1,2}$/.test(answer));
-    const said = win ? "Right." : illegal ? "That is neither a number nor a call." : "Wrong.";
-    const observation = `${said} The heavy coin was ${this.#heavy}.`;
+    const verdict = win ? "Right." : illegal ? "That is neither a number nor a call." : "Wrong.";
+    const observation = `${verdict} The heavy coin was ${this.#heavy}.`;
     return { observation, reward: win, done: true, metrics: { win, illegal } };
   }
 

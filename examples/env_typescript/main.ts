@@ -3,8 +3,8 @@
  *
  *     EARL_GATEWAY=127.0.0.1:7000 node main.ts --capacity 64 --name env-typescript
  *
- * Hosts that run at the same time need names of their own. Prints one line of JSON once it is attached.
- * Ends on SIGTERM or Ctrl-C, once the episodes under way have; a second one ends it at once.
+ * Hosts that run at the same time need different names. Prints one line of JSON once it is attached.
+ * Ends on SIGTERM or Ctrl-C, once the running episodes have ended; a second signal ends it at once.
  */
 
 import { parseArgs } from "node:util";

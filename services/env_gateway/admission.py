@@ -6,9 +6,10 @@ import json
 import math
 from typing import Any
 
+from earl.env.conformance.offered_tools import fault_in_tools
 from earl.errors import EnvProtocolError
 from services.env_gateway import codec
-from services.env_gateway.sessions import limits_of
+from services.env_gateway.state.sessions import limits_of
 
 MAX_ENVIRONMENTS = 1_000
 MAX_CAPACITY = 65_536
@@ -43,7 +44,8 @@ def _fault_in(info: Any) -> str:
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
     if bounded and not -math.inf < low <= high < math.inf:
         return f"rewards in [{low}, {high}]"
-    return ""
+    wrong = fault_in_tools(info.tools_json)
+    return f"its tools_json {wrong}" if wrong else ""
 
 
 def opening_limits(opening: Any, max_bytes: int) -> dict[str, float]:

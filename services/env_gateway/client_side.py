@@ -7,10 +7,10 @@ from typing import Any
 from earl.obs.tracing import checked
 from services.env_gateway import codec
 from services.env_gateway.admission import opening_limits
-from services.env_gateway.clients import ClientStream
 from services.env_gateway.episodes import Episodes
 from services.env_gateway.results import INFRA_ERROR, OK, TIMEOUT, TRUNCATED, UNSPECIFIED
-from services.env_gateway.sessions import GatewaySession, SessionState, StepVerdict
+from services.env_gateway.state.clients import ClientStream
+from services.env_gateway.state.sessions import GatewaySession, SessionState, StepVerdict
 
 MAX_QUEUE = 65_536
 
@@ -26,7 +26,7 @@ class ClientSide:
         self.draining = False
 
     def handle(self, client: ClientStream, message: Any) -> None:
-        """One message of a client."""
+        """Handles one message of a client."""
         kind = message.WhichOneof("message")
         if kind == "step":
             self._step(client, message.step)
@@ -43,7 +43,7 @@ class ClientSide:
             self._refused["empty_message"] += 1
 
     def left(self, client: ClientStream) -> None:
-        """The stream ended: its sessions end, and nobody is left to tell."""
+        """Ends the sessions of a client whose stream has ended; there is nobody to tell."""
         # Those in the queue first: a place that becomes free must not go to one of them.
         queued_first = sorted(
             client.sessions, key=lambda n: client.sessions[n].state is not SessionState.QUEUED

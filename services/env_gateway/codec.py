@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from earl.env import stream_codec
 from earl.env.codec import failure_message
 from earl.obs.histogram import Histogram
 from earl.obs.tracing import checked
 from earl.v1 import env_pb2, events_pb2
-from services.env_gateway.counts import Counts
-from services.env_gateway.pool import ListedEnvironment, Pool, ServedEnvironment
+from services.env_gateway.state.counts import Counts
+from services.env_gateway.state.faults import FaultSummary
+from services.env_gateway.state.pool import ListedEnvironment, Pool, ServedEnvironment
 
 PROTOCOL = 1
 
@@ -19,25 +23,11 @@ def served(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
     return ServedEnvironment(info.name, info.schema_hash, bounds, info)
 
 
-def welcome(lease_s: float, max_text_bytes: int, sessions: list[int]) -> env_pb2.GatewayMessage:
-    return env_pb2.GatewayMessage(
-        welcome=env_pb2.Welcome(
-            protocol=PROTOCOL, lease_s=lease_s, max_text_bytes=max_text_bytes, sessions=sessions
-        )
-    )
-
-
 def reset(session: int, opening: env_pb2.Open, deadline_s: float) -> env_pb2.GatewayMessage:
-    return env_pb2.GatewayMessage(
-        reset=env_pb2.Reset(
-            session=session,
-            environment=opening.environment,
-            task_json=opening.task_json,
-            seed=opening.seed,
-            deadline_s=deadline_s,
-            traceparent=checked(opening.traceparent),
-        )
-    )
+    """A client's Open, as the host gets it."""
+    traceparent = checked(opening.traceparent)
+    task = opening.task_json
+    return stream_codec.reset(session, opening.environment, task, opening.seed, deadline_s, traceparent)
 
 
 def reset_again(message: env_pb2.GatewayMessage, session: int) -> env_pb2.GatewayMessage:
@@ -55,28 +45,12 @@ def step(message: env_pb2.Step, session: int, deadline_s: float) -> env_pb2.Gate
     return env_pb2.GatewayMessage(step=message)
 
 
-def close(session: int) -> env_pb2.GatewayMessage:
-    return env_pb2.GatewayMessage(close=env_pb2.Close(session=session))
-
-
-def cancel(session: int, seq: int, reason: str) -> env_pb2.GatewayMessage:
-    return env_pb2.GatewayMessage(cancel=env_pb2.Cancel(session=session, seq=seq, reason=reason))
-
-
-def ping(nonce: int) -> env_pb2.GatewayMessage:
-    return env_pb2.GatewayMessage(ping=env_pb2.Ping(nonce=nonce))
-
-
-def drain(grace_s: float, reason: str) -> env_pb2.GatewayMessage:
-    return env_pb2.GatewayMessage(drain=env_pb2.Drain(grace_s=grace_s, reason=reason))
-
-
 def result(message: env_pb2.Result) -> env_pb2.SessionMessage:
     return env_pb2.SessionMessage(result=message)
 
 
 def alive(session: int, seq: int, text: str) -> env_pb2.SessionMessage:
-    """What the client waits for takes longer, and is still under way."""
+    """What the client waits for takes longer, and is still in progress."""
     return env_pb2.SessionMessage(progress=env_pb2.Progress(session=session, seq=seq, message=text))
 
 
@@ -96,7 +70,7 @@ def failed_again(answer: env_pb2.SessionMessage, seq: int) -> env_pb2.SessionMes
 
 
 def listing(entries: dict[str, ListedEnvironment], counts: Counts) -> env_pb2.ListEnvironmentsResponse:
-    """By name."""
+    """The listed environments, sorted by name."""
     response = env_pb2.ListEnvironmentsResponse()
     for name, listed in sorted(entries.items()):
         response.entries.add(
@@ -106,10 +80,16 @@ def listing(entries: dict[str, ListedEnvironment], counts: Counts) -> env_pb2.Li
             open_sessions=listed.open_sessions,
             queued=listed.queued,
             quarantined=listed.quarantined,
+            faults=faults(listed.faults),
+            quarantines=listed.quarantines,
             reset=latency(counts.resets.get(name)),
             step=latency(counts.steps.get(name)),
         )
     return response
+
+
+def faults(summary: FaultSummary) -> env_pb2.Faults | None:
+    return env_pb2.Faults(**asdict(summary)) if summary.count else None
 
 
 def latency(histogram: Histogram | None) -> env_pb2.Latency | None:
@@ -125,7 +105,7 @@ def latency(histogram: Histogram | None) -> env_pb2.Latency | None:
 
 
 def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
-    """By name."""
+    """The hosts, sorted by name."""
     waits = counts.queue_waits
     response = env_pb2.ListHostsResponse(
         waits=waits.count,
@@ -147,6 +127,7 @@ def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
             draining=host.draining,
             attached=host.attached,
             silent_s=max(0.0, now - host.heard_at),
+            fault_texts=faults(pool.faults.summary(keys)),
         )
     return response
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 
 from earl.config.environment import GatewayConfig
+from earl.env import stream_codec
 from earl.obs import tracing
 from services.env_gateway import codec
-from services.env_gateway.counts import Counts
-from services.env_gateway.pool import HostState, Pool
-from services.env_gateway.quarantine import Quarantine
 from services.env_gateway.results import INFRA_ERROR
-from services.env_gateway.sessions import GatewaySession, SessionState
+from services.env_gateway.state.counts import Counts
+from services.env_gateway.state.pool import HostState, Pool
+from services.env_gateway.state.quarantine import Quarantine
+from services.env_gateway.state.sessions import GatewaySession, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ Quarantined = Callable[[str, str, str], None]
 
 
 class Episodes:
-    """clock: seconds, monotonic. on_quarantine(environment, host, reason): called when one starts."""
+    """Places sessions on hosts.
+
+    clock: monotonic seconds. on_quarantine(environment, host, reason): called when one begins.
+    """
 
     def __init__(
         self, config: GatewayConfig, clock: Callable[[], float], on_quarantine: Quarantined | None
@@ -45,14 +49,14 @@ class Episodes:
         return self._last_id
 
     def begin(self, session: GatewaySession) -> None:
-        """A session was opened: it is placed or waits."""
+        """Places a session that was opened, or queues it."""
         self.sessions[session.id] = session
         self.counts.totals["sessions"] += 1
         self.pool.wait(session)
         self.place_waiting()
 
     def place_waiting(self) -> None:
-        """Give hosts the sessions that they have room for."""
+        """Gives hosts the sessions that they have room for."""
         now = self.clock()
         for session, host in self.pool.place_next(now):
             session.place(host, now)
@@ -70,7 +74,7 @@ class Episodes:
             tracing.record(f"gateway {what}", session.traceparent, start_ns, now_ns, fields)
 
     def host_lost(self, host: HostState, reason: str) -> None:
-        """The host is gone: its sessions move on or fail, and its environments are at fault."""
+        """Moves the sessions of a lost host or fails them; counts a fault of each environment in use."""
         text = f"host {host.name} {reason}"
         self.pool.remove(host)
         for environment in {session.environment for session in host.sessions.values()}:
@@ -88,7 +92,7 @@ class Episodes:
         self.place_waiting()
 
     def _move(self, session: GatewaySession, reason: str) -> None:
-        """Back to the head of the queue; the client, if it waits, is told to go on waiting."""
+        """Back to the head of the queue; the client, if it waits, is asked to continue waiting."""
         del self.sessions[session.id]
         session.move(self.next_id(), self.clock())
         session.reset = codec.reset_again(session.reset, session.id)
@@ -104,7 +108,7 @@ class Episodes:
             session.client.outbox.put(codec.alive(session.number, seq, text))
 
     def fail(self, session: GatewaySession, ending: int, reason: str, text: str) -> None:
-        """End a session without a result of the environment; what runs in the host is cancelled."""
+        """Ends a session without a result of the environment; what runs in the host is cancelled."""
         if session.state is SessionState.ENDED:
             return
         cancelled = session.pending is not None
@@ -113,11 +117,11 @@ class Episodes:
         session.client.outbox.put(session.answer)
         self.counts.totals[f"failed: {reason}"] += 1
         if cancelled and session.host is not None:
-            session.host.outbox.put(codec.cancel(session.id, session.seq, text))
+            session.host.outbox.put(stream_codec.cancel(session.id, session.seq, text))
         self.release(session)
 
     def release(self, session: GatewaySession) -> None:
-        """The session is over: it gives its place back; its last answer is kept for a while."""
+        """Ends a session: its place becomes free, and its last answer is kept for a while."""
         if session.state is SessionState.QUEUED:
             self.pool.leave(session)
         session.end()
@@ -125,12 +129,14 @@ class Episodes:
         session.client.ended(session.number)
         host = session.host
         if host is not None and host.sessions.pop(session.id, None) is not None:
-            host.outbox.put(codec.close(session.id))
+            host.outbox.put(stream_codec.close(session.id))
             self.place_waiting()
 
     def fault(self, host: HostState, environment: str, reason: str) -> None:
-        """Count against a host's environment; enough in a row put it into quarantine."""
-        duration_s = self.pool.quarantine.fault((host.name, environment), self.clock())
+        """Counts against a host's environment; enough in a row put it into quarantine."""
+        key = (host.name, environment)
+        self.pool.faults.note(key, reason)
+        duration_s = self.pool.quarantine.fault(key, self.clock(), reason)
         if duration_s:
             self.counts.totals["quarantines"] += 1
             text = "%s of host %s in quarantine for %g s: %s"

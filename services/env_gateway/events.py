@@ -1,4 +1,4 @@
-"""Tells the bus that an environment went into quarantine. Without a bus the gateway works all the same."""
+"""Tells the bus that an environment went into quarantine. Without a bus the gateway works too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QuarantineEvents:
         self.dropped = 0
 
     def announce(self, environment: str, host: str, reason: str) -> None:
-        """Queue the event."""
+        """Queues the event."""
         try:
             self._queue.put_nowait(codec.quarantined(self._source, environment, host, reason))
         except asyncio.QueueFull:
@@ -34,7 +34,7 @@ class QuarantineEvents:
             log.warning("%d events dropped: the bus does not take them", self.dropped)
 
     async def run(self) -> None:
-        """Publish until cancelled; connects with the first event, again after a failure."""
+        """Publishes until cancelled; connects with the first event, again after a failure."""
         from earl.bus import Bus
 
         while True:
@@ -53,6 +53,6 @@ class QuarantineEvents:
                 await asyncio.sleep(CONNECT_PAUSE_S)
 
     def announce_again(self, event: Any) -> None:
-        """Put back what could not be published."""
+        """Puts back what could not be published."""
         if not self._queue.full():
             self._queue.put_nowait(event)

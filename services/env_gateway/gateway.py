@@ -12,15 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from earl.config.environment import GatewayConfig
+from earl.env import stream_codec
 from earl.errors import EarlError
 from services.env_gateway import codec
 from services.env_gateway.client_side import ClientSide
-from services.env_gateway.clients import ClientStream
 from services.env_gateway.episodes import Episodes, Quarantined
 from services.env_gateway.host_side import HostSide
-from services.env_gateway.pool import HostState
 from services.env_gateway.results import INFRA_ERROR, TIMEOUT
-from services.env_gateway.sessions import GatewaySession, SessionState
+from services.env_gateway.state.clients import ClientStream
+from services.env_gateway.state.pool import HostState
+from services.env_gateway.state.sessions import GatewaySession, SessionState
 
 
 class Gateway:
@@ -49,11 +50,11 @@ class Gateway:
         self.handle_client = self._clients.handle
 
     def attach(self, hello: Any, outbox: Any) -> HostState:
-        """Accept a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
+        """Accepts a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         return self._hosts.attach(hello, outbox)
 
     def detach(self, host: HostState, epoch: int) -> None:
-        """A host's stream ended."""
+        """Takes note that a host's stream has ended."""
         self._hosts.detach(host, epoch)
 
     def broke(self, host: HostState, epoch: int, error: EarlError) -> None:
@@ -61,13 +62,13 @@ class Gateway:
         self._hosts.broke(host, epoch, error)
 
     def client_left(self, client: ClientStream) -> None:
-        """A client's stream ended."""
+        """Takes note that a client's stream has ended."""
         self._clients.left(client)
 
     # --- time --------------------------------------------------------------------------------
 
     def sweep(self, interval_s: float) -> None:
-        """Enforce leases and deadlines, ping the hosts; to be called every `interval_s`."""
+        """Enforces leases and deadlines, pings the hosts; to be called every `interval_s`."""
         now = self._clock()
         stall_s = now - self._swept_at - interval_s
         if stall_s > interval_s:
@@ -77,7 +78,7 @@ class Gateway:
             self._pinged_at = now
             for host in self.pool.hosts.values():
                 if host.attached:
-                    host.outbox.put(codec.ping(int(now * 1e3)))
+                    host.outbox.put(stream_codec.ping(int(now * 1e3)))
         for host, reason in self.pool.expired(now, self._config.lease_s):
             self._hosts.lose(host, reason)
         for session in list(self.sessions.values()):
@@ -98,6 +99,11 @@ class Gateway:
     def _overdue(self, session: GatewaySession, text: str) -> None:
         if not text:
             return
+        quarantines = self.pool.quarantines(session.environment, self._clock())
+        if session.state is SessionState.QUEUED and quarantines:
+            reason = f"{session.environment}: {text}; {'; '.join(quarantines)}"
+            self._episodes.fail(session, INFRA_ERROR, "EnvHostLost", reason)
+            return
         host = session.host
         if host is not None and session.pending is not None:
             self._episodes.fault(host, session.environment, text)
@@ -110,10 +116,10 @@ class Gateway:
         return self._clients.draining
 
     def drain(self, grace_s: float) -> None:
-        """Take no new sessions; those under way may finish."""
+        """Accepts no new sessions; those in progress may finish."""
         self._clients.draining = True
         for host in self.pool.hosts.values():
-            host.outbox.put(codec.drain(grace_s, "the gateway stops"))
+            host.outbox.put(stream_codec.drain(grace_s, "the gateway stops"))
         for session in list(self.sessions.values()):
             if session.state is SessionState.QUEUED:
                 self._episodes.fail(session, INFRA_ERROR, "EnvHostLost", "the gateway is stopping")

@@ -10,13 +10,14 @@ import logging
 import math
 from typing import Any
 
+from earl.env import stream_codec
 from earl.errors import EarlError, EnvHostLost, EnvProtocolError
 from services.env_gateway import codec
 from services.env_gateway.admission import MAX_CAPACITY, check_hello
 from services.env_gateway.episodes import Episodes
-from services.env_gateway.pool import HostState
 from services.env_gateway.results import ENV_ERROR, INFRA_ERROR, OK, TRUNCATED, fault_in
-from services.env_gateway.sessions import Arrival, GatewaySession
+from services.env_gateway.state.pool import HostState
+from services.env_gateway.state.sessions import Arrival, GatewaySession
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class HostSide:
     # --- streams -----------------------------------------------------------------------------
 
     def attach(self, hello: Any, outbox: Any) -> HostState:
-        """Accept a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
+        """Accepts a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         try:
             check_hello(hello)
             served = [codec.served(info) for info in hello.environments]
@@ -47,6 +48,7 @@ class HostSide:
             raise
         now = self._episodes.clock()
         host = self._pool.hosts.get(hello.instance)
+        new = host is None
         if host is None:
             host = HostState(
                 hello.host, hello.instance, hello.epoch, environments, hello.capacity, outbox, now
@@ -61,13 +63,15 @@ class HostSide:
             host.draining, host.back_by = False, math.inf
         config = self._episodes.config
         # Nothing comes before it: what a lost namesake leaves may be placed here at once.
-        outbox.put(codec.welcome(config.lease_s, config.max_text_bytes, list(host.sessions)))
+        outbox.put(stream_codec.welcome(config.lease_s, config.max_text_bytes, list(host.sessions)))
         for session in host.sessions.values():
             if session.pending is not None:
                 outbox.put(session.pending)
         self._pool.add(host)
         for namesake in former:
             self.lose(namesake, "was started again")
+        if new:
+            self._pool.quarantine.started_again(host.name, now)
         log.info("host %s attached", host.name, extra={"fields": {"epoch": host.epoch}})
         self._episodes.place_waiting()
         return host
@@ -77,7 +81,10 @@ class HostSide:
         return host.epoch == epoch and self._pool.hosts.get(host.instance) is host
 
     def detach(self, host: HostState, epoch: int) -> None:
-        """A host's stream ended: after a Drain it left, otherwise it may come back soon."""
+        """Takes note that a host's stream has ended.
+
+        After a Drain it has left, otherwise it may return soon.
+        """
         if not self._current(host, epoch):
             return
         if host.draining or not host.sessions:
@@ -104,7 +111,7 @@ class HostSide:
             host.heard_at = self._episodes.clock()
 
     def handle(self, host: HostState, epoch: int, message: Any) -> None:
-        """One message of a host. Raises EnvProtocolError on a fenced stream."""
+        """Handles one message of a host. Raises EnvProtocolError on a fenced stream."""
         if host.epoch != epoch:
             self._counts.refused["fenced"] += 1
             raise EnvProtocolError(f"epoch {epoch} of host {host.name} is fenced by {host.epoch}")
@@ -174,7 +181,7 @@ class HostSide:
             self._episodes.release(session)
 
     def _reset_again(self, session: GatewaySession, result: Any) -> None:
-        """The client acts on what the lost host showed: the same, or the session cannot go on."""
+        """The client acts on what the lost host showed: the same, or the session cannot continue."""
         if result.done or result.observation != session.answer.result.observation:
             text = f"its host was lost before the first step, and {session.host.name} does not show the same"
             self._episodes.fail(session, INFRA_ERROR, "EnvHostLost", text)

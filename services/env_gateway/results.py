@@ -1,4 +1,4 @@
-"""What a host's Result must satisfy before anybody sees it; pure."""
+"""What a host's Result must satisfy before anybody sees it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from earl.env.base import ROLES
 
 # Endings by their number in earl.v1.Ending.
 UNSPECIFIED, OK, TRUNCATED, ENV_ERROR, INFRA_ERROR, TIMEOUT = range(6)
-# Beyond it a reward is an error of whoever gives it: sums and squares of such must stay finite in float32.
+# Beyond it a reward is its environment's error: sums and squares of such must stay finite in float32.
 MAX_REWARD = 1e12
 MAX_METRICS = 256
 _RETURN_TOLERANCE = 1e-6

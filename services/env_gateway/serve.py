@@ -18,11 +18,11 @@ from earl.rpc.peers import variable_or_file
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
+from services.env_gateway.api.host_dialer import HostDialer
+from services.env_gateway.api.metrics import figures
+from services.env_gateway.api.servicer import SERVICE, EnvGatewayServicer, add_to_server
 from services.env_gateway.events import QuarantineEvents
-from services.env_gateway.figures import figures
 from services.env_gateway.gateway import Gateway
-from services.env_gateway.host_dialer import HostDialer
-from services.env_gateway.servicer import SERVICE, EnvGatewayServicer, add_to_server
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ REPORT_S = 60.0
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
-    """Serve as `_serve` does, and send traces where the run file says."""
+    """Serves as `_serve` does, and sends traces where the run file says."""
     with exporting(config.obs.traces, name, config.name):
         await _serve(config, run_dir, name, stop)
 
 
 async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
-    """Serve until `stop`, then drain. Raises PortInUse, InsecureBind, ConfigError."""
+    """Serves until `stop`, then drains. Raises PortInUse, InsecureBind, ConfigError."""
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
     redis_url = variable_or_file("EARL_REDIS_URL")
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
@@ -80,7 +80,7 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
 
 
 async def _report(gateway: Gateway) -> None:
-    """Log what was counted, until cancelled."""
+    """Logs what was counted, until cancelled."""
     reported = gateway.counts.fields()
     while True:
         await asyncio.sleep(REPORT_S)

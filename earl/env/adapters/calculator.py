@@ -24,6 +24,8 @@ from typing import Any
 
 from earl.env.adapters.arithmetic import ArithmeticFault, evaluate, shown
 from earl.env.adapters.held_out import drawn
+from earl.env.adapters.metrics import metrics
+from earl.env.adapters.settings import Letters, Setting, Text, Whole, checked
 from earl.env.base import Environment, Observation, StepResult
 from earl.env.tool_calls import Fault, Tool, ToolCall, describe, object_schema, parse, render
 
@@ -35,11 +37,16 @@ EXAMPLE = render(ToolCall("calculator", {"expression": "12 + 30"}))
 INSTRUCTION = f"Call the calculator, for example {EXAMPLE}"
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_TASK: dict[str, Any] = {"terms": 2, "digits": 3, "operators": OPERATORS, "instruction": INSTRUCTION}
+_TASK: dict[str, Setting] = {
+    "terms": Whole(2, 2, 6),
+    "digits": Whole(3, 1, 12),
+    "operators": Letters(OPERATORS),
+    "instruction": Text(INSTRUCTION),
+}
 
 
 class Calculator(Environment):
-    """One problem, one call, one answer."""
+    """One problem, for which the agent may call the calculator once before it answers."""
 
     name = "tools/calculator"
     description = describe([CALCULATOR])
@@ -49,7 +56,7 @@ class Calculator(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """ValueError for a bad task."""
-        settings = _checked(task)
+        settings = checked(task, _TASK)
         self._problem = drawn(seed, lambda number: _problem(number, settings), str)
         self._value = evaluate(self._problem)
         self._computed: float | None = None
@@ -65,11 +72,11 @@ class Calculator(Environment):
     def _call(self, action: str) -> StepResult:
         calls = parse(action, [CALCULATOR])
         if isinstance(calls, Fault):
-            return self._over(calls.message)
+            return self._ended(calls.message)
         try:
             value = evaluate(calls[0].arguments["expression"])
         except ArithmeticFault as fault:
-            return self._over(f"the calculator says: {fault}")
+            return self._ended(f"the calculator says: {fault}")
         self._computed = float(value == self._value)
         answers = [shown(value), self._problem.split()[0]]
         return StepResult(Observation(shown(value), answers, "tool"), CALLED + COMPUTED * self._computed)
@@ -77,15 +84,11 @@ class Calculator(Environment):
     def _answer(self, action: str) -> StepResult:
         numbers = _NUMBER.findall(action.replace(",", ""))
         right = bool(numbers) and numbers[-1] == shown(self._value)
-        return self._over("right" if right else f"it is {shown(self._value)}", ANSWERED * right, right)
+        return self._ended("right" if right else f"it is {shown(self._value)}", ANSWERED * right, right)
 
-    def _over(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
-        metrics = {
-            "win": float(right),
-            "called": float(self._computed is not None),
-            "computed": self._computed or 0.0,
-        }
-        return StepResult(Observation(text), reward, done=True, metrics=metrics)
+    def _ended(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
+        figures = metrics(win=right, called=self._computed is not None, computed=self._computed or 0.0)
+        return StepResult(Observation(text), reward, done=True, metrics=figures)
 
 
 def _problem(number: int, settings: dict[str, Any]) -> str:
@@ -96,21 +99,6 @@ def _problem(number: int, settings: dict[str, Any]) -> str:
     for _ in range(settings["terms"] - 1):
         parts += [rng.choice(settings["operators"]), str(rng.randint(low, high))]
     return " ".join(parts)
-
-
-def _checked(task: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(task) - set(_TASK)
-    if unknown:
-        raise ValueError(f"unknown task key {sorted(unknown)[0]!r}; known are {', '.join(_TASK)}")
-    settings = _TASK | task
-    for key, least, most in (("terms", 2, 6), ("digits", 1, 12)):
-        if type(settings[key]) is not int or not least <= settings[key] <= most:
-            raise ValueError(f"{key} {settings[key]!r} is not a whole number between {least} and {most}")
-    if not isinstance(settings["operators"], str) or not set(settings["operators"]) <= set(OPERATORS):
-        raise ValueError(f"operators {settings['operators']!r} are not some of {OPERATORS}")
-    if not settings["operators"] or not isinstance(settings["instruction"], str):
-        raise ValueError("operators and instruction are texts, operators not empty")
-    return settings
 
 
 def environments() -> list[type[Environment]]:

@@ -28,10 +28,11 @@ from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-from earl.env.adapters import said
+from earl.env.adapters import move_text
 from earl.env.adapters.gymnasium_views import MAX_STEPS, VIEWS, GymnasiumView
 from earl.env.adapters.held_out import drawn
 from earl.env.adapters.settings import ChoiceSetting, Setting, Whole, checked
+from earl.env.adapters.variants import variant
 from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 8_000
@@ -48,7 +49,7 @@ class GymnasiumEnvironment(Environment):
     view: ClassVar[GymnasiumView]
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError for a bad task."""
+        """Starts an episode. Raises ValueError for a malformed task."""
         limit = self.view.max_steps or _own_limit(self.id)
         standard: dict[str, Setting] = {
             "max_steps": Whole(limit, 1, MAX_STEPS),
@@ -76,30 +77,32 @@ class GymnasiumEnvironment(Environment):
         return Observation(f"{rules}\n\n{text}".strip(), self._actions.legal)
 
     def step(self, action: str) -> StepResult:
-        """One action."""
+        """Takes one action."""
         taken = self._actions.parse(action)
         self._steps += 1
         if taken is None:
             reward = self.view.forfeit(self._left)
-            return self._over("That is not an action.", reward, won=False, illegal=True)
+            return self._ended("That is not an action.", reward, won=False, illegal=True)
         observation, reward, terminated, truncated, _ = self._environment.step(taken)
         self._left -= 1
         self._return += float(reward)
         text = self._shown(observation)
         if terminated or truncated:
             won = self.view.won(self._return, bool(terminated), bool(truncated))
-            return self._over(text, float(reward), won=won, truncated=bool(truncated and not terminated))
+            return self._ended(text, float(reward), won=won, truncated=bool(truncated and not terminated))
         return StepResult(Observation(text, self._actions.legal), float(reward))
 
     def close(self) -> None:
-        """Release the environment."""
+        """Releases the environment."""
         if (environment := getattr(self, "_environment", None)) is not None:
             environment.close()
 
     def _shown(self, observation: Any) -> str:
-        return said.shortened(self.view.show(self._environment.unwrapped, observation), MAX_TEXT_CHARACTERS)
+        return move_text.shortened(
+            self.view.show(self._environment.unwrapped, observation), MAX_TEXT_CHARACTERS
+        )
 
-    def _over(
+    def _ended(
         self, text: str, reward: float, *, won: bool, illegal: bool = False, truncated: bool = False
     ) -> StepResult:
         metrics = {"win": float(won), "illegal": float(illegal), "steps": float(self._steps)}
@@ -112,11 +115,11 @@ class _Named:
     def __init__(self, space: spaces.Discrete, names: tuple[str, ...]) -> None:
         self._start = int(space.start)
         names = names or tuple(str(self._start + place) for place in range(int(space.n)))
-        self._places = said.named(names)
+        self._places = move_text.named(names)
         self.legal = [f"[{name}]" for name in names]
 
     def parse(self, action: str) -> int | None:
-        place = said.chosen(action, self._places)
+        place = move_text.chosen(action, self._places)
         return None if place is None else self._start + place
 
 
@@ -132,7 +135,7 @@ class _Numbers:
             self.legal = [f"[{low + (high - low) * part / 4:g}]" for part in range(5)]
 
     def parse(self, action: str) -> Any:
-        parts = said.move(action).replace(",", " ").split()
+        parts = move_text.move(action).replace(",", " ").split()
         if len(parts) != self._count or not all(map(_NUMBER.fullmatch, parts)):
             return None
         values = [float(part) for part in parts]
@@ -205,7 +208,7 @@ def environment(
 ) -> type[GymnasiumEnvironment]:
     """The environment of a gymnasium id, "ID" or "module:ID", as a class to serve.
 
-    name: "gymnasium/ID" if empty. rules: what the agent is told first. illegal_reward: of a move that is
+    name: "gymnasium/ID" if empty. rules: what the agent reads first. illegal_reward: of a move that is
     none, which ends the episode. reward_range: bounds of an episode's return, if it has any.
     """
     known_view = VIEWS.get(id)
@@ -213,18 +216,9 @@ def environment(
         rules=rules, show=shown, worst=illegal_reward, total=True, rewards=reward_range
     )
     bare = id.rpartition(":")[2]
-    return type(
-        re.sub(r"\W", "", bare),
-        (GymnasiumEnvironment,),
-        {
-            "__doc__": f"gymnasium's {id}.",
-            "name": name or f"gymnasium/{bare}",
-            "description": view.rules.partition("\n")[0] or f"gymnasium's {id}.",
-            "reward_range": view.rewards,
-            "id": id,
-            "view": view,
-        },
-    )
+    description = view.rules.partition("\n")[0] or f"gymnasium's {id}."
+    name = name or f"gymnasium/{bare}"
+    return variant(GymnasiumEnvironment, name, description, reward_range=view.rewards, id=id, view=view)
 
 
 def environments() -> list[type[Environment]]:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 from earl.env.adapters.answers import FORM, checked, final
 from earl.env.adapters.mcp_server import PROBE_S, Http, McpAnswer, McpConnection, Server, Stdio
+from earl.env.adapters.metrics import metrics
 from earl.env.base import Observation, StepResult
 from earl.env.tool_calls import describe
 from earl.env.tools import Called, FunctionTool, ToolEnvironment
@@ -70,7 +71,10 @@ class McpEnvironment(ToolEnvironment):
     _connection: McpConnection | None = None
 
     async def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError for a bad task, ConfigError for a bad class, EnvBackendLost."""
+        """Starts an episode.
+
+        Raises ValueError for a malformed task, ConfigError for a malformed class, EnvBackendLost.
+        """
         if self.server is None:
             raise ConfigError(f"{type(self).__name__} has no server", "give it a Stdio or an Http")
         self._task = task
@@ -83,7 +87,7 @@ class McpEnvironment(ToolEnvironment):
         return Observation(f"{describe(self.tools)}\n\n{task['question']}\n{FORM}")
 
     async def answered(self, text: str) -> StepResult:
-        """The final answer; the episode is over."""
+        """Takes the final answer, which ends the episode."""
         assert self._connection is not None
         answer = final(text)
         call = partial(self._connection.call, within_s=self.tool_timeout_s)
@@ -95,7 +99,7 @@ class McpEnvironment(ToolEnvironment):
         return StepResult("", float(reward), done=True, metrics=self._metrics(float(reward), answer))
 
     def called(self, calls: Sequence[Called], result: StepResult) -> StepResult:
-        """Results of tools, for the agent to go on with."""
+        """Results of tools, for the agent to continue with."""
         self._called += calls
         self._turns += 1
         if self._turns < self.max_turns:
@@ -150,12 +154,8 @@ class McpEnvironment(ToolEnvironment):
         return lambda finished: score(finished.answer)
 
     def _metrics(self, reward: float, answer: str) -> dict[str, float]:
-        return {
-            "win": float(reward >= 1.0),
-            "calls": float(len(self._called)),
-            "errors": float(sum(called.result.is_error for called in self._called)),
-            "answered": float(bool(answer)),
-        }
+        errors = sum(called.result.is_error for called in self._called)
+        return metrics(win=reward >= 1.0, calls=len(self._called), errors=errors, answered=bool(answer))
 
 
 def _loaded(verifier: Callable[[Finished], Any] | str) -> Callable[[Finished], Any]:

@@ -3,7 +3,7 @@
     server = Stdio([sys.executable, "server.py"])            a process that speaks over stdin and stdout
     server = Http("http://127.0.0.1:8000/mcp")               streamable HTTP
 
-What the agent may be told of is a tool's result, also one that is an error, arguments that the server
+The agent may see a tool's result, also one that is an error, arguments that the server
 refuses and a tool that takes too long. Everything else is EnvBackendLost: a server that died, is gone, fails
 or answers nothing any more. A process of a server gets the few environment variables that the package deems
 safe and those it is given, and is ended with its connection.
@@ -25,7 +25,7 @@ from mcp.client.streamable_http import streamable_http_client  # pyright: ignore
 from mcp.shared._httpx_utils import create_mcp_http_client  # pyright: ignore[reportMissingImports]
 from mcp.shared.exceptions import MCPError  # pyright: ignore[reportMissingImports]
 
-from earl.env.adapters.kept import Kept, shared
+from earl.env.adapters.open_context import Kept, shared
 from earl.errors import EnvBackendLost
 
 MAX_TOOLS = 256
@@ -87,7 +87,7 @@ class McpConnection:
 
     @classmethod
     async def made(cls, server: Server, start_s: float, together: object = None) -> McpConnection:
-        """Start the server, or connect to it, within start_s. Raises EnvBackendLost.
+        """Starts the server, or connects to it, within start_s. Raises EnvBackendLost.
 
         together: connections of one such key share one connection, and so one process.
         """
@@ -104,7 +104,7 @@ class McpConnection:
             raise
 
     async def call(self, tool: str, arguments: dict[str, Any], within_s: float) -> McpAnswer:
-        """What the tool answers. Raises EnvBackendLost."""
+        """The tool's answer. Raises EnvBackendLost."""
         request = self._client.call_tool(tool, arguments, read_timeout_seconds=within_s)
         try:
             return _answer(await self._kept.during(request, within_s + _MARGIN_S))
@@ -127,7 +127,7 @@ class McpConnection:
         return McpAnswer(f"{tool} took longer than {within_s:g} s", is_error=True)
 
     async def close(self) -> None:
-        """End the connection, and the process that was started for it; a shared one stays. Bounded."""
+        """Ends the connection, and the process that was started for it; a shared one stays. Bounded."""
         if self._owned:
             await self._kept.close()
 

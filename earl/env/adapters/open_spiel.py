@@ -43,7 +43,7 @@ class BoardGame(Environment):
         self._game = _load(self.game_name)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Start a game; an opponent that is player 0 has moved already. ValueError for a bad task."""
+        """Starts a game; an opponent that is player 0 has moved already. ValueError for a bad task."""
         settings = checked(task, _TASK)
         self._player: int = settings["player"]
         self._minimax = settings["opponent"] == "minimax"
@@ -63,7 +63,7 @@ class BoardGame(Environment):
         state = self._state
         move = int(match[1]) if match else -1
         if move not in state.legal_actions():
-            return self._over(self._illegal_reward, loss=1.0, illegal=1.0)
+            return self._ended(self._illegal_reward, loss=1.0, illegal=1.0)
         state.apply_action(move)
         if not state.is_terminal():
             self._opponent_moves()
@@ -71,10 +71,10 @@ class BoardGame(Environment):
             return StepResult(self._observation())
         agent_return = state.returns()[self._player]
         if agent_return > 0:
-            return self._over(1.0, win=1.0)
-        return self._over(-1.0, loss=1.0) if agent_return < 0 else self._over(self._draw_reward, draw=1.0)
+            return self._ended(1.0, win=1.0)
+        return self._ended(-1.0, loss=1.0) if agent_return < 0 else self._ended(self._draw_reward, draw=1.0)
 
-    def _over(self, reward: float, **counted: float) -> StepResult:
+    def _ended(self, reward: float, **counted: float) -> StepResult:
         metrics = {"win": 0.0, "draw": 0.0, "loss": 0.0, "illegal": 0.0, "moves": float(self._moves)}
         return StepResult(Observation(self.text()), reward, done=True, metrics=metrics | counted)
 

@@ -12,7 +12,7 @@ others' moves and all chance come from the seed.
 
 Reward at the end: the player's return over the largest amount that the game can give or take, so within
 -1 and 1 whatever the parameters (1 for a win of most games). Metrics: win (alone: the highest return that
-there is; else the highest of all players), draw (all the same), loss, illegal, each 0 or 1; return as
+there is; else the highest of all players), draw (all returns equal), loss, illegal, each 0 or 1; return as
 OpenSpiel counts it, and turns.
 """
 
@@ -25,8 +25,10 @@ from typing import Any, ClassVar
 
 import pyspiel
 
-from earl.env.adapters import said
+from earl.env.adapters import move_text
+from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import Setting, TableSetting, Whole, checked
+from earl.env.adapters.variants import variant
 from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 12_000
@@ -57,7 +59,7 @@ class OpenSpielGame(Environment):
     reward_range = (-1.0, 1.0)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError for a bad task."""
+        """Starts a game. Raises ValueError for a malformed task."""
         game = self._loaded(task, seed)
         self._rng = random.Random(f"open_spiel/{seed}")
         self._game = game
@@ -102,16 +104,16 @@ class OpenSpielGame(Environment):
         return game
 
     def step(self, action: str) -> StepResult:
-        """One move of the agent; then everybody else's until it is the agent's turn again."""
+        """Plays the agent's move, then the other players' until it is the agent's turn again."""
         self._turns += 1
         self._left -= 1
-        place = said.chosen(action, self._places)
+        place = move_text.chosen(action, self._places)
         if place is None:
-            return self._over("That is not a legal move.", self._least / self._scale, illegal=True)
+            return self._ended("That is not a legal move.", self._least / self._scale, illegal=True)
         self._apply(self._legal[place])
         if self._until_mine():
             agent_return = self._state.returns()[self._player]
-            return self._over(self._state_text(), agent_return / self._scale)
+            return self._ended(self._state_text(), agent_return / self._scale)
         if self._left <= 0:
             return self._truncated()
         return StepResult(self._observation())
@@ -119,7 +121,7 @@ class OpenSpielGame(Environment):
     # --- moves -------------------------------------------------------------------------------
 
     def _apply(self, agent_action: int) -> None:
-        """The agent's move; of all players' at once, the others' are random."""
+        """Plays the agent's move; where all players move at once, the others' moves are random."""
         if not self._state.is_simultaneous_node():
             self._state.apply_action(agent_action)
             return
@@ -135,7 +137,7 @@ class OpenSpielGame(Environment):
         return self._rng.choice(legal) if legal else 0
 
     def _until_mine(self) -> bool:
-        """Until the agent may move, False, or the game is over, True."""
+        """Plays the other players' moves. False: it is the agent's turn; True: the game is over."""
         state = self._state
         for _ in range(_MAX_OTHERS):
             if state.is_terminal():
@@ -162,10 +164,10 @@ class OpenSpielGame(Environment):
             _unbracketed(state.action_to_string(self._player, action)) or str(action)
             for action in self._legal
         ]
-        self._places = said.named(names)
+        self._places = move_text.named(names)
         if len(self._places) < len(names):
             names = [str(action) for action in self._legal]
-            self._places = said.named(names)
+            self._places = move_text.named(names)
         listed = [f"[{name}]" for name in names]
         shown = " ".join(listed[:LISTED_IN_TEXT])
         more = f" and {len(listed) - LISTED_IN_TEXT} more" if len(listed) > LISTED_IN_TEXT else ""
@@ -182,15 +184,18 @@ class OpenSpielGame(Environment):
             text = self._state.information_state_string(self._player)
         else:
             text = str(self._state)
-        return said.shortened(text.strip(), MAX_TEXT_CHARACTERS)
+        return move_text.shortened(text.strip(), MAX_TEXT_CHARACTERS)
 
     # --- how it ends -------------------------------------------------------------------------
 
-    def _over(self, text: str, reward: float, illegal: bool = False) -> StepResult:
+    def _ended(self, text: str, reward: float, illegal: bool = False) -> StepResult:
         return StepResult(Observation(text), reward, done=True, metrics=self._metrics(illegal))
 
     def _truncated(self) -> StepResult:
-        """Out of turns: what was earned on the way, in games that pay on the way."""
+        """The last result when turns have run out.
+
+        It has the returns so far, in games that pay during play.
+        """
         pays = self._game.get_type().reward_model == _KINDS.RewardModel.REWARDS
         reward = self._state.returns()[self._player] / self._scale if pays else 0.0
         metrics = self._metrics(False) | {"win": 0.0, "draw": 0.0, "loss": 0.0}
@@ -205,14 +210,8 @@ class OpenSpielGame(Environment):
             agent_return >= self._game.max_utility() if alone else agent_return == max(returns) and not drawn
         )
         won, drawn = won and not illegal, drawn and not illegal
-        return {
-            "win": float(won),
-            "draw": float(drawn),
-            "loss": float(not won and not drawn),
-            "illegal": float(illegal),
-            "return": float(agent_return),
-            "turns": float(self._turns),
-        }
+        figures = metrics(win=won, draw=drawn, loss=not won and not drawn, illegal=illegal)
+        return figures | {"return": float(agent_return), "turns": float(self._turns)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -275,15 +274,11 @@ def environments() -> list[type[Environment]]:
     """What a host serves of this module."""
     skipped = _ELSEWHERE | set(left_out())
     return [
-        type(
-            "".join(part.capitalize() for part in name.split("_")),
-            (OpenSpielGame,),
-            {
-                "__doc__": f"OpenSpiel's {name}.",
-                "name": f"open_spiel/{name}",
-                "description": f"OpenSpiel's {kind.long_name}; moves in brackets, as they are listed.",
-                "game_name": name,
-            },
+        variant(
+            OpenSpielGame,
+            f"open_spiel/{name}",
+            f"OpenSpiel's {kind.long_name}; moves in brackets, as they are listed.",
+            game_name=name,
         )
         for name, kind in _types().items()
         if name not in skipped

@@ -15,7 +15,7 @@ connection is one session of the server, and one episode:
 
 Without action_field an action is a JSON object; without text_field an observation is shown as one. An action
 that is no such object, or that the server's own validation refuses, is the agent's doing: it is told so,
-without a reward, and the episode goes on. Everything else that goes wrong is not: a server that cannot be
+without a reward, and the episode continues. Everything else that goes wrong is not: a server that cannot be
 reached, that dies or does not answer in time is EnvBackendLost, so INFRA_ERROR; its environment's failure,
 or an end without a reward (null, which is also what a server makes of NaN), is ENV_ERROR. A server that is
 full is asked again until open_s have passed.
@@ -91,7 +91,7 @@ class OpenEnv(Environment):
         return self.shown(first.observation)
 
     async def step(self, action: str) -> StepResult:
-        """One action of the agent."""
+        """Takes one action of the agent."""
         assert self._link is not None
         self._steps += 1
         try:
@@ -150,7 +150,7 @@ class OpenEnv(Environment):
 
 
 class _Refused(Exception):
-    """The server's error message."""
+    """The server answered with an error message."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{text} ({code})")
@@ -158,7 +158,7 @@ class _Refused(Exception):
 
 
 class _Link:
-    """One connection to a server: it is asked, and answers, one message at a time."""
+    """One connection to a server, on which one request is in progress at a time."""
 
     def __init__(self, url: str, connection: ClientConnection) -> None:
         self._url = url
@@ -208,7 +208,7 @@ class _Link:
         return data
 
     async def close(self) -> None:
-        """Ends the server's session; bounded."""
+        """Ends the server's session, within a bounded time."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._connection.send(json.dumps({"type": "close"}))

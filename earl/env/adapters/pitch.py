@@ -1,4 +1,4 @@
-"""Recovery of an aircraft in pitch, told in numbers: to level flight, fast, by the stick alone.
+"""Recovery of an aircraft in pitch, described in numbers: to level flight, fast, by the stick alone.
 
 Every turn the agent reads altitude, speed, flight path and the load factor it feels, and answers with the
 stick, from -1 (push) to 1 (pull), which is held for `hold_s`. It starts in a dive or a climb that the
@@ -78,16 +78,16 @@ class PitchRecovery(Environment):
         """Hold the stick for a turn."""
         stick = parsed(action)
         if stick is None:
-            return self._over("not a number from -1 to 1", malformed=1.0)
+            return self._ended("not a number from -1 to 1", malformed=1.0)
         for felt in held(self.aircraft, self.now.state, stick, self.hold_s):
             self.now = felt
             self._most, self._least = max(self._most, felt.pilot), min(self._least, felt.pilot)
         if self.now.struck:
-            return self._over("struck the ground", ground=1.0)
+            return self._ended("struck the ground", ground=1.0)
         if not self.now.level:
             if self.now.state.seconds + STEP_S / 2 < self._max_s:
                 return StepResult(self._observation())
-            return self._over("out of time")
+            return self._ended("out of time")
         return self._recovered()
 
     def _recovered(self) -> StepResult:
@@ -95,9 +95,9 @@ class PitchRecovery(Environment):
         best = recovery_s(self.aircraft, self.start, self.hold_s, self.limits, self._max_s)
         reward = 0.5 + 0.5 * min(best / self.now.state.seconds, 1.0)
         outcome = "level" if within else "level, but outside the limits"
-        return self._over(outcome, reward * (1.0 if within else 0.5), recovered=1.0, win=float(within))
+        return self._ended(outcome, reward * (1.0 if within else 0.5), recovered=1.0, win=float(within))
 
-    def _over(self, outcome: str, reward: float = 0.0, **ended: float) -> StepResult:
+    def _ended(self, outcome: str, reward: float = 0.0, **ended: float) -> StepResult:
         within = self.limits[0] <= self._least and self._most <= self.limits[1]
         metrics = dict.fromkeys(("win", "recovered", "ground", "malformed"), 0.0) | ended
         metrics |= {
@@ -114,7 +114,7 @@ class PitchRecovery(Environment):
 
 
 def described(now: Moment, limits: tuple[float, float]) -> str:
-    """What the agent reads; rounded, with units."""
+    """The observation as the agent reads it: rounded numbers with units."""
     state = now.state
     least, most = limits
     return (

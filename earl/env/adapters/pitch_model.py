@@ -88,7 +88,7 @@ class Moment:
 
     @property
     def struck(self) -> bool:
-        """On or under the ground."""
+        """Whether the aircraft is at or below ground level."""
         return self.state.altitude <= 0
 
 
@@ -163,11 +163,6 @@ def held(aircraft: Aircraft, state: PitchState, stick: float, hold_s: float) -> 
         yield felt
         if felt.struck:
             return
-
-
-def energy_height(state: PitchState) -> float:
-    """Altitude plus speed squared over 2 g, metres: what neither gravity nor lift changes."""
-    return state.altitude + state.speed**2 / (2 * GRAVITY)
 
 
 def near_optimal(

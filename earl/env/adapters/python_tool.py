@@ -29,6 +29,7 @@ from functools import cache
 from typing import Any
 
 from earl.env.adapters.held_out import drawn
+from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import Some, Text, Whole, checked
 from earl.env.base import Environment, Observation, StepResult, ToolCall
 from earl.env.sandbox import RunEnd, Sandbox, SandboxLimits, SandboxRun
@@ -102,7 +103,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What is asked."""
+        """The question as it is asked."""
         a, b = self.numbers[:2]
         shown = ", ".join(map(str, self.numbers))
         return f"What is {KINDS[self.kind].question.format(shown=shown, a=a, b=b)}?"
@@ -119,7 +120,7 @@ class Question:
 
 
 class PythonTool(ToolEnvironment):
-    """One question, some programs, one answer."""
+    """One question, for which the agent may run several programs before it answers."""
 
     name = "tools/python"
     description = "A question about numbers; python runs code in a sandbox; an answer without a call counts."
@@ -156,7 +157,7 @@ class PythonTool(ToolEnvironment):
     def called(self, calls: Sequence[Called], result: StepResult) -> StepResult:
         """The programs' outputs, with what they earn."""
         if self._left == 0:
-            return self._over("no calls are left")
+            return self._ended("no calls are left")
         self._left -= 1
         earned = CALLED * self._ran + COMPUTED * self._computed
         reward, self._earned = earned - self._earned, earned
@@ -169,7 +170,7 @@ class PythonTool(ToolEnvironment):
     def answered(self, text: str) -> StepResult:
         """The last number of the text is the answer."""
         right = _last_number(text) == str(self.question.answer)
-        return self._over("right" if right else f"it is {self.question.answer}", ANSWERED * right, right)
+        return self._ended("right" if right else f"it is {self.question.answer}", ANSWERED * right, right)
 
     @property
     def _ran(self) -> bool:
@@ -180,14 +181,9 @@ class PythonTool(ToolEnvironment):
         answer = str(self.question.answer)
         return any(run.end is RunEnd.OK and _last_number(run.output) == answer for run in self._runs)
 
-    def _over(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
-        metrics = {
-            "win": float(right),
-            "called": float(self._ran),
-            "computed": float(self._computed),
-            "calls": float(len(self._runs)),
-        }
-        return StepResult(Observation(text), reward, done=True, metrics=metrics)
+    def _ended(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
+        figures = metrics(win=right, called=self._ran, computed=self._computed, calls=len(self._runs))
+        return StepResult(Observation(text), reward, done=True, metrics=figures)
 
 
 @cache

@@ -26,10 +26,11 @@ from reasoning_gym.games import knight_swap
 from sympy.core.sorting import default_sort_key
 from sympy.polys.monomials import itermonomials
 
-from earl.env.adapters import own_chance
+from earl.env.adapters import episode_random
 from earl.env.adapters.held_out import drawn
 from earl.env.adapters.ordered_sets import OrderedFrozenSet, OrderedSet
 from earl.env.adapters.safe_answers import harmless
+from earl.env.adapters.variants import variant
 from earl.env.base import Environment, Observation, StepResult
 
 LEFT_OUT = {
@@ -44,7 +45,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _MAX_ANSWER_CHARACTERS = 20_000
 
 # This module, which draws from the chance of the process, would be imported late.
-own_chance.load("reasoning_gym.induction.list_functions.generators", "reasoning_gym")
+episode_random.load("reasoning_gym.induction.list_functions.generators", "reasoning_gym")
 # What these make of a seed follows the order of their sets; of two more, that of their letters.
 word_ladder.__dict__["set"] = OrderedSet
 knight_swap.__dict__["frozenset"] = OrderedFrozenSet
@@ -60,14 +61,17 @@ class ReasoningGym(Environment):
     reward_range = (0.0, 1.0)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError, TypeError or AssertionError for a task that the dataset does not take."""
+        """Starts an episode.
+
+        Raises ValueError, TypeError or AssertionError for a task that the dataset does not accept.
+        """
         given = dict(task)
         instruction = given.pop("instruction", "")
         for key in _RESERVED & set(given):
             raise ValueError(f"task key {key!r} cannot be set: instances come from the episode's seed")
 
         def make(number: int) -> tuple[Any, dict[str, Any]]:
-            with own_chance.chance(random.Random(number)):
+            with episode_random.chance(random.Random(number)):
                 dataset: Any = create_dataset(self.dataset_name, **given, seed=number, size=1)
                 if isinstance(getattr(dataset, "letters", None), set):
                     dataset.letters = OrderedFrozenSet(dataset.letters)
@@ -78,10 +82,10 @@ class ReasoningGym(Environment):
         return Observation(f"{question}\n{instruction}" if instruction else question)
 
     def step(self, action: str) -> StepResult:
-        """Answer; the episode is over."""
+        """Takes the answer, which ends the episode."""
         right = self._entry["answer"]
         answer = extracted(action, right)
-        with own_chance.chance(random.Random(0)):
+        with episode_random.chance(random.Random(0)):
             score = self._scored(answer) if answer else 0.0
         score = min(max(score, 0.0), 1.0)
         metrics = {"win": float(score >= 1.0), "score": score, "answered": float(bool(answer))}
@@ -115,15 +119,11 @@ def extracted(text: str, right: Any) -> str:
 def environments() -> list[type[Environment]]:
     """What a host serves of this module: every dataset but LEFT_OUT."""
     return [
-        type(
-            "".join(word.capitalize() for word in name.split("_")),
-            (ReasoningGym,),
-            {
-                "__doc__": f"reasoning-gym's {name}.",
-                "name": f"reasoning_gym/{name}",
-                "description": f"reasoning-gym's {name}: one question, one answer.",
-                "dataset_name": name,
-            },
+        variant(
+            ReasoningGym,
+            f"reasoning_gym/{name}",
+            f"reasoning-gym's {name}: one question, one answer.",
+            dataset_name=name,
         )
         for name in sorted(DATASETS)
         if name not in LEFT_OUT

@@ -17,7 +17,7 @@ from earl.env.adapters.arithmetic import ArithmeticFault, evaluate
 MAX_LITERAL_CHARACTERS = 4_000
 MAX_FORMULA_CHARACTERS = 400
 MAX_FORMULA_NODES = 160
-# Of a formula: numbers, powers of powers multiplied out, functions within functions.
+# Limits of a formula: numbers, powers of powers multiplied out, functions within functions.
 _MAX_NUMBER = 10**12
 _MAX_POWER = 64
 _MAX_NESTED = 3

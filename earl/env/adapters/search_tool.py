@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from earl.env.adapters.held_out import drawn
+from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import Some, Text, Whole, checked
 from earl.env.base import Environment, Observation, StepResult, ToolCall
 from earl.env.search import Document, Hit, SearchIndex
@@ -141,7 +142,7 @@ class Corpus:
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The question as it is asked."""
         return KINDS[self.kind][0].format(town=self.town)
 
     @property
@@ -161,7 +162,7 @@ class Corpus:
 
 
 class SearchTool(ToolEnvironment):
-    """One question, some searches, one answer."""
+    """One question, for which the agent may search several times before it answers."""
 
     name = "tools/search"
     description = "A question about a small corpus; search finds documents; an answer without a call counts."
@@ -193,7 +194,7 @@ class SearchTool(ToolEnvironment):
     def called(self, calls: Sequence[Called], result: StepResult) -> StepResult:
         """What was found, with what it earns."""
         if self._left == 0:
-            return self._over("no calls are left")
+            return self._ended("no calls are left")
         self._left -= 1
         earned = SEARCHED * self._searched + FOUND * self._town_found
         reward, self._earned = earned - self._earned, earned
@@ -205,7 +206,7 @@ class SearchTool(ToolEnvironment):
     def answered(self, text: str) -> StepResult:
         """The text is the answer."""
         right = self.corpus.is_right(text)
-        return self._over("right" if right else f"it is {self.corpus.answer}", ANSWERED * right, right)
+        return self._ended("right" if right else f"it is {self.corpus.answer}", ANSWERED * right, right)
 
     def close(self) -> None:
         if self._index is not None:
@@ -227,14 +228,10 @@ class SearchTool(ToolEnvironment):
     def _town_found(self) -> bool:
         return any(hit.title == self.corpus.town for hits in self._searches for hit in hits)
 
-    def _over(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
-        metrics = {
-            "win": float(right),
-            "searched": float(self._searched),
-            "found": float(self._town_found),
-            "calls": float(len(self._searches)),
-        }
-        return StepResult(Observation(text), reward, done=True, metrics=metrics)
+    def _ended(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
+        calls = len(self._searches)
+        figures = metrics(win=right, searched=self._searched, found=self._town_found, calls=calls)
+        return StepResult(Observation(text), reward, done=True, metrics=figures)
 
 
 def made_up(number: int, settings: dict[str, Any]) -> Corpus:

@@ -48,7 +48,7 @@ class Number:
 
 
 class ChoiceSetting:
-    """One of some values; the first is the default."""
+    """A setting that takes one of several values; the first is the default."""
 
     def __init__(self, *values: Any) -> None:
         self.default, self._values = values[0], values
@@ -68,6 +68,17 @@ class Text:
 
     def taken(self, value: Any) -> str | None:
         return value if isinstance(value, str) and len(value) <= self._most else None
+
+
+class Letters:
+    """A setting that takes some of these characters, at least one; the default is all of them."""
+
+    def __init__(self, default: str) -> None:
+        self.default = default
+        self.expected = f"some of {default}"
+
+    def taken(self, value: Any) -> str | None:
+        return value if isinstance(value, str) and value and set(value) <= set(self.default) else None
 
 
 class Some:
@@ -96,7 +107,7 @@ class TableSetting:
 
 
 def checked(task: Mapping[str, Any], keys: Mapping[str, Setting]) -> dict[str, Any]:
-    """Every key with its value or its default. Raises ValueError."""
+    """All keys with their values or defaults. Raises ValueError."""
     if unknown := sorted(set(task) - set(keys)):
         raise ValueError(f"unknown task key {unknown[0]!r}; known are {', '.join(keys) or 'none'}")
     settings = {key: setting.default for key, setting in keys.items()}

@@ -61,7 +61,7 @@ class SkyRLGym(Environment):
     turns: ClassVar[bool] = False
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError for a bad task."""
+        """Starts an episode. Raises ValueError for a malformed task."""
         keys: dict[str, Setting] = {
             "rows": _Rows(),
             "file": Text(None),
@@ -82,7 +82,7 @@ class SkyRLGym(Environment):
         return Observation(f"{question}\n{settings['instruction']}".rstrip())
 
     def step(self, action: str) -> StepResult:
-        """An answer."""
+        """Takes an answer."""
         self._turns += 1
         result: Any = self._environment.step(action)
         reward = float(result["reward"])
@@ -93,13 +93,13 @@ class SkyRLGym(Environment):
         return StepResult(Observation(f"the answer is {self._answer}"), reward, done=True, metrics=metrics)
 
     def close(self) -> None:
-        """Release the environment."""
+        """Releases the environment."""
         if (environment := getattr(self, "_environment", None)) is not None:
             environment.close()
 
 
 class Gsm8k(SkyRLGym):
-    """One answer."""
+    """A question of GSM8K, with one answer."""
 
     name = "skyrl_gym/gsm8k"
     description = 'Grade-school mathematics; the answer stands after "#### ".'
@@ -120,7 +120,7 @@ class Gsm8kMultiTurn(SkyRLGym):
 
 
 class Aime(SkyRLGym):
-    """One answer, in the form of the AIME's graders."""
+    """A question of the AIME, with one answer in the form that its graders expect."""
 
     name = "skyrl_gym/aime"
     description = 'Mathematics; the answer stands after "Answer: ".'

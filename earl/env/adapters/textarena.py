@@ -15,7 +15,7 @@ puzzles that would give their solution away it lists moves of the right form, no
 
 Reward at the end: TextArena's own for the player. Metrics: win (the best reward of all, and above 0;
 alone: a reward of 1), draw, loss, illegal (lost by illegal moves), each 0 or 1, and turns.
-All chance comes from the seed (own_chance.py). Nothing is downloaded: games that need word lists which
+All chance comes from the seed (episode_random.py). Nothing is downloaded: games that need word lists which
 are not installed refuse with what to do.
 """
 
@@ -29,10 +29,12 @@ from typing import Any, ClassVar
 
 import textarena
 
-from earl.env.adapters import own_chance, said
+from earl.env.adapters import episode_random, move_text
 from earl.env.adapters import textarena_moves as moves
+from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import ChoiceSetting, Setting, Whole, checked
 from earl.env.adapters.textarena_games import GAMES, GameForms
+from earl.env.adapters.variants import variant
 from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 16_000
@@ -53,7 +55,10 @@ class TextArenaGame(Environment):
     game: ClassVar[GameForms]
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError for a bad task, and for a game that cannot be played here."""
+        """Starts a game.
+
+        Raises ValueError for a malformed task, and for a game that cannot be played here.
+        """
         fewest, most = self.game.players
         settings = checked(task, _keys(fewest, most))
         players = settings["players"]
@@ -72,7 +77,7 @@ class TextArenaGame(Environment):
         self._others = random.Random(f"opponents/{seed}")
         self._seats = [moves.TextArenaSeat() for _ in range(players)]
         alone = _SOKOBAN if self.id.startswith("Sokoban-") else contextlib.nullcontext()
-        with alone, own_chance.chance(self._chance):
+        with alone, episode_random.chance(self._chance):
             self._playing = moves.made(self.id)
             self._playing.reset(num_players=players, seed=self._chance.getrandbits(32))
         if settings["retries"] is not None:
@@ -83,28 +88,28 @@ class TextArenaGame(Environment):
         return self._observation()
 
     def step(self, action: str) -> StepResult:
-        """One move of the agent, and the opponents' until it is the agent's turn again."""
+        """Plays the agent's move, then the opponents' until it is the agent's turn again."""
         self._turns += 1
         self._left -= 1
-        text = action[: said.MAX_ACTION_CHARACTERS]
+        text = action[: move_text.MAX_ACTION_CHARACTERS]
         if self._brackets and "[" not in text and "]" not in text:
             text = f"[{text}]"
         if self._take(text) or self._opponents_move():
-            return self._over()
+            return self._ended()
         if self._left <= 0:
-            metrics = self._metrics(False, False, False, False)
-            return StepResult(Observation(self._text()), truncated=True, metrics=metrics)
+            undecided = metrics(win=False, draw=False, loss=False, illegal=False, turns=self._turns)
+            return StepResult(Observation(self._text()), truncated=True, metrics=undecided)
         return StepResult(self._observation())
 
     def _take(self, move: str) -> bool:
-        with own_chance.chance(self._chance):
+        with episode_random.chance(self._chance):
             done, _ = self._playing.step(move)
         return bool(done)
 
     def _opponents_move(self) -> bool:
-        """Until it is the agent's turn, False, or the game is over, True."""
+        """Plays the opponents' moves. False: it is the agent's turn; True: the game is over."""
         for _ in range(_MAX_OTHERS):
-            with own_chance.chance(self._chance):
+            with episode_random.chance(self._chance):
                 player, observed = self._playing.get_observation()
             messages = moves.tidy(observed)
             self._seats[player].note(messages)
@@ -145,7 +150,7 @@ class TextArenaGame(Environment):
             for place, (speaker, text, _) in enumerate(messages)
             if place not in boards[:-1]
         ]
-        return said.shortened("\n\n".join(said_by), MAX_TEXT_CHARACTERS)
+        return move_text.shortened("\n\n".join(said_by), MAX_TEXT_CHARACTERS)
 
     def _legal(self) -> list[str]:
         generator = random.Random(self._turns)
@@ -158,7 +163,7 @@ class TextArenaGame(Environment):
 
     # --- how it ends -------------------------------------------------------------------------
 
-    def _over(self) -> StepResult:
+    def _ended(self) -> StepResult:
         state = self._playing.state
         rewards, game_info = self._playing.close()
         for player, about in game_info.items():
@@ -174,21 +179,9 @@ class TextArenaGame(Environment):
         illegal = bool(game_info[self._player].get("invalid_move"))
         reason = str(game_info[self._player].get("reason") or "")
         text = "\n\n".join(part for part in (self._text(), reason) if part)
-        return StepResult(
-            Observation(text),
-            reward,
-            done=True,
-            metrics=self._metrics(won, drawn, not won and not drawn, illegal),
-        )
-
-    def _metrics(self, won: bool, drawn: bool, lost: bool, illegal: bool) -> dict[str, float]:
-        return {
-            "win": float(won),
-            "draw": float(drawn),
-            "loss": float(lost),
-            "illegal": float(illegal),
-            "turns": float(self._turns),
-        }
+        lost = not won and not drawn
+        figures = metrics(win=won, draw=drawn, loss=lost, illegal=illegal, turns=self._turns)
+        return StepResult(Observation(text), reward, done=True, metrics=figures)
 
 
 def _number(reward: Any) -> float:
@@ -213,17 +206,13 @@ def _keys(fewest: int, most: int) -> dict[str, Setting]:
 def environments() -> list[type[Environment]]:
     """What a host serves of this module."""
     return [
-        type(
-            "".join(part.capitalize() for part in id.replace("/", "-").split("-")),
-            (TextArenaGame,),
-            {
-                "__doc__": f"TextArena's {id}.",
-                "name": f"textarena/{id}",
-                "description": f"TextArena's {id}; moves in brackets, as its rules say.",
-                "reward_range": GAMES[game].rewards,
-                "id": id,
-                "game": GAMES[game],
-            },
+        variant(
+            TextArenaGame,
+            f"textarena/{id}",
+            f"TextArena's {id}; moves in brackets, as its rules say.",
+            reward_range=GAMES[game].rewards,
+            id=id,
+            game=GAMES[game],
         )
         for id, game in moves.ids().items()
     ]

@@ -18,7 +18,7 @@ import nltk
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
-from earl.env.adapters import own_chance
+from earl.env.adapters import episode_random
 from earl.env.adapters.textarena_games import GAMES, LEFT_OUT, GameForms
 
 # A message of TextArena: (who says it, text, its type).
@@ -39,12 +39,6 @@ def ids() -> dict[str, str]:
         if not id.endswith(("-raw", "-train")) and game in GAMES and id not in LEFT_OUT:
             by_id[id] = game
     return by_id
-
-
-def unknown_games() -> set[str]:
-    """Games of the registry of which the tables say nothing."""
-    named = {str(spec.entry_point).split(".")[2] for spec in ENV_REGISTRY.values()}
-    return named - set(GAMES) - set(LEFT_OUT)
 
 
 def refusal(id: str, game: GameForms) -> str:
@@ -78,8 +72,8 @@ nltk.download = _no_download
 
 
 def made(id: str) -> Any:
-    """The game of an id, without TextArena's wrappers. Call it within own_chance.chance."""
-    own_chance.load(str(ENV_REGISTRY[id].entry_point).partition(":")[0], "textarena")
+    """The game of an id, without TextArena's wrappers. Call it within episode_random.chance."""
+    episode_random.load(str(ENV_REGISTRY[id].entry_point).partition(":")[0], "textarena")
     game = textarena.make(id)
     while isinstance(game, textarena.Wrapper):
         game = game.env
@@ -117,7 +111,7 @@ def takes(game: Any, move: str, chance: random.Random) -> bool:
     trial.state.set_invalid_move = refuse
     tried = random.Random()
     tried.setstate(chance.getstate())
-    with own_chance.chance(tried):
+    with episode_random.chance(tried):
         try:
             trial.step(move)
         except Exception:  # noqa: BLE001 - a move that the game cannot even refuse is none
@@ -126,7 +120,7 @@ def takes(game: Any, move: str, chance: random.Random) -> bool:
 
 
 class TextArenaSeat:
-    """What a player has been told in brackets."""
+    """What a player has read in brackets."""
 
     def __init__(self) -> None:
         self._now: list[str] = []

@@ -39,7 +39,7 @@ from verifiers.v1.harnesses.null.harness import NullHarness  # pyright: ignore[r
 from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
 
 from earl.env.adapters.held_out import drawn
-from earl.env.adapters.kept import shared
+from earl.env.adapters.open_context import shared
 from earl.env.adapters.verifiers_chat import InProcess
 from earl.env.adapters.verifiers_model import Seats, serving
 from earl.env.adapters.verifiers_seat import Ask, VerifiersSeat
@@ -78,7 +78,10 @@ class Verifiers(Environment):
     _run: asyncio.Task[Any] | None = None
 
     async def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Raises ValueError for a bad task, ConfigError for a bad config, EnvironmentFailure."""
+        """Starts an episode.
+
+        Raises ValueError for a malformed task, ConfigError for a malformed config, EnvironmentFailure.
+        """
         cls = type(self)
         kept = shared(cls, lambda: _loaded(cls), f"verifiers environment {self.name!r}")
         loaded = await kept.entered(self.start_s)
@@ -95,7 +98,7 @@ class Verifiers(Environment):
         return first
 
     async def step(self, action: str) -> StepResult:
-        """The agent's reply."""
+        """Takes the agent's reply."""
         assert self._seat is not None
         self._seat.say(_message(action))
         following = await self._turn(self._seat)
@@ -148,7 +151,7 @@ async def _loaded(cls: type[Verifiers]) -> AsyncIterator[_Loaded]:
     base_setup = env.setup
 
     async def setup(agents: Any) -> None:
-        """`null` harnesses run in this process."""
+        """Makes `null` harnesses run in this process."""
         await base_setup(agents)
         for role in agent_config_fields(env.config):
             agent = getattr(agents, role)

@@ -39,7 +39,7 @@ class Seats:
         return seat
 
     def free(self, seat: VerifiersSeat) -> None:
-        """The episode is over."""
+        """Gives a seat back: its episode is over."""
         self._taken.pop(seat.model, None)
 
     async def _completions(self, request: web.Request) -> web.Response:

@@ -30,7 +30,7 @@ class Ask:
 
 
 class VerifiersSeat:
-    """One episode's model. model: the name that its calls go by."""
+    """The model of one episode. model: the name by which it is called."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class VerifiersSeat:
         return await self._calls.get()
 
     def say(self, message: dict[str, Any]) -> None:
-        """Answer the model call with the assistant's message, {"content", "tool_calls"}.
+        """Answers the model call with the assistant's message, {"content", "tool_calls"}.
 
         Nobody hears it if verifiers gave the call up, by a time-out of its own: its episode is over then.
         """

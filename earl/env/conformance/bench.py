@@ -7,9 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from earl.env.conformance.acts import tools_of
-from earl.env.conformance.card import Check, CheckVerdict
 from earl.env.conformance.host_link import HostLink
+from earl.env.conformance.offered_tools import tools_of
 from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.play import EpisodeBounds, EpisodePlayer, EpisodeTrace
 
@@ -19,7 +18,7 @@ class Bench:
     """A host under test.
 
     pid: of its process, 0 if not known. another: a second process that serves the same, None if none can
-    be started. terminate: sends SIGTERM and gives the exit code within a bound, None likewise.
+    be started. terminate: sends SIGTERM and gives the exit code within a bound, None if it cannot be sent.
     """
 
     link: HostLink
@@ -55,14 +54,3 @@ class Subject:
         plan = self.bench.plan
         bounds = EpisodeBounds(plan.reset_s, plan.step_s, plan.max_steps)
         return EpisodePlayer(self.bench.link, self.name, plan.task, bounds)
-
-    def check(
-        self,
-        name: str,
-        verdict: CheckVerdict,
-        observed: str,
-        remedy: str = "",
-        figures: Mapping[str, float] | None = None,
-    ) -> Check:
-        done = "" if verdict is CheckVerdict.PASS else remedy
-        return Check(name, self.name, verdict, observed, done, figures or {})

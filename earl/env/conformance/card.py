@@ -1,20 +1,40 @@
-"""The report card: what was checked, how it stood, what was seen and what to do. Pure."""
+"""The report card: each check's verdict, observation and remedy. Pure."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 
 class CheckVerdict(enum.StrEnum):
-    """SKIP: could not be judged here; `seen` says why. Only FAIL fails the card."""
+    """SKIP: could not be judged here, for the reason in `seen`. Only FAIL fails the card."""
 
     PASS = "pass"
     WARN = "warn"
     FAIL = "fail"
     SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutcome:
+    """A check's verdict, before it has its line on the card; the fields are those of `Check`."""
+
+    verdict: CheckVerdict
+    seen: str
+    remedy: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def on_card(self, name: str, subject: str) -> Check:
+        return Check(name, subject, self.verdict, self.seen, self.remedy, self.figures)
+
+
+passed = partial(CheckOutcome, CheckVerdict.PASS)
+warned = partial(CheckOutcome, CheckVerdict.WARN)
+failed = partial(CheckOutcome, CheckVerdict.FAIL)
+skipped = partial(CheckOutcome, CheckVerdict.SKIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +87,33 @@ class Card:
 
 # Every check by name, with the question that it answers; those of an environment, then those of the host.
 ENVIRONMENT_CHECKS: dict[str, str] = {
-    "reset": "does a reset begin an episode, with something to see and no reward?",
-    "policy": "do episodes of a random policy end by themselves, with rewards that tell something?",
-    "determinism": "do the same seed and actions give the same, in this process and in another?",
+    "reset": "does a reset begin an episode, with an observation and no reward?",
+    "policy": "do episodes of a random policy end by themselves, with rewards that differ?",
+    "determinism": "do the same seed and actions give the same episode, in this process and in another?",
     "seeds": "do different seeds give different episodes?",
     "replay": "is a repeated seq answered with the same result, without another step?",
-    "sessions": "do many sessions at once stay apart?",
+    "sessions": "are concurrent sessions independent?",
     "script": "do the recorded episodes come out as recorded?",
     "actions": "does it take any text that a model may write?",
     "observations": "are observations bounded?",
-    "cancel": "may a step be cancelled or its session closed in the middle?",
-    "leaks": "are memory, files, threads and processes given back?",
+    "cancel": "can a step be cancelled, or its session closed, while it runs?",
+    "leaks": "are memory, files, threads and processes released?",
     "speed": "how long do resets and steps take?",
 }
 HOST_CHECKS: dict[str, str] = {
-    "hello": "does Hello say all that the gateway needs?",
+    "hello": "does Hello have all that the gateway needs?",
     "strangers": "are an unknown environment, an unknown session and a wrong seq refused?",
     "capacity": "is a session beyond the capacity refused?",
-    "reconnect": "does it come back with its sessions after the stream was lost?",
+    "reconnect": "does it reconnect with its sessions after the stream was lost?",
     "frames": "is every message one of the protocol, in UTF-8?",
-    "answers": "does every result answer what was asked, in a session of this host?",
-    "late": "does nothing come after Cancel or Close?",
+    "answers": "does every result answer a request, in a session of this host?",
+    "late": "is nothing sent after Cancel or Close?",
     "numbers": "are rewards and metrics finite, and returns within the declared range?",
-    "endings": "does every episode end as the protocol has it?",
-    "sizes": "does every result fit the gateway's bound?",
-    "progress": "does Progress name what is under way?",
+    "endings": "does every episode end as the protocol requires?",
+    "sizes": "is every result within the gateway's size limit?",
+    "progress": "does Progress name a call in progress?",
     "pings": "does the host answer pings while its environments work?",
-    "drain": "does SIGTERM let open episodes end?",
+    "drain": "does SIGTERM let open episodes finish?",
 }
 CHECKS = ENVIRONMENT_CHECKS | HOST_CHECKS
 

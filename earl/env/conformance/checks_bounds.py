@@ -7,15 +7,13 @@ import statistics
 from collections.abc import Sequence
 from time import monotonic
 
+from earl.env.base import Action
 from earl.env.conformance import policies
-from earl.env.conformance.acts import Act
 from earl.env.conformance.bench import Subject
-from earl.env.conformance.card import Check, CheckVerdict
+from earl.env.conformance.card import CheckOutcome, failed, passed, skipped, warned
 from earl.env.conformance.play import EpisodeTrace, at_random, replaying, shortly
 from earl.env.conformance.usage import ProcessUsage, trend, usage_of
 from earl.errors import EarlError
-
-PASS, WARN, FAIL, SKIP = CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL, CheckVerdict.SKIP
 
 KIB = 1 << 10
 # In an episode that does not end, observations that steadily grow by more than this a step, to more than
@@ -36,8 +34,8 @@ SAMPLES = 40
 GIVE_BACK_S = 5.0
 
 
-async def actions(subject: Subject) -> Check:
-    """One step each with the texts that models write when they fail."""
+async def actions(subject: Subject) -> CheckOutcome:
+    """Takes one step with each of the malformed texts that models write."""
     texts = policies.malformed(subject.tools)
     raised, echoed = [], 0
     for what, act in texts.items():
@@ -50,15 +48,14 @@ async def actions(subject: Subject) -> Check:
         observed = (
             f"{len(raised)} of {len(texts)} end the episode without a reward: {shortly(raised[0], 160)}"
         )
-        remedy = "answer what is malformed with a result: a model learns nothing from errors"
-        return subject.check("actions", FAIL, observed, remedy)
+        return failed(observed, "answer what is malformed with a result: a model learns nothing from errors")
     if echoed > LONG_BYTES:
         observed = f"an action of {policies.HUGE_CHARACTERS} characters comes back as {echoed}"
-        return subject.check("actions", WARN, observed, "cut what an observation repeats of an action")
-    return subject.check("actions", PASS, f"{len(texts)} malformed texts, each answered")
+        return warned(observed, "cut what an observation repeats of an action")
+    return passed(f"{len(texts)} malformed texts, each answered")
 
 
-async def observations(subject: Subject) -> Check:
+async def observations(subject: Subject) -> CheckOutcome:
     """Sizes of what was seen, and whether they grow with the steps."""
     longest, fastest = 0, 0.0
     for trace in subject.played:
@@ -73,11 +70,10 @@ async def observations(subject: Subject) -> Check:
         steps = subject.player.bounds.max_steps
         observed = f"grows by {fastest:.0f} bytes a step, {longest} after {steps}, with no end in sight"
         remedy = "show what is new, or the last part: the agent keeps what it has seen"
-        return subject.check("observations", FAIL, observed, remedy, figures)
+        return failed(observed, remedy, figures)
     if longest > LONG_BYTES:
-        observed = f"up to {longest} bytes"
-        return subject.check("observations", WARN, observed, "does a context of the policy hold it?", figures)
-    return subject.check("observations", PASS, f"up to {longest} bytes", figures=figures)
+        return warned(f"up to {longest} bytes", "does a context of the policy hold it?", figures)
+    return passed(f"up to {longest} bytes", figures=figures)
 
 
 def _lengths(trace: EpisodeTrace) -> list[int]:
@@ -88,10 +84,10 @@ def _lengths(trace: EpisodeTrace) -> list[int]:
     ]
 
 
-async def cancel(subject: Subject) -> Check:
-    """A step cancelled, a reset cancelled and a session closed while they are under way; then an episode."""
+async def cancel(subject: Subject) -> CheckOutcome:
+    """A step cancelled, a reset cancelled and a session closed while in progress; then an episode."""
     link, trace = subject.bench.link, max(subject.traces, key=lambda played: len(played.acts))
-    act = trace.acts[0] if trace.acts else Act("")
+    act = trace.acts[0] if trace.acts else Action("")
     offered = link.capacity
     for stop in ("cancel", "close"):
         for reset_first in (True, False):
@@ -111,21 +107,21 @@ async def cancel(subject: Subject) -> Check:
     await link.until_capacity(offered, GIVE_BACK_S)
     after = await subject.player.again(trace)
     if after.failed:
-        return subject.check("cancel", FAIL, f"after it: {after.failed}", "release what a step held")
+        return failed(f"after it: {after.failed}", "release what a step held")
     if link.capacity < offered:
         observed = f"{offered - link.capacity} cancelled calls still run after {GIVE_BACK_S:g} s"
-        return subject.check("cancel", WARN, observed, "make steps async, or bound what they wait for")
-    return subject.check("cancel", PASS, "steps and resets, cancelled and closed; the next episode is whole")
+        return warned(observed, "make steps async, or bound what they wait for")
+    return passed("steps and resets, cancelled and closed; the next episode is whole")
 
 
-async def leaks(subject: Subject) -> Check:
+async def leaks(subject: Subject) -> CheckOutcome:
     """Many episodes, and what the host's process holds meanwhile."""
     bench, plan = subject.bench, subject.bench.plan
     if not bench.pid or usage_of(bench.pid) is None:
         observed = (
             "the host's process is not known" if not bench.pid else f"process {bench.pid} cannot be read"
         )
-        return subject.check("leaks", SKIP, observed, "give --pid, of a process of yours on this machine")
+        return skipped(observed, "give --pid, of a process of yours on this machine")
     ends = monotonic() + plan.leak_s
     every = max(AT_ONCE, plan.episodes // SAMPLES)
     samples: list[tuple[int, ProcessUsage]] = []
@@ -158,7 +154,7 @@ async def _play_all(subject: Subject, seeds: Sequence[int]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _of_samples(subject: Subject, samples: list[tuple[int, ProcessUsage]], played: int) -> Check:
+def _of_samples(subject: Subject, samples: list[tuple[int, ProcessUsage]], played: int) -> CheckOutcome:
     first, last = samples[0][1], samples[-1][1]
     memory = trend([(episodes, usage.memory_bytes) for episodes, usage in samples])
     figures = {"episodes": float(played), "bytes_per_episode": memory.slope}
@@ -175,18 +171,17 @@ def _of_samples(subject: Subject, samples: list[tuple[int, ProcessUsage]], playe
     over = f" over {played} episodes"
     remedy = "release in close() what reset and step take; keep nothing of an episode in the class or module"
     if counted:
-        return subject.check("leaks", FAIL, "; ".join(counted) + over, remedy, figures)
+        return failed("; ".join(counted) + over, remedy, figures)
     if grown_bytes > LEAST_SUSPECT_BYTES and memory.grows(SUSPECT_BYTES):
-        observed = f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}"
-        remedy = f"see with --episodes 5000 whether it goes on; {remedy}"
-        return subject.check("leaks", WARN, observed, remedy, figures)
+        remedy = f"see with --episodes 5000 whether it continues; {remedy}"
+        return warned(f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}", remedy, figures)
     if played < subject.bench.plan.episodes:
         observed = f"no trend{over}; there was no time for {subject.bench.plan.episodes}"
-        return subject.check("leaks", WARN, observed, "give it longer with --leak-s", figures)
-    return subject.check("leaks", PASS, f"{size}, no trend{over}", figures=figures)
+        return warned(observed, "give it longer with --leak-s", figures)
+    return passed(f"{size}, no trend{over}", figures=figures)
 
 
-async def speed(subject: Subject) -> Check:
+async def speed(subject: Subject) -> CheckOutcome:
     """Times of the random policy's resets and steps, one session at a time."""
     plan = subject.bench.plan
     resets = [trace.reset_s for trace in subject.played]
@@ -200,8 +195,8 @@ async def speed(subject: Subject) -> Check:
     observed = "; ".join(parts)
     if figures["step_p99_ms"] > plan.step_s * 500 or figures["reset_p99_ms"] > plan.reset_s * 500:
         remedy = "raise environment.step_s and reset_s, or report_progress from what takes long"
-        return subject.check("speed", WARN, observed, remedy, figures)
-    return subject.check("speed", PASS, observed, figures=figures)
+        return warned(observed, remedy, figures)
+    return passed(observed, figures=figures)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

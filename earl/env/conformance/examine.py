@@ -15,10 +15,10 @@ from time import monotonic
 
 from earl.env.conformance import checks_bounds, checks_episodes, checks_host
 from earl.env.conformance.bench import Bench, Subject
-from earl.env.conformance.card import Card, Check, CheckVerdict, in_order
+from earl.env.conformance.card import Card, Check, CheckOutcome, failed, in_order, skipped
 from earl.errors import DeadlineExceeded, EarlError, UnknownEnvironment
 
-Run = Callable[[Subject], Awaitable[Check]]
+Run = Callable[[Subject], Awaitable[CheckOutcome]]
 Report = Callable[[Check], None]
 
 # In the order in which they are run: `policy` plays the traces that those of COMPARING need.
@@ -49,7 +49,7 @@ MAX_HANGS = 2
 
 
 async def examine(bench: Bench, names: Sequence[str] = (), report: Report = lambda check: None) -> Card:
-    """The card of a host. names: of environments, all that it serves if empty. report: told each check.
+    """The card of a host. names: of environments, all that it serves if empty. report: gets each check.
 
     Raises UnknownEnvironment.
     """
@@ -79,7 +79,7 @@ async def examine(bench: Bench, names: Sequence[str] = (), report: Report = lamb
 
 
 async def _pinged(bench: Bench) -> None:
-    """One ping more, so that there is one to judge however short the examination was."""
+    """Sends one more ping, so that even a short examination has one to judge."""
     try:
         await bench.link.fence(bench.link.lease_s)
     except DeadlineExceeded as error:
@@ -87,28 +87,26 @@ async def _pinged(bench: Bench) -> None:
 
 
 async def _run(subject: Subject, runs: dict[str, Run], note: Report) -> None:
-    """Those of the checks that the plan wants, and what they need."""
+    """Runs the checks that the plan selects, and those that they need."""
     wants = subject.bench.plan.wants
     needed = {name for name in runs if wants(name)}
+    who = subject.bench.link.name if runs is _HOST else subject.name
     hangs = 0
     for name, run in _with_needs(subject, runs, needed).items():
-        who = subject.bench.link.name if runs is _HOST else subject.name
         if subject.bench.link.ended:
-            check = Check(name, who, CheckVerdict.SKIP, "left out: the host is gone")
+            outcome = skipped("left out: the host is gone")
         elif hangs >= MAX_HANGS:
-            check = Check(name, who, CheckVerdict.SKIP, "left out: it hangs")
+            outcome = skipped("left out: it hangs")
         elif name in _COMPARING and not subject.traces:
-            check = Check(name, who, CheckVerdict.SKIP, "the random policy's episodes did not come about")
+            outcome = skipped("the random policy's episodes did not come about")
         else:
             try:
-                check = await run(subject)
-            except DeadlineExceeded as error:
-                hangs += 1
-                check = Check(name, who, CheckVerdict.FAIL, error.message, error.remedy)
+                outcome = await run(subject)
             except EarlError as error:
-                check = Check(name, who, CheckVerdict.FAIL, error.message, error.remedy)
+                hangs += isinstance(error, DeadlineExceeded)
+                outcome = failed(error.message, error.remedy)
         if name in needed:
-            note(check)
+            note(outcome.on_card(name, who))
 
 
 def _with_needs(subject: Subject, runs: dict[str, Run], needed: set[str]) -> dict[str, Run]:

@@ -1,7 +1,7 @@
 """The examiner's end of one host: its streams, one after the other, and the sessions asked of it.
 
     servicer.py ─ attach, heard, lost ─► HostLink ─► Judge
-    checks ◄──── results ── Episode ◄──────┘   Every wait is bounded; Progress begins a bound anew.
+    checks ◄──── results ── Episode ◄──────┘   Every wait is bounded; Progress begins a bound again.
 
 A stream may be lost and come again: what was in flight is then repeated, as the gateway does it.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import secrets
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from earl.env.conformance import codec
-from earl.env.conformance.acts import Act
+from earl.env import stream_codec
+from earl.env.base import Action
 from earl.env.conformance.rules import Judge
 from earl.errors import DeadlineExceeded, EarlError, EnvHostLost, EnvProtocolError
 from earl.rpc.outbox import Outbox
@@ -55,7 +57,7 @@ class HostLink:
 
     @property
     def ended(self) -> bool:
-        """Whether its process has."""
+        """Whether the host's process has ended."""
         return self._gone is not None
 
     @property
@@ -70,7 +72,7 @@ class HostLink:
     # --- what the servicer tells -------------------------------------------------------------
 
     def attach(self, hello: Any, outbox: Outbox) -> None:
-        """A stream began with this Hello. Raises EnvProtocolError if it may not go on."""
+        """A stream began with this Hello. Raises EnvProtocolError if it may not continue."""
         wrong = self.judge.hello(hello)
         if wrong:
             raise EnvProtocolError(wrong, "mend the host's Hello")
@@ -82,7 +84,7 @@ class HostLink:
             self._outbox.close(EnvProtocolError(f"fenced by epoch {hello.epoch} of the same host"))
         self.hello, self.capacity, self._outbox = hello, hello.capacity, outbox
         self._pings.clear()
-        outbox.put(codec.welcome(self.lease_s, self.judge.max_text_bytes, sorted(self._held)))
+        outbox.put(stream_codec.welcome(self.lease_s, self.judge.max_text_bytes, sorted(self._held)))
         for (session, seq), waiting in self._waiting.items():
             if session in self._held:
                 self.judge.requested(session, seq)
@@ -97,14 +99,14 @@ class HostLink:
             self.detached.set()
 
     def gone(self, error: EarlError) -> None:
-        """The host's process ended: whoever waits for it learns why."""
+        """Tells everyone who waits for the host that its process has ended."""
         self._gone = error
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(error)
 
     def heard(self, message: Any) -> None:
-        """One message of the host's present stream."""
+        """Takes one message of the host's current stream."""
         kind = message.WhichOneof("message")
         if kind == "result":
             result = message.result
@@ -132,11 +134,11 @@ class HostLink:
     # --- pings -------------------------------------------------------------------------------
 
     def ping(self) -> asyncio.Future[None]:
-        """Send one; the future is done with its pong, and never if the stream is lost before."""
+        """Sends a ping; the future is done when its pong arrives, never if the stream is lost first."""
         nonce = next(self._nonces)
         answered = asyncio.get_running_loop().create_future()
         self._pings[nonce] = (self._clock(), self.judge.fence(), answered)
-        self._say(codec.ping(nonce))
+        self._say(stream_codec.ping(nonce))
         return answered
 
     def unanswered_s(self) -> float:
@@ -144,7 +146,7 @@ class HostLink:
         return max((self._clock() - sent for sent, _, _ in self._pings.values()), default=0.0)
 
     async def fence(self, within_s: float = FENCE_S) -> None:
-        """Until the host has read everything that was said to it. Raises DeadlineExceeded."""
+        """Waits until the host has read everything that was sent to it. Raises DeadlineExceeded."""
         try:
             async with asyncio.timeout(within_s):
                 await self.ping()
@@ -199,7 +201,7 @@ class HostLink:
         raise DeadlineExceeded(f"no result of {what} within {within_s:g} s", "bound what it waits for")
 
     def drop(self, session: int, message: Any) -> None:
-        """Say Close or Cancel, after which the gateway no longer holds the session."""
+        """Says Close or Cancel, after which the gateway no longer holds the session."""
         self._held.discard(session)
         self._say(message)
 
@@ -213,7 +215,7 @@ class HostLink:
     # --- the stream --------------------------------------------------------------------------
 
     async def drop_stream(self, within_s: float) -> None:
-        """End the stream from this side and wait for the host to come back. Raises DeadlineExceeded."""
+        """Ends the stream from this side and waits for the host to come back. Raises DeadlineExceeded."""
         assert self._outbox is not None
         self.attached.clear()
         self._outbox.close()
@@ -225,7 +227,7 @@ class HostLink:
             raise DeadlineExceeded(text, "dial again, with the same instance and epoch + 1") from None
 
     async def until_capacity(self, least: int, within_s: float) -> None:
-        """Until the host offers this many sessions, or for within_s."""
+        """Waits until the host offers this many sessions, at most within_s."""
         try:
             async with asyncio.timeout(within_s):
                 while self.capacity < least:
@@ -235,22 +237,20 @@ class HostLink:
             return
 
     def hang_up(self) -> None:
-        """End the stream for good."""
-        self.gone(EnvHostLost("the examination is over"))
+        """Ends the stream for good."""
+        self.gone(EnvHostLost("the examination has ended"))
         if self._outbox is not None:
             self._outbox.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """An answer that is waited for, until `ends`."""
 
-    __slots__ = ("answer", "ends", "message", "within_s")
-
-    def __init__(self, message: Any, within_s: float, ends: float, answer: asyncio.Future[Any]) -> None:
-        self.message = message
-        self.within_s = within_s
-        self.ends = ends
-        self.answer = answer
+    message: Any
+    within_s: float
+    ends: float
+    answer: asyncio.Future[Any]
 
 
 class Episode:
@@ -268,25 +268,27 @@ class Episode:
 
     async def reset(self, seed: int, task: Mapping[str, Any]) -> Any:
         """The Result with the first observation. Raises DeadlineExceeded, EnvHostLost; so does `step`."""
-        message = codec.reset(self.number, self.environment, task, seed, self._reset_s)
+        message = stream_codec.reset(
+            self.number, self.environment, json.dumps(dict(task)), seed, self._reset_s
+        )
         self._last = (message, self._reset_s)
         return self._noted(await self.link.ask(self.number, 0, message, self._reset_s))
 
-    async def step(self, act: Act) -> Any:
+    async def step(self, action: Action) -> Any:
         self.seq += 1
-        message = codec.step(self.number, self.seq, act, self._step_s)
+        message = stream_codec.step(self.number, self.seq, action, self._step_s)
         self._last = (message, self._step_s)
         return self._noted(await self.link.ask(self.number, self.seq, message, self._step_s))
 
     async def repeat(self) -> Any:
-        """Ask the last Reset or Step again."""
+        """Asks the last Reset or Step again."""
         assert self._last is not None
         message, within_s = self._last
         return await self.link.ask(self.number, self.seq, message, within_s)
 
-    async def wrong_step(self, seq: int, act: Act, within_s: float) -> Any:
+    async def wrong_step(self, seq: int, action: Action, within_s: float) -> Any:
         """A Step whose seq is not the next."""
-        message = codec.step(self.number, seq, act, self._step_s)
+        message = stream_codec.step(self.number, seq, action, self._step_s)
         return await self.link.ask(self.number, seq, message, within_s, in_order=False)
 
     def _noted(self, result: Any) -> Any:
@@ -294,13 +296,13 @@ class Episode:
         return result
 
     def forget(self) -> None:
-        """As if the gateway had ended it while no stream was up: the next Welcome does not name it."""
+        """Ends the session as a gateway does while no stream is up: the next Welcome does not name it."""
         self.link.forget(self.number)
 
     def cancel(self) -> None:
         self.link.judge.cancelled(self.number)
-        self.link.drop(self.number, codec.cancel(self.number, self.seq))
+        self.link.drop(self.number, stream_codec.cancel(self.number, self.seq, "the examiner cancels it"))
 
     def close(self) -> None:
         self.link.judge.closed(self.number)
-        self.link.drop(self.number, codec.close(self.number))
+        self.link.drop(self.number, stream_codec.close(self.number))

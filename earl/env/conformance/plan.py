@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from earl.env.conformance.acts import Act
+from earl.env.base import Action
 from earl.env.conformance.card import CHECKS
 from earl.errors import ConfigError
 
@@ -20,7 +20,7 @@ class Recorded:
     return_: None if it does not say.
     """
 
-    acts: Sequence[Act]
+    acts: Sequence[Action]
     seed: int = 0
     task: Mapping[str, Any] = field(default_factory=dict)
     return_: float | None = None
@@ -88,4 +88,4 @@ def _recorded(line: str, where: str) -> Recorded:
     return_ = fields.get("return")
     if return_ is not None and not isinstance(return_, (int, float)):
         raise ConfigError(f"{where} has return {return_!r}", remedy)
-    return Recorded([Act(action) for action in actions], seed, task, return_)
+    return Recorded([Action(action) for action in actions], seed, task, return_)

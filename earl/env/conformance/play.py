@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from earl.env.base import Ending
+from earl.env.base import Action, Ending
 from earl.env.conformance import policies
-from earl.env.conformance.acts import Act
 from earl.env.conformance.host_link import Episode, HostLink
 from earl.errors import DeadlineExceeded, EnvHostLost
 
 # (observation as earl.v1.Observation, number of the step from 0) → the action; None: stop here.
-Policy = Callable[[Any, int], Act | None]
+Policy = Callable[[Any, int], Action | None]
 Seen = Mapping[str, Any]
 
 
@@ -25,7 +24,7 @@ class EpisodeTrace:
 
     seed: int
     views: list[Seen] = field(default_factory=list)
-    acts: list[Act] = field(default_factory=list)
+    acts: list[Action] = field(default_factory=list)
     reset_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
     # The last one, as earl.v1.Observation.
@@ -118,18 +117,18 @@ class EpisodePlayer:
         return self.link.open(self.environment, self.bounds.reset_s, self.bounds.step_s)
 
     async def play(self, seed: int, policy: Policy, task: Mapping[str, Any] | None = None) -> EpisodeTrace:
-        """A whole episode. Raises DeadlineExceeded, EnvHostLost."""
+        """Plays a whole episode. Raises DeadlineExceeded, EnvHostLost."""
         episode, trace = self.open(), EpisodeTrace(seed)
         try:
-            await self.go_on(episode, trace, policy, self.task if task is None else task)
+            await self.continue_play(episode, trace, policy, self.task if task is None else task)
         finally:
             episode.close()
         return trace
 
-    async def go_on(
+    async def continue_play(
         self, episode: Episode, trace: EpisodeTrace, policy: Policy, task: Mapping[str, Any] | None = None
     ) -> None:
-        """Play an episode, begun or not, until it ends or the policy stops; `trace` grows with it."""
+        """Plays an episode, begun or not, until it ends or the policy stops; `trace` grows with it."""
         if not trace.views:
             began = perf_counter()
             result = await episode.reset(trace.seed, self.task if task is None else task)
@@ -143,7 +142,7 @@ class EpisodePlayer:
             try:
                 result = await episode.step(act)
             except (DeadlineExceeded, EnvHostLost) as error:
-                text = f"{error.message}, with seed {trace.seed} and action {shortly(act.text)!r}"
+                text = f"{error.message}, with seed {trace.seed} and action {shortly(act)!r}"
                 raise type(error)(text, error.remedy) from error
             trace.steps_s.append(perf_counter() - began)
             trace.acts.append(act)
@@ -154,8 +153,8 @@ class EpisodePlayer:
         return await self.play(trace.seed, replaying(trace.acts))
 
 
-def replaying(acts: Sequence[Act]) -> Policy:
-    """These actions, one after the other."""
+def replaying(acts: Sequence[Action]) -> Policy:
+    """A policy that takes these actions in order."""
     return lambda observation, step: acts[step] if step < len(acts) else None
 
 

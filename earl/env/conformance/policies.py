@@ -14,30 +14,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from earl.env import tool_calls
-from earl.env.conformance.acts import Act, Call
+from earl.env.base import Action, ToolCall
 
 HUGE_CHARACTERS = 200_000
-# Of the random policy with tools, how often it answers in words instead.
+# How often the random policy with tools answers in words instead.
 _PLAIN = 0.15
 _WORDS = ("yes", "no", "a", "x", "north", "help", "0", "1", "2", "[3]", "42", "-1", "0.5")
 _DEPTH = 4
 
 
-def random_act(observation: Any, tools: Sequence[Mapping[str, Any]], rng: random.Random) -> Act:
+def random_act(observation: Any, tools: Sequence[Mapping[str, Any]], rng: random.Random) -> Action:
     """An action for an earl.v1.Observation."""
     if observation.legal_actions:
-        return Act(rng.choice(list(observation.legal_actions)))
+        return Action(rng.choice(list(observation.legal_actions)))
     if tools and rng.random() >= _PLAIN:
         tool = rng.choice(list(tools))
         return called(tool["name"], random_value(tool.get("parameters") or {"type": "object"}, rng))
     words = re.findall(r"[^\s.,:;!?]{1,20}", observation.text[-2_000:])
-    return Act(rng.choice([*_WORDS, *words]))
+    return Action(rng.choice([*_WORDS, *words]))
 
 
-def called(name: str, arguments: Any) -> Act:
+def called(name: str, arguments: Any) -> Action:
     """The act of calling a tool: as text, and as a parsed call."""
     text = json.dumps({"name": name, "arguments": arguments})
-    return Act(f"{tool_calls.OPEN}{text}{tool_calls.CLOSE}", [Call(name, json.dumps(arguments))])
+    return Action(f"{tool_calls.OPEN}{text}{tool_calls.CLOSE}", [ToolCall(name, arguments, "call-0")])
 
 
 def random_value(schema: Mapping[str, Any], rng: random.Random, depth: int = 0) -> Any:
@@ -79,21 +79,23 @@ def _scalar(kind: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
     return (text * (1 + least // len(text)))[: max(least, schema.get("maxLength", 20))]
 
 
-def malformed(tools: Sequence[Mapping[str, Any]]) -> dict[str, Act]:
+def malformed(tools: Sequence[Mapping[str, Any]]) -> dict[str, Action]:
     """Texts that models write when they fail, by what is wrong with them."""
     deep = "[" * 5_000 + "]" * 5_000
     acts = {
-        "empty": Act(""),
-        "blanks": Act(" \t\r\n "),
-        "huge": Act("x" * HUGE_CHARACTERS),
-        "unicode": Act("\u202eðŸ é̩̍ \U0001f469\u200d\U0001f52c \u0000\ufeff ٣ Ⅷ"),
-        "control characters": Act("".join(map(chr, range(32))) + "\x7f\x1b[2J"),
-        "a number too long": Act("9" * 10_000),
-        "not a number": Act("NaN"),
-        "nested JSON": Act(deep),
-        "format string": Act("%s%n {0.__class__} ${jndi:x} $(id) ; --"),
-        "unclosed call": Act(tool_calls.OPEN + '{"name": "x", "arguments": {'),
-        "nested call": Act(tool_calls.OPEN + '{"name": "x", "arguments": ' + deep + "}" + tool_calls.CLOSE),
+        "empty": Action(""),
+        "blanks": Action(" \t\r\n "),
+        "huge": Action("x" * HUGE_CHARACTERS),
+        "unicode": Action("\u202eðŸ é̩̍ \U0001f469\u200d\U0001f52c \u0000\ufeff ٣ Ⅷ"),
+        "control characters": Action("".join(map(chr, range(32))) + "\x7f\x1b[2J"),
+        "a number too long": Action("9" * 10_000),
+        "not a number": Action("NaN"),
+        "nested JSON": Action(deep),
+        "format string": Action("%s%n {0.__class__} ${jndi:x} $(id) ; --"),
+        "unclosed call": Action(tool_calls.OPEN + '{"name": "x", "arguments": {'),
+        "nested call": Action(
+            tool_calls.OPEN + '{"name": "x", "arguments": ' + deep + "}" + tool_calls.CLOSE
+        ),
         "unknown tool": called("no_such_tool", {"a": 1}),
     }
     if tools:
@@ -102,9 +104,9 @@ def malformed(tools: Sequence[Mapping[str, Any]]) -> dict[str, Act]:
             "no arguments": called(name, {}),
             "unknown argument": called(name, {"no_such_argument": 1}),
             "arguments that are a list": called(name, [1, 2]),
-            "arguments that are no JSON": Act("", [Call(name, '{"a": ')]),
+            "arguments that are no JSON": Action("", [ToolCall(name, '{"a": ', "call-0")]),
             "wrong types": called(name, _wrong(tools[0])),
-            "many calls": Act("", [Call(name, "{}")] * 100),
+            "many calls": Action("", [ToolCall(name, {}, f"call-{number}") for number in range(100)]),
         }
     return acts
 

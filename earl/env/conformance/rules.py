@@ -1,6 +1,6 @@
 """The rules of the environment stream, as a host must keep them, message by message. Pure.
 
-A Judge is told what the examiner sends, sees all that the host sends, and notes each Violation under the
+A Judge gets what the examiner sends, sees all that the host sends, and notes each Violation under the
 check that it counts against (card.py). What an honest host may do because messages cross on the wire is
 allowed for: a result that was sent before a Close or Cancel was read is not late. It is late after the
 Pong that followed them, since a host handles a stream's messages in their order.
@@ -8,21 +8,20 @@ Pong that followed them, since a host handles a stream's messages in their order
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from earl.env.base import ROLES, Ending
-from earl.env.conformance.acts import fault_in_tool
+from earl.env.conformance.offered_tools import fault_in_tools
 from earl.env.serve import NAME
 
 PROTOCOL = 1
 MAX_CAPACITY = 65_536
 MAX_NAME = 256
 MAX_PROGRESS = 1_024
-# Of one rule, this many violations are kept in words; all are counted.
+# So many violations of one rule are kept as text; all are counted.
 KEPT = 5
 _TOLERANCE = 1e-6
 _ENDINGS = {ending.value for ending in Ending} - {Ending.NONE.value}
@@ -41,7 +40,7 @@ class SessionRecord:
     answered: Counter[int] = field(default_factory=Counter)
     answers: dict[int, Any] = field(default_factory=dict)
     return_: float = 0.0
-    over: bool = False
+    ended: bool = False
     # Closed or cancelled, and whether the host has read so for certain.
     cancelled: bool = False
     closed: bool = False
@@ -53,9 +52,9 @@ class Judge:
 
     def __init__(self, max_text_bytes: int) -> None:
         self.max_text_bytes = max_text_bytes
-        # Of sessions that are not over for certain, and the numbers of those that are.
+        # Sessions that may still be running, and the numbers of those that have ended.
         self.records: dict[int, SessionRecord] = {}
-        self.over: set[int] = set()
+        self.ended: set[int] = set()
         self.violations: dict[str, list[str]] = {}
         self.counted: Counter[str] = Counter()
         # Messages by kind, and sizes of the largest result and observation so far, in bytes.
@@ -65,7 +64,7 @@ class Judge:
         self._bounds: dict[str, tuple[float, float] | None] = {}
 
     def violated(self, rule: str, violation: str) -> None:
-        """Note a violation of the check `rule`."""
+        """Notes a violation of the check `rule`."""
         self.counted[rule] += 1
         kept = self.violations.setdefault(rule, [])
         if len(kept) < KEPT and violation not in kept:
@@ -102,12 +101,12 @@ class Judge:
             record.fenced = True
             if record.closed:
                 del self.records[session]
-                self.over.add(session)
+                self.ended.add(session)
 
     # --- what the host says ------------------------------------------------------------------
 
     def hello(self, hello: Any) -> str:
-        """Judge a Hello; why nothing can be tested with it, "" if something can."""
+        """Judges a Hello; why nothing can be tested with it, "" if something can."""
         self.messages["hello"] += 1
         wrong = list(_hello_faults(hello))
         for violation in wrong:
@@ -123,10 +122,10 @@ class Judge:
         return wrong[0] if fatal else ""
 
     def result(self, result: Any) -> bool:
-        """Judge a Result; whether it is the answer to something that was asked."""
+        """Judges a Result; whether it is the answer to something that was asked."""
         self.messages["result"] += 1
         record = self.records.get(result.session)
-        if record is None and result.session in self.over:
+        if record is None and result.session in self.ended:
             violation = (
                 f"a result for session {result.session} seq {result.seq} after the Pong that followed its"
             )
@@ -150,11 +149,11 @@ class Judge:
         return True
 
     def progress(self, progress: Any) -> bool:
-        """Judge a Progress; whether it is of something under way."""
+        """Judges a Progress; whether it is of something in progress."""
         self.messages["progress"] += 1
         record = self.records.get(progress.session)
         where = f"session {progress.session} seq {progress.seq}"
-        if record is None and progress.session in self.over:
+        if record is None and progress.session in self.ended:
             self.violated("progress", f"a Progress for {where} after its Close")
             return False
         if record is None or not record.requests[progress.seq]:
@@ -184,7 +183,7 @@ class Judge:
         earlier = record.answers.get(result.seq)
         if earlier is not None:
             if earlier != result:
-                self.violated("answers", f"{where} was answered anew with another result")
+                self.violated("answers", f"{where} was answered again with another result")
             return
         record.answers = {result.seq: result}
         size_bytes = result.ByteSize()
@@ -199,7 +198,7 @@ class Judge:
             self.violated("endings", f"{violation} in {where}")
         if result.seq != record.seq:
             return  # an answer to a wrong seq: it changes nothing
-        record.over = record.over or result.done
+        record.ended = record.ended or result.done
         if math.isfinite(result.reward):
             record.return_ += result.reward
         if record.bounds is not None and result.ending in (Ending.OK.value, Ending.TRUNCATED.value):
@@ -247,19 +246,8 @@ def _info_faults(info: Any) -> Any:
         yield f"{info.name} declares one bound of its reward only: give both or none"
     elif info.HasField("min_reward") and not info.min_reward <= info.max_reward:
         yield f"{info.name} declares rewards from {info.min_reward:g} to {info.max_reward:g}"
-    if info.tools_json:
-        try:
-            tools = json.loads(info.tools_json)
-        except ValueError as error:
-            yield f"tools_json of {info.name} is not JSON: {error}"
-            return
-        if not isinstance(tools, list):
-            yield f"tools_json of {info.name} is no list"
-            return
-        for tool in tools:
-            function = tool.get("function", tool) if isinstance(tool, dict) else tool
-            if wrong := fault_in_tool(function):
-                yield f"tools_json of {info.name} holds {json.dumps(tool)[:80]}: {wrong}"
+    if wrong := fault_in_tools(info.tools_json):
+        yield f"tools_json of {info.name} {wrong}"
 
 
 def _number_faults(result: Any) -> Any:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from earl.env.conformance import codec
 from earl.env.conformance.host_link import HostLink
 from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError
 from earl.rpc.auth import TlsFiles
@@ -27,6 +27,7 @@ from earl.rpc.client import EOF, Client
 from earl.rpc.errors import from_call
 from earl.rpc.outbox import Outbox
 from earl.rpc.server import Server
+from earl.v1 import env_pb2
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Examiner:
         self._token = token
         self._tls = tls
         self._dialling: set[asyncio.Task[None]] = set()
-        # Why the last stream came to nothing before a host could be examined.
+        # Why the last stream failed before a host could be examined.
         self.refused: EarlError | None = None
         self._lease_s = lease_s
         self._max_text_bytes = max_text_bytes
@@ -69,7 +70,7 @@ class Examiner:
         await self._stream(context)
 
     def dial(self, address: str) -> None:
-        """Dial a host that listens, and again whenever its stream has ended."""
+        """Dials a host that listens, and again whenever its stream has ended."""
         self._dialling.add(asyncio.create_task(self._dial(address)))
 
     async def _dial(self, address: str) -> None:
@@ -90,7 +91,7 @@ class Examiner:
             await client.close()
 
     async def _stream(self, end: Any) -> None:
-        """One stream, from its Hello on. end: a servicer's context or a client's call."""
+        """Serves one stream from its Hello on. end: a servicer's context or a client's call."""
         hello, rest = await self._hello(end)
         known = self._links.get(hello.instance)
         link = known or HostLink(self._lease_s, self._max_text_bytes, time.monotonic)
@@ -113,7 +114,7 @@ class Examiner:
         try:
             async with asyncio.timeout(HELLO_S):
                 raw = await end.read()
-            messages = codec.messages_of(raw) if raw is not EOF else ()
+            messages = messages_of(raw) if raw is not EOF else ()
         except TimeoutError:
             self.refused = DeadlineExceeded(f"a host said no Hello within {HELLO_S:g} s", "begin with it")
             raise self.refused from None
@@ -126,14 +127,14 @@ class Examiner:
         return messages[0].hello, messages[1:]
 
     async def _converse(self, link: HostLink, outbox: Outbox, rest: Any, end: Any) -> None:
-        """Read and write until one side ends the stream."""
+        """Reads and writes until one side ends the stream."""
 
         async def read() -> None:
             for message in rest:
                 link.heard(message)
             while (raw := await end.read()) is not EOF:
                 try:
-                    messages = codec.messages_of(raw)
+                    messages = messages_of(raw)
                 except EnvProtocolError as error:
                     link.judge.violated("frames", error.message)
                     raise
@@ -142,7 +143,7 @@ class Examiner:
                         link.heard(message)
 
         async def write(messages: list[Any]) -> None:
-            await end.write(codec.frame(messages))
+            await end.write(env_pb2.AttachResponse(messages=messages).SerializeToString())
 
         tasks = [asyncio.create_task(each) for each in (read(), outbox.drain_to(write), self._ping(link))]
         try:
@@ -161,12 +162,25 @@ class Examiner:
             await asyncio.sleep(self._lease_s / 4)
 
     async def close(self) -> None:
-        """End every stream."""
+        """Ends all streams."""
         for task in self._dialling:
             task.cancel()
         for link in self._links.values():
             link.hang_up()
         await asyncio.gather(*self._dialling, return_exceptions=True)
+
+
+def messages_of(raw: bytes) -> Sequence[Any]:
+    """The HostMessages of an AttachRequest. Raises EnvProtocolError.
+
+    Read from raw bytes here, not by gRPC: what cannot be decoded is a finding, not a lost stream.
+    """
+    try:
+        return env_pb2.AttachRequest.FromString(raw).messages
+    except DecodeError as error:
+        raise EnvProtocolError(
+            f"{len(raw)} bytes are no AttachRequest: {error}", "is every text in it valid UTF-8?"
+        ) from error
 
 
 class _Serve:

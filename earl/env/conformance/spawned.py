@@ -91,7 +91,7 @@ async def _attached(examiner: Examiner, process: StackProcess) -> HostLink:
 
 
 async def _watch(process: StackProcess, link: HostLink) -> None:
-    """Tell the link when its process has ended."""
+    """Tells the link when its process has ended."""
     code = await process.wait()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     last = [line for line in process.tail() if not line.startswith("info:")][-1:]

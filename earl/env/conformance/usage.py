@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-# Of a series, this much is warm-up and says nothing.
+# Share of a series that counts as warm-up and is left out.
 WARM_UP = 0.3
-# Of all pairs of samples, the share that must rise more than fall for growth to be a trend.
+# Growth is a trend if, among all pairs of samples, rises exceed falls by this share.
 STEADY = 0.6
 
 
@@ -28,7 +28,7 @@ class ProcessUsage:
 
 
 def usage_of(pid: int) -> ProcessUsage | None:
-    """None where this cannot be told: the process has ended, or there is neither /proc nor psutil."""
+    """None where this cannot be known: the process has ended, or there is neither /proc nor psutil."""
     if Path("/proc/self/statm").exists():
         return _from_proc(pid)
     return _from_psutil(pid)

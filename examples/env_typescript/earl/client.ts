@@ -29,7 +29,7 @@ export interface OpenOptions {
   episodeS?: number;
 }
 
-/** A session has no result, and why: by its ending, or ENDING_UNSPECIFIED for a request that was refused. */
+/** Thrown when a session has no result: with its ending, or ENDING_UNSPECIFIED for a refused request. */
 export class SessionError extends Error {
   readonly ending: Ending;
 
@@ -62,8 +62,8 @@ export class GatewayClient {
     const { task = {}, seed = 0n, queueS = 60, resetS = 30, stepS = 30, episodeS = 600 } = options;
     this.#opened += 1;
     const number = `${this.#opened}`;
-    const asked = { environment, taskJson: JSON.stringify(task), seed: `${seed}` };
-    const open = { session: number, ...asked, queueS, resetS, stepS, episodeS };
+    const request = { environment, taskJson: JSON.stringify(task), seed: `${seed}` };
+    const open = { session: number, ...request, queueS, resetS, stepS, episodeS };
     const result = await this.ask(number, { open }, queueS + resetS);
     return new Session(this, number, stepS, result.observation);
   }
@@ -100,7 +100,7 @@ export class Session {
   done = false;
   /** The sum of the rewards so far. */
   return = 0;
-  /** Of the whole episode; filled when it is done. */
+  /** Metrics of the whole episode; filled when it is done. */
   metrics: Record<string, number> = {};
   readonly #client: GatewayClient;
   readonly #number: Uint64;
@@ -114,7 +114,7 @@ export class Session {
     this.observation = first ?? { text: "" };
   }
 
-  /** Act; returns the step's reward. Throws SessionError; the session is over then. */
+  /** Act; returns the step's reward. Throws SessionError; the session has then ended. */
   async step(text: string): Promise<number> {
     if (this.done) throw new SessionError("ENDING_UNSPECIFIED", `session ${this.#number} is over`);
     this.#seq += 1;
@@ -135,7 +135,7 @@ export class Session {
   }
 }
 
-/** What a session waits for: its next result, or the bound on waiting for it. */
+/** A session's wait for its next result, with the bound on it. */
 class Question {
   readonly answered: Promise<Required<Result>>;
   readonly #resolve: (result: Required<Result>) => void;
@@ -166,7 +166,7 @@ class Question {
     this.#reject(new SessionError(ending, message));
   }
 
-  /** A slow step said that it is alive. */
+  /** A slow step reported that it is alive. */
   extend(): void {
     this.#timer.refresh();
   }

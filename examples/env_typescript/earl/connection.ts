@@ -7,16 +7,16 @@ import * as grpc from "@grpc/grpc-js";
 
 import type { Frame } from "./wire.ts";
 
-/** How to reach and convince a gateway. */
+/** The address of a gateway and the credentials for it. */
 export interface Access {
   /** "host:port". */
   gateway: string;
   token?: string;
-  /** Encrypt. authority: PEM of whom to trust. Without it no token is sent off this machine. */
+  /** Encrypt. authority: PEM of the authorities to trust. Without it no token is sent off this machine. */
   tls?: { authority: Buffer };
 }
 
-/** EARL_GATEWAY, EARL_TOKEN, and TLS if EARL_TLS_CA is set: to a PEM file, or "system" for whom this machine trusts. */
+/** EARL_GATEWAY, EARL_TOKEN, and TLS if EARL_TLS_CA is set: to a PEM file, or "system" for the authorities that this machine trusts. */
 export function accessFromEnvironment(): Access {
   const { EARL_GATEWAY, EARL_TLS_CA } = process.env;
   const token = process.env.EARL_TOKEN?.trim();
@@ -74,7 +74,7 @@ export function connect(access: Access): grpc.Client {
 const FRAME_BYTES = 4 << 20;
 const UNREAD_BYTES = 64 << 20;
 
-/** How a stream ended: gRPC's status, or what this side had to say about it. */
+/** How a stream ended: gRPC's status, or this side's reason. */
 export interface Ended {
   code: grpc.status;
   details: string;
@@ -95,7 +95,7 @@ export class Stream<Out, In> {
   #waitingBytes = 0;
   #scheduled = false;
   #blocked = false;
-  /** Nothing more is taken to be sent; nothing more is read. */
+  /** Closed: nothing more is queued or read. */
   #closing = false;
   #over = false;
   #verdict: Ended | undefined;
@@ -126,7 +126,7 @@ export class Stream<Out, In> {
     });
   }
 
-  /** Queue an encoded message. What is ready together goes in one frame; after the end it is dropped. */
+  /** Queue an encoded message. Messages that are ready together go in one frame; after the end it is dropped. */
   send(message: Buffer): void {
     if (this.#closing) return;
     this.#waiting.push(message);
@@ -142,7 +142,7 @@ export class Stream<Out, In> {
     }
   }
 
-  /** Say nothing more once what is queued is written; the other side then ends the stream. */
+  /** Stop sending once the queue is written; the other side then ends the stream. */
   close(): void {
     if (this.#closing) return;
     this.#closing = true;

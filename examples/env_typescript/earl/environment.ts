@@ -1,6 +1,6 @@
 /**
  * What an environment author implements. One object plays one episode; all randomness comes from the
- * seed, so that an episode can be repeated. What is thrown ends the episode as ENV_ERROR: it is
+ * seed, so that an episode can be repeated. An exception ends the episode as ENV_ERROR: it is
  * reported, and is never a reward.
  */
 
@@ -11,11 +11,11 @@ export interface Observation {
   text: string;
   legalActions?: string[];
   toolResults?: ToolResult[];
-  /** Who says it, for chat models: "tool" for what a tool that the agent called answers. */
+  /** The speaker, for chat models: "tool" for the answer of a tool that the agent called. */
   role?: "user" | "tool";
 }
 
-/** What the agent does. toolCalls: calls that the client had parsed already; empty for plain text. */
+/** The agent's action. toolCalls: calls that the client had parsed already; empty for plain text. */
 export interface Action {
   text: string;
   toolCalls: ToolCall[];
@@ -33,20 +33,20 @@ export interface ToolResult {
   isError: boolean;
 }
 
-/** What a step led to. */
+/** The result of a step. */
 export interface StepResult {
   observation: Observation | string;
-  /** Of this step alone, finite; 0 if absent. */
+  /** The reward of this step alone, finite; 0 if absent. */
   reward?: number;
   /** The episode ended by its own rules. */
   done?: boolean;
-  /** The episode was cut short, for example by a bound on moves. */
+  /** The episode was truncated, for example by a bound on moves. */
   truncated?: boolean;
   /** Finite numbers about the whole episode, sent with its last result, for example {win: 1}. */
   metrics?: Record<string, number>;
 }
 
-/** What the host lends to one reset or step. */
+/** What the host provides to a reset or step. */
 export interface Context {
   /** Aborted when the gateway cancels or closes the session: pass it to whatever can stop. */
   signal: AbortSignal;
@@ -57,7 +57,7 @@ export interface Context {
 }
 
 /**
- * An episode. Every method may return a promise; what takes longer than a few milliseconds should, as
+ * An episode. Every method may return a promise; a method that takes more than a few milliseconds should, as
  * all the host's sessions share one thread (heavy computing belongs in node:worker_threads).
  */
 export interface Environment {

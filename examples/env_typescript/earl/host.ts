@@ -8,8 +8,8 @@
  *        └────────────────────────────────────────────────┘
  *     stop ─► Drain ─► episodes end, within drainS ─► stream closed ─► return
  *
- * Sessions outlive the stream: after a reconnect the gateway says which it still holds, and repeats
- * what was in flight.
+ * Sessions outlive the stream: after a reconnect the gateway lists those that it still holds, and repeats
+ * requests that were in flight.
  */
 
 import { createHash, randomBytes } from "node:crypto";
@@ -30,7 +30,7 @@ const LAST_WORDS_S = 2;
 const FIRST_BACKOFF_S = 0.1;
 const MAX_BACKOFF_S = 3;
 
-/** What dialling again cannot mend. */
+/** Status codes that dialling again cannot change. */
 const REFUSALS: ReadonlySet<status> = new Set([
   status.INVALID_ARGUMENT,
   status.ALREADY_EXISTS,
@@ -48,13 +48,13 @@ export interface HostOptions {
   capacity?: number;
   /** Hosts that run at the same time need names of their own; one that is started again keeps its name. */
   name?: string;
-  /** Longest that episodes under way may take to end after `stop`, in seconds. */
+  /** The longest time that running episodes may take to end after `stop`, in seconds. */
   drainS?: number;
   /** Give up after this long without a gateway, in seconds. */
   giveUpS?: number;
 }
 
-/** Why a host ended that was not told to. */
+/** The reason why a host ended without `stop`. */
 export class HostError extends Error {}
 
 /**
@@ -96,13 +96,13 @@ class Host {
       while (!this.#stop.aborted) {
         const ended = await this.#attempt(client);
         if (this.#stop.aborted) return;
-        const why = `${status[ended.code]} ${ended.details || "the gateway ended the stream"}`;
-        if (REFUSALS.has(ended.code)) throw new HostError(`${access.gateway} refuses this host: ${why}`);
+        const reason = `${status[ended.code]} ${ended.details || "the gateway ended the stream"}`;
+        if (REFUSALS.has(ended.code)) throw new HostError(`${access.gateway} refuses this host: ${reason}`);
         if (performance.now() - this.#heardAt > giveUpS * 1e3) {
-          throw new HostError(`no gateway at ${access.gateway} for ${giveUpS} s: ${why}`);
+          throw new HostError(`no gateway at ${access.gateway} for ${giveUpS} s: ${reason}`);
         }
         if (this.#attached) backoffS = FIRST_BACKOFF_S;
-        console.error(`stream to ${access.gateway} lost, trying again: ${why}`);
+        console.error(`stream to ${access.gateway} lost, trying again: ${reason}`);
         await pause(backoffS * (0.5 + Math.random() / 2), this.#stop);
         backoffS = Math.min(backoffS * 2, MAX_BACKOFF_S);
       }
@@ -196,7 +196,7 @@ class Host {
   }
 }
 
-/** What the gateway learns of an environment; hosts that serve one name must agree on the schema's hash. */
+/** The description of an environment for the gateway; hosts that serve one name must agree on the schema's hash. */
 function described(offer: Offer): EnvironmentInfo {
   const tools = toolsJson(offer.tools ?? []);
   const schema = JSON.stringify({ action: "text", observation: "text", tools });

@@ -1,13 +1,13 @@
 /**
  * The sessions of one host, and the rules of the stream: the reset is seq 0, steps count from 1, a
- * repeated seq is answered with the same result, one call runs at a time, what may not be sent is not.
+ * repeated seq is answered with the same result, one call runs at a time, invalid results are not sent.
  */
 
 import type { Context, Environment, Observation, Offer, StepResult } from "./environment.ts";
 import { ATTACH, encode } from "./wire.ts";
 import type { Ending, HostMessage, Reset, Result, Step, Uint64 } from "./wire.ts";
 
-/** Of a failure's one line: below any gateway's bound on a result. */
+/** The longest line about a failure, below any gateway's bound on a result. */
 const MAX_MESSAGE_BYTES = 512;
 
 interface Session {
@@ -18,15 +18,15 @@ interface Session {
   seq: bigint;
   running: boolean;
   done: boolean;
-  /** Closed or cancelled while a call ran: its answer goes nowhere. */
+  /** Closed or cancelled while a call ran: its answer is dropped. */
   dropped: boolean;
-  /** What the last reset or step led to. */
+  /** The result of the last reset or step. */
   answer: HostMessage | undefined;
 }
 
-/** send: queues an encoded message; one that gets lost with its stream is asked for again. */
+/** send: queues an encoded message; a message that is lost with its stream is requested again. */
 export class Sessions {
-  /** The gateway's bound on a result; its Welcome says so. */
+  /** The gateway's bound on a result, from its Welcome. */
   maxTextBytes = 1 << 20;
   readonly #offers: ReadonlyMap<string, Offer>;
   readonly #capacity: number;
@@ -42,7 +42,7 @@ export class Sessions {
     this.#send = send;
   }
 
-  /** Episodes under way. */
+  /** Episodes in progress. */
   get open(): number {
     return this.#open;
   }
@@ -52,7 +52,7 @@ export class Sessions {
     return Math.max(0, this.#capacity - this.#stuck);
   }
 
-  /** Until no episode is under way. */
+  /** Resolves when no episode is in progress. */
   empty(): Promise<void> {
     return new Promise((resolve) => (this.#open === 0 ? resolve() : this.#whenEmpty.push(resolve)));
   }
@@ -118,7 +118,7 @@ export class Sessions {
     }
   }
 
-  /** Close or cancel a session; what runs in it is told to stop. */
+  /** Close or cancel a session; its running call is told to stop. */
   drop(id: Uint64): void {
     const session = this.#sessions.get(id);
     if (!session) return;
@@ -180,7 +180,7 @@ export class Sessions {
     }
   }
 
-  /** Answer what is asked again; while it still runs, its answer will come. */
+  /** Answer a repeated request; while the call still runs, its answer will come. */
   #repeat(session: Session): void {
     if (session.answer && !session.running) this.#send(encode(ATTACH, session.answer));
   }
@@ -204,7 +204,7 @@ export class Sessions {
   }
 }
 
-/** A result that must not be sent. */
+/** Thrown for a result that must not be sent. */
 class ProtocolError extends Error {}
 
 function failure(session: Uint64, seq: bigint, ending: Ending, text: string): { result: Result } {
@@ -213,8 +213,8 @@ function failure(session: Uint64, seq: bigint, ending: Ending, text: string): { 
 
 function described(error: unknown, seq: bigint): string {
   if (error instanceof ProtocolError) return `EnvProtocolError: ${error.message}`;
-  const said = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
-  return `EnvironmentFailure: ${seq === 0n ? "reset" : `step ${seq}`} threw ${said}`;
+  const thrown = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+  return `EnvironmentFailure: ${seq === 0n ? "reset" : `step ${seq}`} threw ${thrown}`;
 }
 
 /** One line of at most MAX_MESSAGE_BYTES of UTF-8. */
@@ -241,14 +241,14 @@ function checkedStep(taken: StepResult): Omit<Result, "session" | "seq"> {
 }
 
 function checkedObservation(given: Observation | string): Observation {
-  const seen: Observation = typeof given === "string" ? { text: given } : given;
-  if (typeof seen !== "object" || seen === null) throw new ProtocolError(`an observation is ${given}`);
-  const role = seen.role ?? "user";
+  const observation: Observation = typeof given === "string" ? { text: given } : given;
+  if (typeof observation !== "object" || observation === null) throw new ProtocolError(`an observation is ${given}`);
+  const role = observation.role ?? "user";
   if (role !== "user" && role !== "tool") throw new ProtocolError(`observation has role ${role}`);
   return {
-    text: text(seen.text, "observation"),
-    legalActions: (seen.legalActions ?? []).map((action) => text(action, "legal action")),
-    toolResults: (seen.toolResults ?? []).map((result) => ({
+    text: text(observation.text, "observation"),
+    legalActions: (observation.legalActions ?? []).map((action) => text(action, "legal action")),
+    toolResults: (observation.toolResults ?? []).map((result) => ({
       id: text(result.id, "tool result's id"),
       text: text(result.text, "tool result"),
       isError: result.isError,

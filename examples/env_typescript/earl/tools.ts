@@ -12,17 +12,17 @@ export interface Tool {
   description: string;
   /** JSON schema of the arguments, an object. `run` checks what it is given: a model wrote it. */
   parameters: Record<string, unknown>;
-  /** Throws ToolError for what the agent did wrong; anything else that it throws ends the episode. */
+  /** Throws ToolError for the agent's mistake; any other exception ends the episode. */
   run(given: Record<string, unknown>, context: Context): Promising<string>;
 }
 
-/** What a chat model is shown of a tool. */
+/** The description of a tool for a chat model. */
 export type ToolSchema = Omit<Tool, "run">;
 
-/** The agent's mistake: it reads the message as the tool's answer, and the episode goes on. */
+/** The agent's mistake: it reads the message as the tool's answer, and the episode continues. */
 export class ToolError extends Error {}
 
-/** A call, or what is wrong with what should have been one. */
+/** A call, or the fault of a text that should have been a call. */
 type Call = ToolCall | { id: string; fault: string };
 
 /** The schemas of tools; empty if there are none. */
@@ -50,8 +50,8 @@ export function render(name: string, given: Record<string, unknown>): string {
 }
 
 /**
- * Run an action's calls one after the other: those that its client parsed, or those in its text. What the
- * agent did wrong is in the results. Empty if the action calls nothing.
+ * Run an action's calls one after the other: those that its client parsed, or those in its text. The
+ * agent's mistakes are in the results. Empty if the action calls nothing.
  */
 export async function runCalls(action: Action, tools: Tool[], context: Context): Promise<ToolResult[]> {
   const results: ToolResult[] = [];

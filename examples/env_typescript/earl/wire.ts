@@ -96,7 +96,7 @@ export interface Open {
   episodeS: number;
 }
 
-/** What a host says. */
+/** The messages of a host. */
 export type HostMessage =
   | { hello: Hello }
   | { result: Result }
@@ -105,7 +105,7 @@ export type HostMessage =
   | { drain: Drain }
   | { pong: { nonce: Uint64 } };
 
-/** What the gateway says to a host; `message` names the field that is set, none for a kind unknown here. */
+/** The gateway's messages to a host; `message` names the field that is set, none for a kind unknown here. */
 export type GatewayMessage =
   | { message: "welcome"; welcome: Welcome }
   | { message: "reset"; reset: Reset }
@@ -116,20 +116,20 @@ export type GatewayMessage =
   | { message: "ping"; ping: { nonce: Uint64 } }
   | { message?: undefined };
 
-/** What a client says. */
+/** The messages of a client. */
 export type ClientMessage =
   | { open: Open }
   | { step: { session: Uint64; seq: Uint64; action: { text: string; toolCalls?: ToolCall[] } } }
   | { close: { session: Uint64 } }
   | { cancel: { session: Uint64; seq: Uint64; reason: string } };
 
-/** What the gateway says to a client. */
+/** The gateway's messages to a client. */
 export type SessionMessage =
   | { message: "result"; result: Required<Result> }
   | { message: "progress"; progress: Progress }
   | { message?: undefined };
 
-/** Messages ride in frames, one or several. */
+/** A frame carries one message or several. */
 export interface Frame<Message> {
   messages: Message[];
 }
@@ -153,7 +153,7 @@ export const PLAY = service.Play as Method<ClientMessage, SessionMessage>;
 
 /**
  * One message as a frame of its own. Frames are concatenable, as protobuf's repeated fields are: so a
- * message is encoded once, its size is known, and what is ready together goes together.
+ * message is encoded once, its size is known, and messages that are ready together are sent together.
  */
 export function encode<Out, In>(method: Method<Out, In>, message: Out): Buffer {
   return method.requestSerialize({ messages: [message] });

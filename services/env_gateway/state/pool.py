@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from earl.errors import DuplicateEnvironment, EnvProtocolError
-from services.env_gateway.quarantine import Quarantine
-from services.env_gateway.sessions import GatewaySession
+from services.env_gateway.state.faults import FaultSummary, FaultTexts
+from services.env_gateway.state.quarantine import Quarantine
+from services.env_gateway.state.sessions import GatewaySession
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,24 @@ class ServedEnvironment:
     bounds: tuple[float, float] | None
     info: Any = None
 
+    def differs(self, other: ServedEnvironment) -> str:
+        """In what, with {} for the name of the host that serves the other; "" if they are alike."""
+        if self.schema_hash != other.schema_hash:
+            return f"schema {self.schema_hash!r}, host {{!r}} serves it with {other.schema_hash!r}"
+        if self.bounds != other.bounds:
+            return f"rewards {_range(self.bounds)}, host {{!r}} serves it with {_range(other.bounds)}"
+        return ""
+
+
+def _range(bounds: tuple[float, float] | None) -> str:
+    return "without bounds" if bounds is None else f"in [{bounds[0]:g}, {bounds[1]:g}]"
+
 
 @dataclass(slots=True)
 class ListedEnvironment:
     """An environment in the fleet. info: as a host declares it, None if no host serves it now; hosts,
-    those of them that it is in quarantine on, sessions open and waiting."""
+    those of them that it is in quarantine on, sessions open and waiting; faults: of its hosts; quarantines:
+    a sentence of each."""
 
     info: Any = None
     hosts: int = 0
@@ -38,6 +52,8 @@ class ListedEnvironment:
     open_sessions: int = 0
     queued: int = 0
     quarantined: int = 0
+    faults: FaultSummary = field(default_factory=FaultSummary)
+    quarantines: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +87,7 @@ class Pool:
     def __init__(self, quarantine: Quarantine) -> None:
         self.hosts: dict[int, HostState] = {}
         self.quarantine = quarantine
+        self.faults = FaultTexts()
         # By environment: the sessions that wait, by id, first come first served.
         self._queues: dict[str, OrderedDict[int, GatewaySession]] = {}
         self._ever_served: set[str] = set()
@@ -82,8 +99,9 @@ class Pool:
     ) -> dict[str, ServedEnvironment]:
         """The environments of a Hello by name.
 
-        Raises DuplicateEnvironment for one that is named twice or served elsewhere with another
-        schema, EnvProtocolError for an epoch that a newer stream of the instance has fenced.
+        Raises DuplicateEnvironment for one that is named twice, or served elsewhere with another schema or
+        other bounds of its rewards; EnvProtocolError for one without a schema, and for an epoch that a newer
+        stream of the instance has fenced.
         """
         known = self.hosts.get(instance)
         if known is not None and epoch <= known.epoch:
@@ -97,13 +115,17 @@ class Pool:
                 raise DuplicateEnvironment(
                     f"host {name!r} names environment {served.name!r} twice", "rename one of them"
                 )
+            if not served.schema_hash:
+                raise EnvProtocolError(
+                    f"environment {served.name!r} of host {name!r} has an empty schema_hash",
+                    "send a hash of what decides how it is played: its version, its tools",
+                )
             by_name[served.name] = served
             for host in self.hosts.values():
                 other = host.environments.get(served.name)
-                if host.instance != instance and other and other.schema_hash != served.schema_hash:
+                if host.instance != instance and other and (difference := served.differs(other)):
                     raise DuplicateEnvironment(
-                        f"environment {served.name!r} of host {name!r} has schema {served.schema_hash!r}, "
-                        f"host {host.name!r} serves it with {other.schema_hash!r}",
+                        f"environment {served.name!r} of host {name!r} has {difference.format(host.name)}",
                         "give the changed environment another name, or update all of its hosts",
                     )
         if not by_name:
@@ -127,7 +149,7 @@ class Pool:
         lost: list[tuple[HostState, str]] = []
         for host in self.hosts.values():
             if now - host.heard_at > lease_s:
-                lost.append((host, f"was silent for {lease_s:g} s"))
+                lost.append((host, f"sent nothing for {lease_s:g} s"))
             elif now >= host.back_by:
                 lost.append((host, "lost its stream and did not come back"))
         return lost
@@ -159,24 +181,41 @@ class Pool:
                 entry.quarantined += self.quarantine.held((host.name, name), now)
         for name, queue in self._queues.items():
             entries.setdefault(name, ListedEnvironment()).queued = len(queue)
+        for name, entry in entries.items():
+            entry.faults = self.faults.summary(self.faults.hosts(name))
+            entry.quarantines = self.quarantines(name, now)
         return entries
+
+    def quarantines(self, environment: str, now: float) -> list[str]:
+        """A sentence for each of its hosts that is in quarantine with it."""
+        serving = {host.name for host in self.hosts.values() if environment in host.environments}
+        described = (self.quarantine.describe((name, environment), now) for name in sorted(serving))
+        return [text for text in described if text]
 
     # --- placement ---------------------------------------------------------------------------
 
     def choose(self, environment: str, now: float) -> HostState | None:
-        """The host with the most room that may take a session of this environment; None: wait."""
+        """The host with the most room that may take a session of this environment; None: wait.
+
+        One that is on probation comes after all others, and takes one at a time.
+        """
         best: HostState | None = None
+        tried: HostState | None = None
         for host in self.hosts.values():
             if not host.attached or host.draining or host.free <= 0 or environment not in host.environments:
                 continue
-            if self.quarantine.held((host.name, environment), now):
+            key = (host.name, environment)
+            if self.quarantine.held(key, now):
                 continue
-            if best is None or host.free > best.free:
+            if self.quarantine.on_probation(key, now):
+                if all(session.environment != environment for session in host.sessions.values()):
+                    tried = host
+            elif best is None or host.free > best.free:
                 best = host
-        return best
+        return best or tried
 
     def wait(self, session: GatewaySession, *, first: bool = False) -> None:
-        """Queue a session behind the others, or before them."""
+        """Queues a session behind the others, or before them."""
         queue = self._queues.setdefault(session.environment, OrderedDict())
         queue[session.id] = session
         if first:
@@ -195,7 +234,7 @@ class Pool:
         return len(self._queues.get(environment, ()))
 
     def place_next(self, now: float) -> list[tuple[GatewaySession, HostState]]:
-        """Take as many queued sessions as there is room for; the caller places each before the next call."""
+        """Takes as many queued sessions as there is room for; the caller places each before the next call."""
         placed: list[tuple[GatewaySession, HostState]] = []
         for environment, queue in list(self._queues.items()):
             while queue and (host := self.choose(environment, now)) is not None:

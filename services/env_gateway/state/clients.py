@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.env_gateway.sessions import GatewaySession
+from services.env_gateway.state.sessions import GatewaySession
 
 MAX_CLIENT_SESSIONS = 65_536
 # Ended sessions whose last answer a client may ask for again.
@@ -37,7 +37,7 @@ class ClientStream:
         self.sessions[session.number] = session
 
     def ended(self, number: int) -> None:
-        """The session ended: its last answer is kept until KEPT_ENDED later ones ended."""
+        """Ends a session: its last answer is kept until KEPT_ENDED later ones have ended."""
         if number not in self.sessions:
             return
         self._ended[number] = None

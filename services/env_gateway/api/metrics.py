@@ -20,7 +20,7 @@ FAILED = "failed: "
 
 
 def figures(gateway: Gateway, now_s: float) -> Iterator[Sample]:
-    """On the gateway's own loop. now_s: of its clock."""
+    """The gateway's samples; called on its own loop. now_s: the time by its clock."""
     counts, pool = gateway.counts, gateway.pool
     attached = sum(host.attached for host in pool.hosts.values())
     yield Sample("earl_gateway_hosts", float(attached))

@@ -59,7 +59,7 @@ class _Random:
 
 
 class _NumpyRandom:
-    """Stands for `numpy.random`."""
+    """Takes the place of `numpy.random` during an episode."""
 
     def default_rng(self, seed: Any = None) -> numpy.random.Generator:
         return numpy.random.default_rng(_generator().getrandbits(64) if seed is None else seed)
@@ -85,7 +85,7 @@ _STAND_INS: dict[int, Any] = {id(random): _Random(), id(numpy): _Numpy()}
 
 
 def load(module: str, package: str) -> ModuleType:
-    """Import `module`, and bind `random` and `numpy` in all of the package's modules to the stand-ins."""
+    """Imports `module`, and binds `random` and `numpy` in all of the package's modules to the stand-ins."""
     with _lock:
         loaded = importlib.import_module(module)
         for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:

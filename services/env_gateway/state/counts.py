@@ -1,4 +1,4 @@
-"""What a gateway counts: refusals by reason, events by kind, waits in its queue, time in hosts; pure."""
+"""What a gateway counts: refusals by reason, events by kind, waits in its queue, time in hosts. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Counts:
         histogram.add(host_s)
 
     def fields(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """All counts as plain values."""
         waits = self.queue_waits
         return {
             "totals": dict(self.totals),

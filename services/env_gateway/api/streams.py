@@ -23,8 +23,9 @@ HELLO_S = 10.0
 async def exchange(
     frames: Frames, outbox: Outbox, handle: Callable[[Sequence[Any]], None], *, paced: bool = False
 ) -> bool:
-    """Until either side ends; True if the peer did. Raises what `handle`, reading or writing raised.
+    """Reads and writes until either side ends; returns True if the peer did.
 
+    Raises what `handle`, reading or writing raised.
     paced: nothing is read while the peer leaves much unread, so that what it asks for cannot pile up.
     """
 
@@ -53,7 +54,7 @@ async def exchange(
 
 
 async def serve_host(gateway: Gateway, frames: Frames) -> None:
-    """An env host's stream, from its Hello to its end, whoever dialled.
+    """An env host's stream, from its Hello to its end, whichever side connected.
 
     Raises EnvProtocolError, DuplicateEnvironment, DeadlineExceeded; what reading and writing raise.
     """

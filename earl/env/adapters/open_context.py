@@ -90,7 +90,7 @@ class Kept(Generic[T]):
             working.cancel()
 
     async def close(self) -> None:
-        """Leave the context manager; at most twice CLOSE_S."""
+        """Leaves the context manager; at most twice CLOSE_S."""
         self._leave.set()
         if not self._entered.done():
             self._task.cancel()

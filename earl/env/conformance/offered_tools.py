@@ -1,27 +1,10 @@
-"""Actions, and the tools that they may call, as plain values. Pure."""
+"""The tools that an environment's actions may call, as plain values. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a tool: what Action.tool_calls carries."""
-
-    name: str
-    arguments_json: str
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """One action: its text and, for environments with tools, the calls in it."""
-
-    text: str
-    calls: Sequence[Call] = ()
 
 
 def tools_of(info: Any) -> list[Mapping[str, Any]]:
@@ -32,6 +15,20 @@ def tools_of(info: Any) -> list[Mapping[str, Any]]:
         return []
     functions = [entry.get("function", entry) for entry in entries if isinstance(entry, dict)]
     return [function for function in functions if not fault_in_tool(function)]
+
+
+def fault_in_tools(tools_json: str) -> str:
+    """Why this is no list of functions; "" if it is one, or empty."""
+    try:
+        tools = json.loads(tools_json or "[]")
+    except ValueError as error:
+        return f"is not JSON: {error}"
+    if not isinstance(tools, list):
+        return "is no list"
+    for tool in tools:
+        if wrong := fault_in_tool(tool.get("function", tool) if isinstance(tool, dict) else tool):
+            return f"holds {json.dumps(tool)[:80]}: {wrong}"
+    return ""
 
 
 def fault_in_tool(function: Any) -> str:

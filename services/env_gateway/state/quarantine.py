@@ -1,7 +1,8 @@
 """Which (host, environment) pairs get no new sessions for a while; pure, time is an argument.
 
-`threshold` faults in a row start a quarantine of `duration_s`. After it the pair is on probation: one
-more fault starts another, twice as long, up to `MAX_FACTOR` times; one good episode clears everything.
+`threshold` faults in a row start a quarantine of `duration_s`. After it the pair is on probation, with one
+session at a time: one more fault starts another quarantine, twice as long, up to `MAX_FACTOR` times; one good
+episode clears everything. A host that was started again is on probation at once: it may have been mended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class _Record:
     faults: int = 0
     factor: int = 1
     until: float = 0.0
+    reason: str = ""
 
 
 class Quarantine:
@@ -27,10 +29,11 @@ class Quarantine:
         self._duration_s = duration_s
         self._records: dict[Key, _Record] = {}
 
-    def fault(self, key: Key, now: float) -> float:
-        """Count a fault; returns the seconds of the quarantine that it starts, 0 if it starts none."""
+    def fault(self, key: Key, now: float, reason: str = "") -> float:
+        """Counts a fault; returns the seconds of the quarantine that it starts, 0 if it starts none."""
         record = self._records.setdefault(key, _Record())
         record.faults += 1
+        record.reason = reason
         if record.faults < self._threshold or now < record.until:
             return 0.0
         duration_s = self._duration_s * record.factor
@@ -40,11 +43,11 @@ class Quarantine:
         return duration_s
 
     def success(self, key: Key) -> None:
-        """An episode ended well."""
+        """Takes note of an episode that ended well."""
         self._records.pop(key, None)
 
     def faults(self, key: Key) -> int:
-        """Faults in a row."""
+        """Number of consecutive faults."""
         record = self._records.get(key)
         return record.faults if record is not None else 0
 
@@ -52,6 +55,24 @@ class Quarantine:
         """Whether the pair is in quarantine now."""
         record = self._records.get(key)
         return record is not None and now < record.until
+
+    def on_probation(self, key: Key, now: float) -> bool:
+        """Whether a quarantine of the pair is over and no good episode came since."""
+        record = self._records.get(key)
+        return record is not None and record.factor > 1 and now >= record.until
+
+    def describe(self, key: Key, now: float) -> str:
+        """A pair in quarantine: its host, for how long still, and why; "" for another."""
+        record = self._records.get(key)
+        if record is None or now >= record.until:
+            return ""
+        return f"host {key[0]} is in quarantine for {record.until - now:.0f} s more: {record.reason}"
+
+    def started_again(self, host: str, now: float) -> None:
+        """Ends the quarantines of a host whose process is a new one."""
+        for (name, _), record in self._records.items():
+            if name == host and now < record.until:
+                record.until = now
 
     def ends(self, now: float) -> bool:
         """Whether a quarantine has ended since it was last asked; it is then on probation."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 # Longest that a client may ask to wait for anything, and what it gets if it does not say.
@@ -47,75 +48,46 @@ class Arrival(enum.Enum):
     AHEAD = "ahead"
 
 
+@dataclass(slots=True, eq=False)
 class GatewaySession:
-    """An episode. `client` and `host` are whoever asked for it and serves it; `pending` is the message
+    """An episode. `client` asked for it and `host` serves it; `pending` is the message
     in flight to the host, `answer` the last one sent to the client."""
 
-    __slots__ = (
-        "answer",
-        "attempts",
-        "client",
-        "deadline",
-        "environment",
-        "episode_ends",
-        "held",
-        "host",
-        "id",
-        "limits_s",
-        "number",
-        "pending",
-        "queue_s",
-        "reset",
-        "return_",
-        "sent_at",
-        "seq",
-        "state",
-        "traceparent",
-        "unknown_until",
-        "waits_since",
-    )
+    id: int
+    client: Any
+    # The client's own number for the session.
+    number: int
+    environment: str
+    limits_s: dict[str, float]
+    waits_since: float
+    # The message that starts it on a host; kept until its first step, for another host.
+    reset: Any = None
+    # The trace that it belongs to; "" without one.
+    traceparent: str = ""
+    # Until then an environment that was never served may still appear.
+    unknown_until: float = math.inf
+    # Hosts that it was placed on.
+    attempts: int = 0
+    # The client's first step, while the reset is repeated.
+    held: Any = None
+    state: SessionState = SessionState.QUEUED
+    seq: int = 0
+    host: Any = None
+    episode_ends: float = math.inf
+    queue_s: float = 0.0
+    # Sum of the rewards so far.
+    return_: float = 0.0
+    pending: Any = None
+    answer: Any = None
+    deadline: float = field(init=False)
+    sent_at: float = field(init=False)
 
-    def __init__(
-        self,
-        session_id: int,
-        client: Any,
-        number: int,
-        environment: str,
-        limits_s: dict[str, float],
-        now: float,
-        reset: Any = None,
-    ) -> None:
-        self.id = session_id
-        self.client = client
-        # The client's own number for the session.
-        self.number = number
-        self.environment = environment
-        self.limits_s = limits_s
-        # The message that starts it on a host; kept until its first step, for another host.
-        self.reset: Any = reset
-        # Hosts that it was placed on.
-        self.attempts = 0
-        # The client's first step, while the reset is repeated.
-        self.held: Any = None
-        self.state = SessionState.QUEUED
-        self.seq = 0
-        self.host: Any = None
-        self.waits_since = now
-        self.deadline = now + limits_s["queue_s"]
-        # Until then an environment that was never served may still appear.
-        self.unknown_until = math.inf
-        self.episode_ends = math.inf
-        self.sent_at = now
-        self.queue_s = 0.0
-        # Sum of the rewards so far.
-        self.return_ = 0.0
-        # Of the trace that it is a part of, "" if that is none.
-        self.traceparent = ""
-        self.pending: Any = None
-        self.answer: Any = None
+    def __post_init__(self) -> None:
+        self.sent_at = self.waits_since
+        self.deadline = self.waits_since + self.limits_s["queue_s"]
 
     def place(self, host: Any, now: float) -> None:
-        """A host was found: the reset is sent."""
+        """Gives the session to a host, which is sent the reset."""
         if self.attempts == 0:
             self.episode_ends = now + self.limits_s["episode_s"]
         self.attempts += 1
@@ -136,7 +108,7 @@ class GatewaySession:
         )
 
     def move(self, session_id: int, now: float) -> None:
-        """Its host is lost: back into the queue, under a new id, which no late result of that host names."""
+        """Queues a session whose host is lost, under a new id that no late result of that host names."""
         self.id = session_id
         self.host = self.pending = None
         self.state = SessionState.QUEUED
@@ -160,7 +132,7 @@ class GatewaySession:
         return StepVerdict.REFUSE
 
     def start_step(self, step: Any, now: float) -> None:
-        """`step`, the message to the host, is sent."""
+        """Takes note that `step`, the message to the host, is sent."""
         self.seq += 1
         self.pending, self.reset, self.held = step, None, None
         self.state = SessionState.STEPPING

@@ -10,9 +10,9 @@ from typing import Any
 from earl.env.frames import Frames
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2, env_pb2_grpc
-from services.env_gateway.clients import ClientStream
+from services.env_gateway.api.streams import exchange, serve_host
 from services.env_gateway.gateway import Gateway
-from services.env_gateway.streams import exchange, serve_host
+from services.env_gateway.state.clients import ClientStream
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
         self._drained = asyncio.Event()
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
+        """Sweeps the gateway's state periodically until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
             self._gateway.sweep(self._interval_s)
@@ -38,7 +38,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
                 self._drained.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new sessions, wait at most `grace_s` for those under way, then end all streams."""
+        """Refuses new sessions, waits at most `grace_s` for those in progress, then ends all streams."""
         gateway = self._gateway
         gateway.drain(grace_s)
         if gateway.sessions:
@@ -53,11 +53,11 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
             host.outbox.close()
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:
-        """An env host's stream."""
+        """Serves the stream of an environment host."""
         await serve_host(self._gateway, Frames(context, env_pb2.AttachResponse))
 
     async def Play(self, request_iterator: Any, context: Any) -> None:
-        """A client's stream."""
+        """Serves the stream of a client."""
         gateway = self._gateway
         client = ClientStream(Outbox())
 

@@ -18,8 +18,8 @@ from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
+from services.env_gateway.api.streams import serve_host
 from services.env_gateway.gateway import Gateway
-from services.env_gateway.streams import serve_host
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class HostDialer:
         self._client = Client(address, env_pb2_grpc.EnvHostServiceStub, token=access.token, tls=access.tls)
 
     async def run(self) -> None:
-        """Dial until the gateway drains. What goes wrong in the same way again is logged once."""
+        """Dials until the gateway drains. What goes wrong in the same way again is logged once."""
         loop = asyncio.get_running_loop()
         backoff_s, reported = FIRST_BACKOFF_S, ""
         try:
@@ -56,7 +56,7 @@ class HostDialer:
             await self._client.close()
 
     async def _stream(self) -> EarlError:
-        """One stream, and why it ended."""
+        """Serves one stream; returns why it ended."""
         call: Any = self._client.stream("Serve", deadline_s=None)
         try:
             await serve_host(self._gateway, Frames(call, env_pb2.ServeRequest))

@@ -1,0 +1,8 @@
+"""The metrics of an episode, as its last result carries them."""
+
+from __future__ import annotations
+
+
+def metrics(**figures: float) -> dict[str, float]:
+    """Each figure as a float; a bool, such as `win`, is 0 or 1."""
+    return {name: float(value) for name, value in figures.items()}

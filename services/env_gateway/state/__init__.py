@@ -1,0 +1,1 @@
+"""What the gateway knows: sessions, clients, the hosts' pool, quarantine, counts. Pure."""
