@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-from pathlib import Path
-
-from earl.bulk_import import bulk_import
-from earl.config.service import service_run
-from earl.obs import log
-from earl.rpc.main import await_peers, run
+from earl.service_main import service_main
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m services.scheduler", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
-    parser.add_argument("--name", default="scheduler", help="name in logs and events")
-    arguments = parser.parse_args()
-    log.setup(arguments.name)
-    await_peers("services.scheduler.service")
-
-    async def serve_until(stop: asyncio.Event) -> None:
-        config, directory = service_run(arguments.run, "scheduler")
-        with bulk_import():  # after the configuration was read
-            from services.scheduler.service import serve
-
-        await serve(config, directory, arguments.name, stop)
-
-    run(serve_until)
+    service_main("services.scheduler.service", "scheduler", __doc__, "scheduler")
 
 
 if __name__ == "__main__":

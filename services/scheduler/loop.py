@@ -1,11 +1,11 @@
-"""The scheduler's loop: the program follows what changed in the ledger, the journal stores it.
+"""The scheduler's loop: the run's phase follows what changed in the ledger, the journal stores it.
 
-    call ─► operation (control) ─► settled: program.advance ─► journal.durable ─► answer
+    call ─► operation (scheduler) ─► settled: phases.advance ─► journal.durable ─► answer
     tick ─► leases and memberships that end ─┘
     bus ──► WeightsPublished ────────────────┘   (acknowledged once stored)
 
-Promise: nothing is answered that is not stored; a restarted scheduler goes on where the stored
-ledger stands.
+Promise: nothing is answered that is not stored; a restarted scheduler continues where the stored
+ledger ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
 from earl.rpc.access import OPEN, Access
 from services.scheduler.batches import consumers
+from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.recorder import RunRecorder
 from services.scheduler.files.traces import TicketTraces, tickets_of
 from services.scheduler.journal.group_commit import Journal
@@ -27,8 +28,8 @@ from services.scheduler.journal.redis_store import LedgerStore
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.parallelism.controller import ParallelismController
-from services.scheduler.state.records import TicketState
 from services.scheduler.state.rules import rules_of
+from services.scheduler.state.tickets import TicketState
 from services.scheduler.wakeup import Wakeup
 
 TICK_S = 0.1
@@ -40,13 +41,14 @@ class RunLoop:
     """One run's loop, and what it works with. Who changes the ledger calls `settled` before it answers."""
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger, access: Access
-    ) -> None:
+        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger,
+        columns: ColumnRegistry, access: Access,
+    ) -> None:  # fmt: skip
         self.config = config
         self.ledger = ledger
-        self.recorder = told = RunRecorder(config, run_dir)
-        self.monitor, self.fleet = told.monitor, told.fleet
-        self.report, self.endings = told.report, told.endings
+        self.recorder = recorder = RunRecorder(config, run_dir)
+        self.monitor, self.fleet = recorder.monitor, recorder.fleet
+        self.report, self.endings = recorder.report, recorder.endings
         self.stop_reason: str | None = None
         self._bus = bus
         self.journal = Journal(ledger.tables, store)
@@ -54,10 +56,7 @@ class RunLoop:
         self.parallelism = ParallelismController(
             config, run_dir, self.monitor, ledger.tables, self.report, self.journal.durable, access
         )
-        self.columns = consumers.column_registry(
-            [consumers.REFERENCE] if config.trainer.kl_coefficient > 0.0 else []
-        )
-        ledger.held_back = self.columns.held_back
+        self.columns = columns
         # Whether tickets were leased since the last tick.
         self.tickets_taken = False
         self.tickets_available, self.batches_available, self.columns_available = Wakeup(), Wakeup(), Wakeup()
@@ -72,12 +71,12 @@ class RunLoop:
         """Takes the stored ledger over, or begins one. access: to workers. Raises BusUnavailable."""
         store = LedgerStore(bus)
         records = await store.open()
-        ledger = Ledger.restored(rules_of(config), records, time.monotonic())
-        return cls(config, run_dir, bus, store, ledger, access)
+        columns = ColumnRegistry([consumers.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
+        ledger = Ledger.restored(rules_of(config), records, time.monotonic(), columns.held_back)
+        return cls(config, run_dir, bus, store, ledger, columns, access)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
-        self.ledger.tables.now = time.monotonic()
         phases.resume(self.ledger, self.elapsed_s)
         self.settle()
         works = (
@@ -113,7 +112,7 @@ class RunLoop:
         return phases.phase(self.ledger) == phases.DONE
 
     @property
-    def over(self) -> bool:
+    def stopping(self) -> bool:
         """No more tickets, no more batches."""
         return self.done or self.stop_reason is not None
 
@@ -121,23 +120,23 @@ class RunLoop:
     def may_leave(self) -> bool:
         """Nobody needs the workers' memory any more."""
         tables = self.ledger.tables
-        return self.over and (tables.batch is None or tables.run.trainer not in tables.members)
+        return self.stopping and (tables.batch is None or tables.run.trainer not in tables.members)
 
     @property
     def message(self) -> str:
         if self.stop_reason is not None and not self.done:
             return self.stop_reason
-        return f"done: version {self.ledger.tables.run.version}" if self.done else ""
+        return phases.ending(self.ledger) if self.done else ""
 
     def stop(self, reason: str) -> None:
-        """Ends the run at the next boundary; a scheduler started later goes on."""
+        """Ends the run at the next boundary; a scheduler started later continues it."""
         if self.stop_reason is None:
             self.stop_reason = reason or "stopped"
         for wakeup in self._wakeups:
-            wakeup.ring()
+            wakeup.notify()
 
     def drain(self) -> None:
-        """This process is about to end: whoever waits is answered now, with nothing."""
+        """This process is about to end: waiting calls are answered now, with nothing."""
         for wakeup in self._wakeups:
             wakeup.close()
 
@@ -149,33 +148,32 @@ class RunLoop:
         await self.journal.durable()
 
     def settle(self) -> None:
-        """The program follows what changed, and whoever waits looks again."""
-        if not self.over and phases.advance(self.ledger, self.elapsed_s):
+        """Advances the phases after a change, and wakes the waiting calls."""
+        if not self.stopping and phases.advance(self.ledger, self.elapsed_s):
             asyncio.get_running_loop().call_soon(self.settle)
         consumers.follow(self.columns, self.ledger)
         self.traces.moved()
         self.monitor.playing(self.ledger.tables.buckets[TicketState.LEASED], time.monotonic())
-        if self.over:
-            self.tickets_available.ring()
+        if self.stopping:
+            self.tickets_available.notify()
         elif self.ledger.tables.pending:
-            self.tickets_available.ring_one()
-        self.batches_available.ring()
-        self.columns_available.ring()
+            self.tickets_available.notify_one()
+        self.batches_available.notify()
+        self.columns_available.notify()
 
     def store_clock(self) -> None:
         self._clock_s = self.elapsed_s
-        self.ledger.tables.run.elapsed_s = self._clock_s
+        self.ledger.record_elapsed(self._clock_s)
 
     async def _tick(self) -> None:
         while True:
-            self.ledger.tables.now = time.monotonic()
-            self.ledger.expire(self.ledger.tables.now)
+            self.ledger.expire(time.monotonic())
             self._give_up()
             if self.elapsed_s - self._clock_s > CLOCK_S:
                 self.store_clock()
             self.settle()
             if self.ledger.tables.pending and not self.tickets_taken:
-                self.tickets_available.ring()  # whoever was woken may have been unable to take them
+                self.tickets_available.notify()  # a call that was woken may have been unable to take them
             self.tickets_taken = False
             await self.journal.durable()
             self.recorder.write(self.ledger, self.elapsed_s)
@@ -183,13 +181,13 @@ class RunLoop:
 
     def _give_up(self) -> None:
         """Raises EpisodesFailing once nothing but failures came for long enough."""
-        tickets = self.ledger.given_up
+        tickets = self.ledger.attempts.given_up
         if tickets >= self.config.scheduler.give_up_after:
-            fault = self.ledger.last_fault or "its lease ended"
+            fault = self.ledger.attempts.last_fault or "its lease ended"
             raise EpisodesFailing(
                 f"{tickets} tickets of environment {self.config.environment.name!r} in a row failed "
                 f"{self.config.scheduler.attempts} times each; the last: {fault}",
-                "mend the environment or environment.task, then go on with --resume",
+                "mend the environment or environment.task, then continue with --resume",
             )
 
     async def _follow(self) -> None:

@@ -1,6 +1,6 @@
 """What workers and operators ask of the scheduler: operations on the ledger, answered once they are stored.
 
-Every wait is bounded by what the caller asked, at most WAIT_S.
+Every wait is bounded by what the caller asked, at most CALL_WAIT_S.
 """
 
 from __future__ import annotations
@@ -23,20 +23,14 @@ from services.scheduler.ledger import evaluation, phases
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.workers import STAGES, WorkerReport
-from services.scheduler.state.records import (
-    Attempt,
-    Batch,
-    Result,
-    Ticket,
-    TicketState,
-    TicketVerdict,
-    WorkerRecord,
-)
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.run import Batch
+from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
+from services.scheduler.status import SchedulerStatus, status_of
+from services.scheduler.wakeup import CALL_WAIT_S
 
 # Closed tickets that are compacted in one go: calls that came meanwhile are answered before the next ones.
 COMPACTED_AT_ONCE = 512
-# Longest wait within one call.
-WAIT_S = 20.0
 
 
 class Scheduler:
@@ -53,33 +47,35 @@ class Scheduler:
         return cls(await RunLoop.open(config, run_dir, bus, access))
 
     async def join(self, member: WorkerRecord) -> tuple[int, list[str]]:
-        """A worker takes part: (newest published version, where its shards are described)."""
-        self.loop.ledger.join(member, time.monotonic())
+        """Adds a worker: (newest published version, keys of its shards' descriptors)."""
+        self.loop.ledger.members.join(member, time.monotonic())
         await self.loop.settled()
         run = self.loop.ledger.tables.run
         return run.published, list(run.weight_keys)
 
     async def leave(self, name: str, incarnation: int, reason: str) -> None:
-        """A worker goes: others play what it held. Raises UnknownWorker."""
-        self.loop.ledger.member(name, incarnation)
-        self.loop.ledger.leave(name, reason or "left", drained=True)
+        """Removes a worker: others play the tickets that it held. Raises UnknownWorker."""
+        self.loop.ledger.members.member(name, incarnation)
+        self.loop.ledger.members.leave(name, reason or "left", drained=True)
         await self.loop.settled()
 
     def heartbeat(
         self, name: str, incarnation: int, report: WorkerReport, spans: Sequence[tuple[str, int, int]],
-        cut: Parallelism | None = None, epoch: int = 0,
+        parallelism: Parallelism | None = None, epoch: int = 0,
     ) -> bool:  # fmt: skip
-        """Whether the worker may leave. cut, epoch: how it is cut and since which switch; None if it does not
-        say. Raises UnknownWorker."""
-        member = self.loop.ledger.member(name, incarnation)
+        """Whether the worker may leave. Raises UnknownWorker.
+
+        parallelism, epoch: what it runs with and since which switch; None if it does not say.
+        """
+        member = self.loop.ledger.members.member(name, incarnation)
         before = member.version
-        self.loop.ledger.seen(name, incarnation, report.seen_s, report.version)
+        self.loop.ledger.members.mark_alive(name, incarnation, report.seen_s, report.version)
         self.loop.fleet.heard(name, report)
         self.loop.monitor.heard(STAGES.get(member.stage, ""), name, report.gauges)
-        self.loop.parallelism.heartbeat(member, cut, epoch, report.gauges)
+        self.loop.parallelism.heartbeat(member, parallelism, epoch, report.gauges)
         self.loop.report.spans(name, spans)
         if report.version != before:
-            self.loop.tickets_available.ring_for(name)  # it may take tickets that want those weights
+            self.loop.tickets_available.notify_name(name)  # it may take tickets that want those weights
         return self.loop.may_leave
 
     async def lease(
@@ -87,15 +83,17 @@ class Scheduler:
     ) -> tuple[list[Ticket], bool]:
         """Up to `credit` tickets, waiting for the first, and whether the run is ending."""
 
-        def look(now: float) -> list[Ticket] | None:
-            self.loop.ledger.seen(name, incarnation, now)
-            return [] if self.loop.over else self.loop.ledger.lease(name, incarnation, credit, now) or None
+        def attempt(now: float) -> list[Ticket] | None:
+            self.loop.ledger.members.mark_alive(name, incarnation, now)
+            return (
+                [] if self.loop.stopping else self.loop.ledger.lease(name, incarnation, credit, now) or None
+            )
 
-        if not (tickets := await self.loop.tickets_available.first(look, min(wait_s, WAIT_S), name)):
+        if not (tickets := await self.loop.tickets_available.first(attempt, min(wait_s, CALL_WAIT_S), name)):
             return [], tickets is not None
         self.loop.tickets_taken = True
         if self.loop.ledger.tables.pending:
-            self.loop.tickets_available.ring_one()
+            self.loop.tickets_available.notify_one()
         self.loop.monitor.playing(self.loop.ledger.tables.buckets[TicketState.LEASED], time.monotonic())
         self.loop.traces.moved(ticket.id for ticket in tickets)
         await self.loop.journal.durable()
@@ -106,25 +104,29 @@ class Scheduler:
         return self.loop.ledger.renew(name, incarnation, attempts, time.monotonic())
 
     async def complete(
-        self, name: str, incarnation: int, results: Sequence[tuple[Attempt, Result]],
+        self, name: str, incarnation: int, results: Sequence[tuple[Attempt, EpisodeResult]],
         transcripts: Sequence[Sequence[TranscriptTurn]],
     ) -> list[tuple[TicketVerdict, str]]:  # fmt: skip
         """Takes finished attempts with their conversations; a verdict and its reason for each."""
-        self.loop.ledger.seen(name, incarnation, time.monotonic())
+        self.loop.ledger.members.mark_alive(name, incarnation, time.monotonic())
         verdicts = []
-        for (attempt, result), said in zip(results, transcripts, strict=True):
+        for (attempt, result), transcript in zip(results, transcripts, strict=True):
             ticket = self.loop.ledger.tables.tickets.get(attempt.ticket_id)
             first = ticket is not None and ticket.state is TicketState.LEASED
-            verdict, reason = self.loop.ledger.complete(name, incarnation, attempt, result)
+            verdict, reason = self.loop.ledger.attempts.complete(name, incarnation, attempt, result)
             if first and verdict is not TicketVerdict.REFUSED:
                 self.loop.recorder.ended(result)
             if verdict is TicketVerdict.ACCEPTED:
-                self.loop.recorder.accepted(self.loop.ledger, ticket if first else None, result, said)
+                self.loop.recorder.accepted(self.loop.ledger, ticket if first else None, result, transcript)
             verdicts.append((verdict, reason))
         self.loop.traces.moved(attempt.ticket_id for attempt, _ in results)
         await self.loop.settled()
         self.loop.report.evaluations(self.loop.ledger.tables.evaluations.values(), self.loop.elapsed_s)
         return verdicts
+
+    def status(self) -> SchedulerStatus:
+        """The run as operators and metrics see it, now."""
+        return status_of(self.loop)
 
     def kept_versions(self) -> tuple[int, list[int]]:
         """(the best version so far, all whose checkpoints must stay); (0, []) if none is to be kept."""
@@ -136,41 +138,41 @@ class Scheduler:
     async def next_batch(
         self, name: str, incarnation: int, ranks: int, wait_s: float
     ) -> tuple[batch_plan.BatchPlan | None, bool]:
-        """The next batch cut over `ranks`, waiting for it, and whether the run is over.
+        """The next batch split over `ranks`, waiting for it, and whether the run has ended.
 
-        Asked again for a batch that was handed out, what stages made of it is made anew first: that may be
+        Asked again for a batch that was handed out, what stages made of it is made again first: that may be
         what the trainer could not read.
         """
-        self.loop.ledger.trainer(name, incarnation, time.monotonic())
+        self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
         planned = self.loop.ledger.tables.batch
         if planned is not None and planned.id == self._handed_out:
             self.loop.columns.recall(planned.tickets)
             self._handed_out = 0
-            self.loop.columns_available.ring()
+            self.loop.columns_available.notify()
 
-        def look(now: float) -> tuple[Batch | None, bool] | None:
-            self.loop.ledger.trainer(name, incarnation, now)
-            if self.loop.over:
+        def attempt(now: float) -> tuple[Batch | None, bool] | None:
+            self.loop.ledger.require_trainer(name, incarnation, now)
+            if self.loop.stopping:
                 return None, True
             batch = self._next_batch()
             if batch is None and self.loop.ledger.tables.pending:
-                self.loop.tickets_available.ring_one()
+                self.loop.tickets_available.notify_one()
             return (batch, False) if batch is not None else None
 
-        batch, over = await self.loop.batches_available.first(look, min(wait_s, WAIT_S)) or (
+        batch, stopping = await self.loop.batches_available.first(attempt, min(wait_s, CALL_WAIT_S)) or (
             None,
-            self.loop.over,
+            self.loop.stopping,
         )
         if batch is None:
-            return None, over
-        references = self.loop.columns.locations("reference", batch.tickets)
-        # What is planned is cut once others were answered: both take their time for a large batch.
+            return None, stopping
+        references = self.loop.columns.locations(consumers.REFERENCE, batch.tickets)
+        # Splitting a large batch takes its time, as planning it did: others are answered in between.
         await asyncio.sleep(0)
         if self.loop.ledger.tables.batch is not batch:
-            return None, self.loop.over  # taken apart for another trainer
+            return None, self.loop.stopping  # taken apart for another trainer
         self._handed_out = batch.id
         self.loop.traces.moved(batch.tickets)
-        plan = batch_plan.cut(
+        plan = batch_plan.split_batch(
             batch,
             self.loop.ledger.tables.tickets,
             max(1, ranks),
@@ -185,10 +187,10 @@ class Scheduler:
     ) -> None:
         """The batch's tickets are trained.
 
-        Its line in the metrics is written first: a scheduler that dies in between is told again and
+        Its line in the metrics is written first: a scheduler that dies in between hears it again and
         writes it twice, and the last one counts.
         """
-        self.loop.ledger.trainer(name, incarnation, time.monotonic())
+        self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
         phase = phases.phase(self.loop.ledger)
         step = phases.step(self.loop.ledger)[0] + 1
         committed = self.loop.ledger.commit(batch_id, version)
@@ -197,7 +199,7 @@ class Scheduler:
         self.loop.store_clock()
         self.loop.settle()
         if committed is not None:
-            seen = self.loop.recorder.committed(
+            observed = self.loop.recorder.committed(
                 self.loop.ledger, self.loop.columns, *committed, step=step, phase=phase, version=version,
                 trainer=metrics,
                 elapsed_s=self.loop.elapsed_s, now_s=time.monotonic(),
@@ -205,7 +207,7 @@ class Scheduler:
             if phase == phases.TRAIN:
                 after = phases.phase(self.loop.ledger)
                 last = after in (phases.FINAL, phases.DONE)
-                self.loop.parallelism.committed(step, seen, last=last)
+                self.loop.parallelism.committed(step, observed, last=last)
         await self.loop.journal.durable()
 
     async def lease_columns(
@@ -215,8 +217,8 @@ class Scheduler:
         beside, and whether to leave. Raises LedgerError if the run has no such role."""
         consumers.require(self.loop.columns, role)
 
-        def look(now: float) -> tuple[ColumnLease, bool] | None:
-            self.loop.ledger.seen(name, incarnation, now)
+        def attempt(now: float) -> tuple[ColumnLease, bool] | None:
+            self.loop.ledger.members.mark_alive(name, incarnation, now)
             if self.loop.may_leave:
                 return ColumnLease(), True
             lease = consumers.lease(
@@ -224,7 +226,7 @@ class Scheduler:
             )
             return (lease, False) if lease.trajectories else None
 
-        lease, leaves = await self.loop.columns_available.first(look, min(wait_s, WAIT_S)) or (
+        lease, leaves = await self.loop.columns_available.first(attempt, min(wait_s, CALL_WAIT_S)) or (
             ColumnLease(),
             False,
         )
@@ -239,7 +241,7 @@ class Scheduler:
     ) -> int:  # fmt: skip
         """Takes where a role's columns lie, and what could not be read; the number of results refused."""
         consumers.require(self.loop.columns, role)
-        self.loop.ledger.seen(name, incarnation, time.monotonic())
+        self.loop.ledger.members.mark_alive(name, incarnation, time.monotonic())
         consumers.follow(self.loop.columns, self.loop.ledger)
         refused, gone = self.loop.columns.complete(role, (name, incarnation), fence, results, lost)
         consumers.lose(self.loop.ledger, gone)
@@ -248,7 +250,7 @@ class Scheduler:
 
     async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
         """A manifest with these tickets stands."""
-        self.loop.ledger.trainer(name, incarnation, time.monotonic())
+        self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
         more = True
         while more:
             more = self.loop.ledger.record_checkpoint(consumed, COMPACTED_AT_ONCE)
@@ -259,7 +261,7 @@ class Scheduler:
         self, name: str, incarnation: int, version: int, next_batch: int, consumed: RangeSet
     ) -> int:
         """Brings the ledger to a manifest; the number of tickets rolled back."""
-        self.loop.ledger.seen(name, incarnation, time.monotonic())
+        self.loop.ledger.members.mark_alive(name, incarnation, time.monotonic())
         rolled_back = reconcile(self.loop.ledger, name, incarnation, version, next_batch, consumed)
         await self.loop.settled()
         return rolled_back

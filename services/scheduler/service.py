@@ -1,4 +1,4 @@
-"""A scheduler process: bus, ledger, server, until it is told to stop."""
+"""A scheduler process: bus, ledger, server, until it is stopped."""
 
 from __future__ import annotations
 
@@ -29,35 +29,34 @@ COLLECT = (5_000, 20, 50)
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
-    """Serves until `stop`, as `_serve` does, and sends its traces where the run file says."""
+    """Serves until `stop`, and sends its traces where the run file says.
+
+    Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced.
+    """
     with exporting(config.obs.traces, name, config.name):
-        await _serve(config, run_dir, name, stop)
-
-
-async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
-    """Serves until `stop`. Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced."""
-    url = variable_or_file("EARL_REDIS_URL") or config.bus.redis_url
-    if not url:
-        raise BusUnavailable(
-            "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
-        )
-    access, tokens, audit = Access.of(Role.WORKER), accepted(), Audit(run_dir / AUDIT_FILE, name)
-    server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0, audit=audit)
-    sources = [server.calls.samples, lambda: figures(scheduler)]
-    metrics = MetricsEndpoint(config.obs.metrics, sources, tokens=tokens, tls=access.tls)
-    bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
-    try:
-        scheduler = await Scheduler.open(config, run_dir, bus, access)
-        # Nothing of what was loaded is ever garbage: looking through it would stop the loop for tens of ms.
-        gc.freeze()
-        # Nearly all that is made here ends by itself. With the interpreter's own thresholds a large fleet's
-        # scheduler looked for cycles 70 times a second, 4 % of its time, and once in a while for 20 ms.
-        gc.set_threshold(*COLLECT)
-        server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
-        await _work(scheduler, server, metrics, name, stop)
-    finally:
-        await metrics.close()
-        await bus.close()
+        url = variable_or_file("EARL_REDIS_URL") or config.bus.redis_url
+        if not url:
+            raise BusUnavailable(
+                "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
+            )
+        access, tokens, audit = Access.of(Role.WORKER), accepted(), Audit(run_dir / AUDIT_FILE, name)
+        server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0, audit=audit)
+        sources = [server.calls.samples, lambda: figures(scheduler)]
+        metrics = MetricsEndpoint(config.obs.metrics, sources, tokens=tokens, tls=access.tls)
+        bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
+        try:
+            scheduler = await Scheduler.open(config, run_dir, bus, access)
+            # Nothing of what was loaded is ever garbage: looking through it would stop the loop for tens of
+            # ms.
+            gc.freeze()
+            # Nearly all that is made here ends by itself. With the interpreter's own thresholds a large
+            # fleet's scheduler looked for cycles 70 times a second, 4 % of its time, sometimes for 20 ms.
+            gc.set_threshold(*COLLECT)
+            server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
+            await _work(scheduler, server, metrics, name, stop)
+        finally:
+            await metrics.close()
+            await bus.close()
 
 
 async def _work(

@@ -1,4 +1,4 @@
-"""A wake-up call for those who wait."""
+"""A condition that several callers wait for, each with its time limit."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from collections.abc import Callable
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
+# Longest wait within one call of a client.
+CALL_WAIT_S = 20.0
 
 
 class Wakeup:
-    """Wakes those who wait when it rings."""
+    """Callers wait until they are notified: all of them, the first of them, or one by its name."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._by_name: dict[str, asyncio.Future[None]] = {}
         self._closed = False
 
-    def ring(self) -> None:
-        """Wakes all."""
+    def notify(self) -> None:
+        """Wakes all waiting calls."""
         while self._waiting:
-            self.ring_one()
+            self.notify_one()
 
-    def ring_one(self) -> None:
-        """Wakes whoever has waited longest; that one rings on if it leaves something for others."""
+    def notify_one(self) -> None:
+        """Wakes the caller that has waited longest, which notifies the next if it leaves something."""
         while self._waiting:
             future, _ = self._waiting.popitem(last=False)
             if _wake(future):
                 return
 
-    def ring_for(self, name: str) -> None:
+    def notify_name(self, name: str) -> None:
         """Wakes the one who waits under this name; of several the last."""
         if (future := self._by_name.get(name)) is not None:
             self._waiting.pop(future, None)
             _wake(future)
 
     def close(self) -> None:
-        """Nobody waits any more, now or later."""
+        """Ends all waits, now and later."""
         self._closed = True
-        self.ring()
+        self.notify()
 
     async def wait(self, timeout_s: float, name: str = "") -> None:
-        """Until it rings, at most timeout_s."""
+        """Returns when notified, or after timeout_s."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting[future] = None
@@ -59,19 +61,20 @@ class Wakeup:
                 del self._by_name[name]
 
     async def first(
-        self, look: Callable[[float], Answer | None], wait_s: float, name: str = ""
+        self, attempt: Callable[[float], Answer | None], wait_s: float, name: str = ""
     ) -> Answer | None:
-        """What `look` finds; asked at once and whenever it rings, for wait_s at most. None: nothing, or it is
-        closed.
+        """What `attempt` returns; called at once and whenever notified, for wait_s at most.
 
-        look: of monotonic time; what it raises ends the wait. name: of who waits, for `ring_for`.
+        None: nothing until then, or the wakeup is closed.
+
+        attempt: of monotonic time; what it raises ends the wait. name: of who waits, for `notify_name`.
         """
         until = time.monotonic() + wait_s
         while not self._closed:
             now = time.monotonic()
-            found = look(now)
-            if found is not None or now >= until:
-                return found
+            answer = attempt(now)
+            if answer is not None or now >= until:
+                return answer
             await self.wait(until - now, name)
         return None
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+
+from msgspec.structs import asdict
 
 from earl.config.run import RunConfig
 from earl.errors import LedgerError
+from earl.message_fields import fill
+from earl.parallelism import Parallelism
+from earl.parallelism_codec import decode_parallelism
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.batches.batch_plan import BatchPlan
-from services.scheduler.batches.columns import ColumnProgress
-from services.scheduler.journal.events import ENDINGS, PURPOSES
-from services.scheduler.monitor.length_sketch import Quantiles
-from services.scheduler.state.records import (
+from services.scheduler.journal.events import ENDINGS, PURPOSES, STAGE_NUMBERS
+from services.scheduler.monitor.workers import STAGES
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
+    EpisodeResult,
     Purpose,
-    Result,
     Ticket,
-    TicketState,
     TicketVerdict,
-    WorkerRecord,
 )
 
 MESSAGE_CHARACTERS = 500
@@ -30,11 +33,11 @@ METRICS = 64
 TURNS = 4096
 RANGES = 1_000_000
 
-VERDICTS = {
-    TicketVerdict.ACCEPTED: scheduler_pb2.VERDICT_ACCEPTED,
-    TicketVerdict.RETRIED: scheduler_pb2.VERDICT_RETRIED,
-    TicketVerdict.REFUSED: scheduler_pb2.VERDICT_REFUSED,
-}
+# Fields of a result that are taken as they are.
+REPORTED = (
+    "reward", "prompt_tokens", "total_tokens", "trained_tokens", "turns", "oldest_version", "descriptor_key",
+)  # fmt: skip
+VERDICTS = {verdict: scheduler_pb2.Verdict.Value(f"VERDICT_{verdict.name}") for verdict in TicketVerdict}
 
 
 class TicketEncoder:
@@ -70,17 +73,17 @@ class TicketEncoder:
 
 
 def decode_member(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
-    """Raises LedgerError for a worker without a name."""
+    """The worker that joins. Raises LedgerError for a worker without a name."""
     if not request.worker.name or len(request.worker.name) > 128:
         raise LedgerError(f"worker name {request.worker.name[:140]!r} is empty or too long", "mend it")
-    parallelism = request.parallelism
+    parallelism = decode_parallelism(request.parallelism)
     return WorkerRecord(
         name=request.worker.name,
         incarnation=request.worker.incarnation,
         stage=request.worker.stage,
         address=request.worker.address,
         capacity=request.capacity,
-        parallelism=(parallelism.dp or 1, parallelism.tp or 1, parallelism.cp or 1, parallelism.pp or 1),
+        parallelism=(parallelism.dp, *parallelism.replica),
     )
 
 
@@ -92,23 +95,17 @@ def encode_attempt(attempt: Attempt) -> scheduler_pb2.AttemptRef:
     return scheduler_pb2.AttemptRef(ticket_id=attempt.ticket_id, attempt=attempt.attempt, fence=attempt.fence)
 
 
-def decode_result(result: scheduler_pb2.AttemptResult) -> Result:
+def decode_result(result: scheduler_pb2.AttemptResult) -> EpisodeResult:
     """Unknown endings count as INFRA_ERROR; metrics that are no number are left out."""
     metrics = sorted((name, value) for name, value in result.metrics.items() if math.isfinite(value))
     message = result.message
-    return Result(
+    return EpisodeResult(
         ending=ENDINGS.get(result.ending, EpisodeEnding.INFRA_ERROR),
-        reward=result.reward,
-        prompt_tokens=result.prompt_tokens,
-        total_tokens=result.total_tokens,
-        trained_tokens=result.trained_tokens,
-        turns=result.turns,
-        oldest_version=result.oldest_version,
         newest_version=max(result.oldest_version, result.newest_version),
-        descriptor_key=result.descriptor_key,
         metrics=dict(metrics[:METRICS]),
         message=" ".join(message.split())[:MESSAGE_CHARACTERS] if message else "",
         turn_tokens=list(result.turn_tokens[:TURNS]),
+        **{name: getattr(result, name) for name in REPORTED},
     )
 
 
@@ -128,61 +125,28 @@ def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
     imitate = batch.purpose is Purpose.WARMUP
     message = scheduler_pb2.BatchPlan(
         batch_id=batch.id,
-        version=batch.version,
-        objective=(scheduler_pb2.OBJECTIVE_IMITATE if imitate else scheduler_pb2.OBJECTIVE_POLICY_GRADIENT),
+        objective=scheduler_pb2.OBJECTIVE_IMITATE if imitate else scheduler_pb2.OBJECTIVE_POLICY_GRADIENT,
         total_tokens=plan.total_tokens,
         trained_tokens=plan.trained_tokens,
-        publish=batch.publish,
-        checkpoint=batch.checkpoint,
-        progress=batch.progress,
-        first_of_phase=batch.first_of_phase,
     )
+    fill(message, batch)
     for items in plan.ranks:
         rank = message.ranks.add()
         for item in items:
-            rank.items.add(
-                position=item.position,
-                ticket_id=item.ticket_id,
-                attempt=item.attempt,
-                descriptor_key=item.descriptor_key,
-                advantage=item.advantage,
-                total_tokens=item.total_tokens,
-                start_token=0,
-                stop_token=item.total_tokens,
-                group_id=item.group,
-                reward=item.reward,
-                reference_keys=item.reference.keys,
-                reference_offset=item.reference.offset,
-            )
+            rank.items.add(stop_token=item.total_tokens, **asdict(item))
     return message
 
 
-def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.LedgerCounts:
-    prefix = "dropped:"
-    return scheduler_pb2.LedgerCounts(
-        issued=issued,
-        trained=counts.get(TicketState.TRAINED, 0),
-        evaluated=counts.get(TicketState.EVALUATED, 0),
-        dropped={
-            name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)
-        },
-        pending=counts.get(TicketState.PENDING, 0),
-        leased=counts.get(TicketState.LEASED, 0),
-        ready=counts.get(TicketState.READY, 0),
-        planned=counts.get(TicketState.PLANNED, 0),
-    )
+def decode_stage(number: common_pb2.Stage) -> str:
+    """The stage's name. Raises LedgerError for a number that no stage has."""
+    if number not in STAGES:
+        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(STAGE_NUMBERS)}")
+    return STAGES[number]
 
 
-def encode_progress(roles: Mapping[str, ColumnProgress]) -> list[scheduler_pb2.RoleProgress]:
-    return [
-        scheduler_pb2.RoleProgress(
-            role=name, waiting=progress.waiting, leased=progress.leased, done=progress.done
-        )
-        for name, progress in roles.items()
-    ]
-
-
-def encode_quantiles(quantiles: Quantiles) -> scheduler_pb2.LengthQuantiles:
-    return scheduler_pb2.LengthQuantiles(
-        mean=quantiles.mean, p50=quantiles.p50, p95=quantiles.p95, max=quantiles.max
-    )
+def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, Parallelism] | None:
+    """(dp, or 0 if it was left open; one replica) that an operator asks for; None to change only the pin."""
+    if not request.HasField("parallelism"):
+        return None
+    replica = Parallelism(1, *decode_parallelism(request.parallelism).replica)
+    return request.parallelism.dp, replica

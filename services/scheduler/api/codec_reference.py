@@ -1,7 +1,8 @@
-"""Between the columns's values and the messages of the reference stage. Nothing here decides."""
+"""Between the columns' values and the messages of the reference stage. Nothing here decides."""
 
 from __future__ import annotations
 
+from earl.message_fields import fill
 from earl.v1 import scheduler_pb2
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import ColumnLease, Location
@@ -13,7 +14,7 @@ KEYS = 256
 def encode_lease(
     lease: ColumnLease, ranks: int, waiting_tokens: int, stop: bool
 ) -> scheduler_pb2.LeaseReferenceResponse:
-    """The leased trajectories cut over `ranks`, balanced by tokens."""
+    """The leased trajectories split over `ranks`, balanced by tokens."""
     response = scheduler_pb2.LeaseReferenceResponse(
         fence=lease.fence, waiting_tokens=waiting_tokens, stop=stop
     )
@@ -22,13 +23,7 @@ def encode_lease(
     for indices in balance([trajectory.total_tokens for trajectory in lease.trajectories], max(1, ranks)):
         rank = response.ranks.add()
         for index in indices:
-            trajectory = lease.trajectories[index]
-            rank.items.add(
-                ticket_id=trajectory.ticket_id,
-                attempt=trajectory.attempt,
-                descriptor_key=trajectory.descriptor_key,
-                total_tokens=trajectory.total_tokens,
-            )
+            fill(rank.items.add(), lease.trajectories[index])
     return response
 
 

@@ -1,4 +1,4 @@
-"""Tickets that are under way, as messages."""
+"""Live tickets as messages."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import heapq
 from earl.v1 import scheduler_pb2
 from services.scheduler.api.codec import PURPOSES
 from services.scheduler.ledger.tables import LedgerTables
-from services.scheduler.state.records import Ticket, TicketState
+from services.scheduler.state.tickets import LIVE, Ticket, TicketState
 
-STATES = {
-    TicketState.PENDING: scheduler_pb2.TICKET_STATE_PENDING,
-    TicketState.LEASED: scheduler_pb2.TICKET_STATE_LEASED,
-    TicketState.READY: scheduler_pb2.TICKET_STATE_READY,
-    TicketState.PLANNED: scheduler_pb2.TICKET_STATE_PLANNED,
-}
+STATES = {state: scheduler_pb2.TicketState.Value(f"TICKET_STATE_{state.name}") for state in LIVE}
 MOST = 1000
 
 
 def encode_tickets(tables: LedgerTables, limit: int, now: float) -> scheduler_pb2.ListTicketsResponse:
     """Lists of each state the `limit` tickets that have been in it longest, at most MOST."""
-    by_state: dict[TicketState, list[Ticket]] = {state: [] for state in STATES}
+    by_state: dict[TicketState, list[Ticket]] = {state: [] for state in TicketState if state in LIVE}
     for ticket in tables.tickets.values():
-        if ticket.state in by_state:
+        if ticket.state in LIVE:
             by_state[ticket.state].append(ticket)
 
     def place(ticket: Ticket) -> tuple[float, int]:

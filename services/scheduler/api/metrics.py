@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from earl.obs.catalogue import Sample
-from services.scheduler.batches import consumers
 from services.scheduler.files.endings import OUT_OF_MEMORY
 from services.scheduler.files.metrics_files import OUTCOMES
-from services.scheduler.ledger import phases
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.records import EpisodeEnding, TicketState
+from services.scheduler.state.tickets import EpisodeEnding, TicketState
+from services.scheduler.status import SchedulerStatus
 
-# Of the last committed batch: the metric, and its name in metrics.jsonl.
+# Metrics of the last committed batch, with their names in metrics.jsonl.
 BATCH = {
     "earl_scheduler_batch_reward": "reward_mean",
     "earl_scheduler_batch_win_ratio": "win_rate",
@@ -26,33 +25,30 @@ BATCH = {
 
 
 def figures(scheduler: Scheduler) -> Iterator[Sample]:
-    """On the scheduler's own loop."""
-    yield from _run(scheduler)
-    yield from _tickets(scheduler)
-    yield from _batch(scheduler)
-    yield from _fleet(scheduler)
+    """The scheduler's samples; called on its own loop."""
+    status = scheduler.status()
+    yield from _run(scheduler, status)
+    yield from _tickets(scheduler, status)
+    yield from _batch(status)
+    yield from _fleet(status)
     yield from _switches(scheduler)
 
 
-def _run(scheduler: Scheduler) -> Iterator[Sample]:
-    run = scheduler.loop.ledger.tables.run
-    since_s = scheduler.loop.elapsed_s - (scheduler.loop.report.last_step_s or scheduler.loop.opened_s)
-    yield Sample("earl_scheduler_phase", 1.0, {"phase": phases.phase(scheduler.loop.ledger)})
-    yield Sample("earl_scheduler_done", float(scheduler.loop.over))
-    yield Sample("earl_scheduler_step", float(phases.step(scheduler.loop.ledger)[0]))
-    yield Sample("earl_scheduler_policy_version", float(run.version))
-    yield Sample("earl_scheduler_published_version", float(run.published))
+def _run(scheduler: Scheduler, status: SchedulerStatus) -> Iterator[Sample]:
+    since_s = status.elapsed_s - (scheduler.loop.report.last_step_s or scheduler.loop.opened_s)
+    yield Sample("earl_scheduler_phase", 1.0, {"phase": status.phase})
+    yield Sample("earl_scheduler_done", float(status.done))
+    yield Sample("earl_scheduler_step", float(status.step))
+    yield Sample("earl_scheduler_policy_version", float(status.version))
+    yield Sample("earl_scheduler_published_version", float(status.published))
     yield Sample("earl_scheduler_since_commit_seconds", max(0.0, since_s))
 
 
-def _tickets(scheduler: Scheduler) -> Iterator[Sample]:
-    counts = scheduler.loop.ledger.tables.counts()
-    dropped = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
-    yield Sample(
-        "earl_scheduler_issued_tickets_total", float(scheduler.loop.ledger.tables.run.next_ticket - 1)
-    )
+def _tickets(scheduler: Scheduler, status: SchedulerStatus) -> Iterator[Sample]:
+    dropped = {name.partition(":")[2]: count for name, count in status.counts.items() if ":" in name}
+    yield Sample("earl_scheduler_issued_tickets_total", float(status.issued))
     for state in TicketState:
-        count = sum(dropped.values()) if state is TicketState.DROPPED else counts.get(state.value, 0)
+        count = sum(dropped.values()) if state is TicketState.DROPPED else status.counts.get(state.value, 0)
         yield Sample("earl_scheduler_tickets", float(count), {"state": state.value})
     for reason, count in dropped.items():
         yield Sample("earl_scheduler_dropped_tickets", float(count), {"reason": reason})
@@ -61,30 +57,23 @@ def _tickets(scheduler: Scheduler) -> Iterator[Sample]:
     for ending in EpisodeEnding:
         count = float(endings[ending.value])
         yield Sample("earl_scheduler_episodes_total", count, {"ending": ending.value})
-    yield Sample("earl_scheduler_failing_tickets", float(scheduler.loop.ledger.given_up))
-    for role, progress in consumers.progress(scheduler.loop.columns, scheduler.loop.ledger).items():
-        for state in ("waiting", "leased", "done"):
-            yield Sample(
-                "earl_scheduler_trajectories",
-                float(getattr(progress, state)),
-                {"role": role, "state": state},
-            )
+    yield Sample("earl_scheduler_failing_tickets", float(scheduler.loop.ledger.attempts.given_up))
+    for role, progress in status.progress.items():
+        for state, count in asdict(progress).items():
+            yield Sample("earl_scheduler_trajectories", float(count), {"role": role, "state": state})
 
 
-def _batch(scheduler: Scheduler) -> Iterator[Sample]:
-    latest = scheduler.loop.report.latest
+def _batch(status: SchedulerStatus) -> Iterator[Sample]:
+    latest = status.metrics
     for metric, name in BATCH.items():
         if name in latest:
             yield Sample(metric, latest[name])
     for statistic in ("mean", "max"):
         if (name := f"staleness_{statistic}") in latest:
             yield Sample("earl_scheduler_batch_staleness_versions", latest[name], {"statistic": statistic})
-    lengths = scheduler.loop.monitor.lengths.episodes.summary()
-    for statistic in ("mean", "p50", "p95", "max"):
-        value = getattr(lengths, statistic)
+    for statistic, value in asdict(status.episode_tokens).items():
         yield Sample("earl_scheduler_episode_tokens", value, {"statistic": statistic})
-    evaluations = scheduler.loop.report.judgements.judged(scheduler.loop.ledger.tables.evaluations.values())
-    done = [(record, judgement) for record, judgement in evaluations if record.finished and record.done]
+    done = [(record, judgement) for record, judgement in status.judged if record.finished and record.done]
     if done:
         last, judgement = done[-1]
         yield Sample("earl_scheduler_evaluation_version", float(last.version))
@@ -92,17 +81,14 @@ def _batch(scheduler: Scheduler) -> Iterator[Sample]:
         yield Sample("earl_scheduler_evaluation_win_ratio", judgement.win_rate.value)
 
 
-def _fleet(scheduler: Scheduler) -> Iterator[Sample]:
-    now = time.monotonic()
-    members = scheduler.loop.ledger.tables.members
-    stages = Counter(STAGES.get(member.stage, "") for member in members.values())
-    for stage, count in stages.items():
+def _fleet(status: SchedulerStatus) -> Iterator[Sample]:
+    stages = [STAGES.get(view.member.stage, "") for view in status.worker_views]
+    for stage, count in Counter(stages).items():
         yield Sample("earl_scheduler_workers", float(count), {"stage": stage})
-    for name, member in members.items():
-        report = scheduler.loop.fleet.reports.get(name)
-        if report is not None and report.incarnation == member.incarnation:
-            labels = {"worker": name, "stage": STAGES.get(member.stage, "")}
-            yield Sample("earl_scheduler_worker_silent_seconds", now - report.seen_s, labels)
+    for stage, view in zip(stages, status.worker_views, strict=True):
+        if view.report is not None:
+            labels = {"worker": view.member.name, "stage": stage}
+            yield Sample("earl_scheduler_worker_silent_seconds", view.silent_s, labels)
 
 
 def _switches(scheduler: Scheduler) -> Iterator[Sample]:

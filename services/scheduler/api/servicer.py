@@ -7,11 +7,11 @@ import random
 import time
 
 from earl.parallelism_codec import decode_parallelism
-from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.api import codec, codec_evaluation, codec_reference, codec_stages, codec_tickets
+from earl.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler.api import codec, codec_reference, codec_tickets, codec_transcripts
+from services.scheduler.api.codec_status import encode_status
 from services.scheduler.batches import consumers
-from services.scheduler.journal.events import encode_switch, encode_worker
-from services.scheduler.ledger import evaluation, phases
+from services.scheduler.journal.events import encode_switch
 from services.scheduler.monitor.workers import TransferRates, WorkerReport
 from services.scheduler.scheduler import Scheduler
 
@@ -22,7 +22,6 @@ GAUGES = 256
 SPREAD = 0.25
 # Characters of a reason that are kept.
 REASON = 200
-REFERENCE_ROLE = consumers.REFERENCE.name
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -35,7 +34,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Join(self, request, context):
         version, keys = await self._scheduler.join(codec.decode_member(request))
         return scheduler_pb2.JoinResponse(
-            lease_s=self._scheduler.loop.ledger.membership_s, version=version, weight_keys=keys
+            lease_s=self._scheduler.loop.ledger.members.membership_s, version=version, weight_keys=keys
         )
 
     async def Leave(self, request, context):
@@ -52,10 +51,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             version=request.version,
             gauges=_finite(request.gauges),
             transfers={
-                transfer.path: TransferRates(
-                    transfer.size_bytes, transfer.seconds, transfer.transfers, transfer.retries
-                )
-                for transfer in request.transfers
+                moved.path: TransferRates(moved.size_bytes, moved.seconds, moved.transfers, moved.retries)
+                for moved in request.transfers
             },
         )
         spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
@@ -63,8 +60,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         stop = self._scheduler.heartbeat(
             worker.name, worker.incarnation, report, spans, parallelism, request.epoch
         )
-        # A fleet that started together must not go on together.
-        next_s = self._scheduler.loop.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
+        # A fleet that started together must not beat together for good.
+        next_s = self._scheduler.loop.ledger.members.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
 
     async def LeaseTickets(self, request, context):
@@ -85,7 +82,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         results = [
             (codec.decode_attempt(result.attempt), codec.decode_result(result)) for result in request.results
         ]
-        transcripts = [codec_evaluation.decode_transcript(result) for result in request.results]
+        transcripts = [codec_transcripts.decode_transcript(result) for result in request.results]
         verdicts = await self._scheduler.complete(
             request.worker.name, request.worker.incarnation, results, transcripts
         )
@@ -130,7 +127,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def LeaseReference(self, request, context):
         worker = request.worker
         lease, waiting_tokens, stop = await self._scheduler.lease_columns(
-            REFERENCE_ROLE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+            consumers.REFERENCE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
         )
         return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
 
@@ -138,37 +135,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         worker = request.worker
         results, lost = codec_reference.decode_results(request)
         refused = await self._scheduler.complete_columns(
-            REFERENCE_ROLE, worker.name, worker.incarnation, request.fence, results, lost
+            consumers.REFERENCE, worker.name, worker.incarnation, request.fence, results, lost
         )
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 
     async def GetStatus(self, request, context):
-        scheduler, tables = self._scheduler, self._scheduler.loop.ledger.tables
-        step, steps = phases.step(scheduler.loop.ledger)
-        return scheduler_pb2.GetStatusResponse(
-            run=scheduler.loop.config.name,
-            phase=phases.phase(scheduler.loop.ledger),
-            step=step,
-            steps=steps,
-            version=tables.run.version,
-            ledger=codec.encode_counts(tables.counts(), tables.run.next_ticket - 1),
-            workers=self._workers(),
-            evaluations=codec_evaluation.encode_evaluations(
-                scheduler.loop.report.judgements.judged(tables.evaluations.values())
-            ),
-            best_version=evaluation.best_version(tables.evaluations.values()),
-            episode_tokens=codec.encode_quantiles(scheduler.loop.monitor.lengths.episodes.summary()),
-            turn_tokens=codec.encode_quantiles(scheduler.loop.monitor.lengths.turns.summary()),
-            metrics=scheduler.loop.report.latest,
-            elapsed_s=scheduler.loop.elapsed_s,
-            done=scheduler.loop.over,
-            message=scheduler.loop.message,
-            roles=codec.encode_progress(consumers.progress(scheduler.loop.columns, scheduler.loop.ledger)),
-            stages=codec_stages.encode_stages(
-                scheduler.loop.parallelism.switching, scheduler.loop.parallelism.selector.last
-            ),
-            heartbeat_s=scheduler.loop.ledger.heartbeat_s,
-        )
+        return encode_status(self._scheduler.status())
 
     async def ListTickets(self, request, context):
         return codec_tickets.encode_tickets(
@@ -181,8 +153,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def SetParallelism(self, request, context):
         epoch, outcome = await self._scheduler.loop.parallelism.set(
-            codec_stages.decode_stage(request.stage),
-            codec_stages.decode_request(request),
+            codec.decode_stage(request.stage),
+            codec.decode_request(request),
             request.pin,
             _wait(request.wait_s),
         )
@@ -190,34 +162,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if outcome is not None:
             response.outcome.CopyFrom(encode_switch(outcome))
         return response
-
-    def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
-        now = time.monotonic()
-        statuses = []
-        for name, member in sorted(self._scheduler.loop.ledger.tables.members.items()):
-            report = self._scheduler.loop.fleet.reports.get(name)
-            if report is None or report.incarnation != member.incarnation:
-                report = WorkerReport(member.incarnation, now)
-            dp, tp, cp, pp = member.parallelism
-            status = scheduler_pb2.WorkerStatus(
-                worker=encode_worker(member),
-                parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=cp, pp=pp),
-                capacity=member.capacity,
-                running=report.running,
-                version=report.version,
-                silent_s=now - report.seen_s,
-                gauges=report.gauges,
-            )
-            for path, moved in report.transfers.items():
-                status.transfers.add(
-                    path=path,
-                    size_bytes=moved.size_bytes,
-                    seconds=moved.seconds,
-                    transfers=moved.transfers,
-                    retries=moved.retries,
-                )
-            statuses.append(status)
-        return statuses
 
 
 def _wait(seconds: float) -> float:

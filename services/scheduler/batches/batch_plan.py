@@ -10,29 +10,31 @@ import msgspec
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
-from services.scheduler.state.records import Batch, EpisodeEnding, Purpose, Result, Ticket
+from services.scheduler.state.run import Batch
+from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 
 # Numbers of an environment's last result that are 0 or 1: their means are rates.
 INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
 
 
 class PlannedSequence(msgspec.Struct, frozen=True):
-    """One sequence for one rank. position: in the batch, over all ranks together."""
+    """One sequence for one rank; names are those of the message. position: in the batch, over all ranks."""
 
     position: int
     ticket_id: int
     attempt: int
-    group: int
+    group_id: int
     descriptor_key: str
     advantage: float
     reward: float
     total_tokens: int
-    reference: Location = NOWHERE
+    reference_keys: tuple[str, ...] = ()
+    reference_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A batch cut over ranks. Tokens of all ranks together."""
+    """A batch split over ranks. Tokens of all ranks together."""
 
     batch: Batch
     ranks: tuple[tuple[PlannedSequence, ...], ...]
@@ -40,7 +42,7 @@ class BatchPlan:
     trained_tokens: int
 
 
-def cut(
+def split_batch(
     batch: Batch,
     tickets: Mapping[int, Ticket],
     ranks: int,
@@ -52,23 +54,26 @@ def cut(
     advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
     references: where tickets' reference log-probs lie, if the run has a reference stage.
     """
-    references = references or {}
     members = [tickets[number] for number in batch.tickets]
-    results = [ticket.result or Result() for ticket in members]
+    locations = [(references or {}).get(number, NOWHERE) for number in batch.tickets]
+    results = [ticket.result or EpisodeResult() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
     items = [
         PlannedSequence(
             position=position,
             ticket_id=ticket.id,
             attempt=ticket.attempt,
-            group=ticket.group,
+            group_id=ticket.group,
             descriptor_key=result.descriptor_key,
             advantage=value,
             reward=result.reward,
             total_tokens=result.total_tokens,
-            reference=references.get(ticket.id, NOWHERE),
+            reference_keys=location.keys,
+            reference_offset=location.offset,
         )
-        for position, (ticket, result, value) in enumerate(zip(members, results, advantages, strict=True))
+        for position, (ticket, result, value, location) in enumerate(
+            zip(members, results, advantages, locations, strict=True)
+        )
     ]
     assigned = balance([item.total_tokens for item in items], ranks)
     return BatchPlan(
@@ -79,7 +84,9 @@ def cut(
     )
 
 
-def _advantages(batch: Batch, members: Sequence[Ticket], results: Sequence[Result], kind: str) -> list[float]:
+def _advantages(
+    batch: Batch, members: Sequence[Ticket], results: Sequence[EpisodeResult], kind: str
+) -> list[float]:
     if batch.purpose is not Purpose.TRAIN:
         return [1.0] * len(members)
     groups: dict[int, list[int]] = {}
@@ -93,7 +100,7 @@ def _advantages(batch: Batch, members: Sequence[Ticket], results: Sequence[Resul
     return advantages
 
 
-def summary(batch: Batch, results: Sequence[Result]) -> dict[str, float]:
+def summary(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]:
     """What a committed batch's trajectories were like; names are those of metrics.jsonl."""
     if not results:
         return {}

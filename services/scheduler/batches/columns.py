@@ -1,49 +1,31 @@
-"""The columns: which columns of every trajectory are ready, where they lie, and how far each role is with it.
+"""The columns that stages make of every trajectory: which are ready, where they lie, how far each role is.
 
-    rollout ──► tokens, loss_mask, logprobs, versions, turns
-                  │ all that a stage's role needs is ready
-                  ▼
-               waiting ─lease─► leased ─complete─► done: what the role makes is ready
-                  ▲               │ the stage left, leased anew, or left it out
-                  ├───────────────┘
-                  └── the stage left, or whoever needs the column could not read it
-    all that the trainer needs is ready, of all members of a group ──► a batch may take the group, whole
+    rollout ──► sampled columns are ready ──► waiting ─lease─► leased ─complete─► done: the column is ready
+                                                 ▲               │ it left, leased again, or left this out
+                                                 ├───────────────┘
+                                                 └── the stage left, or the trainer could not read the column
+    every role is done with all members of a group ──► a batch may take the group, whole
 
 The idea is the transfer columns of MindSpeed RL (arXiv 2507.19017): what is known of samples apart from where
 their bytes lie, a state of consumption for each consumer, groups never torn apart.
 
 Promise: for each stage's role every trajectory is waiting, leased or done, exactly one of them; a result
 counts once, under the fence of the lease that asked for it; what is forgotten is forgotten for all roles.
-Pure. It is derived data: a restarted scheduler has an empty columns, and what stages make is made again. The
-trainer's own consumption is the ledger's, which outlives a crash.
+Roles do not depend on each other: each reads what the rollout workers sampled, and the trainer reads all.
+A trajectory without a trained token is done at once, since its columns have no element.
+Pure. It is derived data: the registry of a restarted scheduler is empty, and stages make their columns again.
+The trainer's own consumption is the ledger's, which outlives a crash.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-
-# What a rollout worker writes; ready together, under the trajectory's own key.
-SAMPLED = frozenset({"tokens", "loss_mask", "logprobs", "versions", "turns"})
 
 # One life of the worker that serves a role: name, incarnation.
 Stage = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnConsumer:
-    """A consumer of trajectories: the columns that it needs, and those that it makes of them.
-
-    masked: it makes something of loss-masked tokens only, so there is nothing to do for a trajectory
-    without one. Example: Role("values", frozenset({"tokens"}), frozenset({"values"})).
-    """
-
-    name: str
-    needs: frozenset[str]
-    makes: frozenset[str] = frozenset()
-    masked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +48,7 @@ class Location:
     offset: int = 0
 
 
-# Of columns that have no element.
+# The location of columns without elements.
 NOWHERE = Location(())
 
 
@@ -90,10 +72,7 @@ class ColumnProgress:
 class _Work:
     """One stage's role: its lease, what is done, and what may be leased now (`able`, with its tokens)."""
 
-    def __init__(self, role: ColumnConsumer, sources: tuple[_Work, ...]) -> None:
-        self.role = role
-        # Who makes what this role needs beside the sampled columns.
-        self.sources = sources
+    def __init__(self) -> None:
         self.stage: Stage | None = None
         self.fence = 0
         self.leased: dict[int, TrajectoryRef] = {}
@@ -104,10 +83,10 @@ class _Work:
         self._order: list[int] = []
         self._queued: set[int] = set()
 
-    def look(self, number: int, trajectory: TrajectoryRef | None) -> None:
-        """Whether this trajectory may be leased has to be judged anew. None: it is forgotten."""
+    def judge(self, number: int, trajectory: TrajectoryRef | None) -> None:
+        """Whether this trajectory may be leased has to be judged again. None: it is forgotten."""
         held = number in self.leased or number in self.done
-        able = trajectory is not None and not held and has_all(self.sources, number)
+        able = trajectory is not None and not held
         former = self.able.pop(number, None)
         if former is not None:
             self.able_tokens -= former.total_tokens
@@ -139,24 +118,13 @@ class _Work:
         return trajectory.total_tokens
 
 
-def has_all(sources: Sequence[_Work], number: int) -> bool:
-    """Whether all that these roles make of a trajectory is ready."""
-    return all(number in source.done for source in sources)
-
-
 class ColumnRegistry:
     """Trajectories by their tickets; at most one of a ticket's attempts is there at a time."""
 
-    def __init__(self, trainer: ColumnConsumer, stages: Sequence[ColumnConsumer] = ()) -> None:
-        """stages: each after those whose columns it needs. Raises ValueError if a need is never met."""
+    def __init__(self, roles: Iterable[str] = ()) -> None:
+        """roles: those of the run's stages; the trainer needs the columns of all."""
         self._trajectories: dict[int, TrajectoryRef] = {}
-        self._works: dict[str, _Work] = {}
-        makers: dict[str, _Work] = {}
-        for role in stages:
-            work = self._works[role.name] = _Work(role, _sources(role, makers))
-            makers |= dict.fromkeys(role.makes, work)
-        self._makers = makers
-        self._trainer_sources = _sources(trainer, makers)
+        self._works = {role: _Work() for role in roles}
         # Trajectories that lack a column which the trainer needs, and how many of each group do.
         self._lacking: set[int] = set()
         self._held_back: Counter[int] = Counter()
@@ -164,16 +132,19 @@ class ColumnRegistry:
     # --- what there is ----------------------------------------------------------------------
 
     def put(self, trajectory: TrajectoryRef) -> None:
-        """Its sampled columns are ready. Another one of the same ticket is forgotten."""
+        """Takes note that a trajectory's sampled columns are ready.
+
+        Another one of the same ticket is forgotten.
+        """
         number = trajectory.ticket_id
         if self._trajectories.get(number) == trajectory:
             return
         self.forget(number)
         self._trajectories[number] = trajectory
-        for work in self._works.values():
-            if work.role.masked and not trajectory.trained_tokens:
+        if not trajectory.trained_tokens:
+            for work in self._works.values():
                 work.done[number] = NOWHERE
-        self._look(number)
+        self._judge(number)
 
     def forget(self, number: int) -> None:
         """The trajectory is trained, dropped or played again: no role has anything to do with it any more."""
@@ -185,7 +156,7 @@ class ColumnRegistry:
         for work in self._works.values():
             work.leased.pop(number, None)
             work.done.pop(number, None)
-            work.look(number, None)
+            work.judge(number, None)
 
     # --- stages -----------------------------------------------------------------------------
 
@@ -201,7 +172,7 @@ class ColumnRegistry:
     def lease(
         self, role: str, stage: Stage, fence: int, credit_tokens: int, first: Iterable[int] = ()
     ) -> ColumnLease:
-        """The oldest that wait and have what the role needs, of `credit_tokens` at most.
+        """The oldest that wait, of `credit_tokens` at most.
 
         first: tickets that go before all others. fence: greater than any before. The role's former lease
         ends: what it held waits again. Another stage than the last one takes the role over.
@@ -226,9 +197,8 @@ class ColumnRegistry:
     ) -> tuple[int, list[TrajectoryRef]]:
         """(results refused, leased trajectories whose sampled columns are lost). Keys: (ticket, attempt).
 
-        A result says where all that the role makes lies. What was leased and is in neither waits again; so
-        does what is lost where other stages make some of what the role needs: that is made again, and
-        whoever makes it finds out whether the sampled columns are there. Repeating a call refuses nothing.
+        A result says where the role's columns lie. What was leased and is in neither waits again. Repeating a
+        call refuses nothing.
         """
         work = self._works[role]
         refused = 0
@@ -238,7 +208,7 @@ class ColumnRegistry:
             if current and held is not None and held.attempt == attempt and location.keys:
                 del work.leased[number]
                 work.done[number] = location
-                self._look(number)
+                self._judge(number)
                 continue
             known = self._trajectories.get(number)
             repeated = known is not None and known.attempt == attempt and work.done.get(number) == location
@@ -248,26 +218,17 @@ class ColumnRegistry:
         names = set(lost)
         gone = [held for held in work.leased.values() if (held.ticket_id, held.attempt) in names]
         self._return(work)
-        self._recall(work.sources, [held.ticket_id for held in gone])
-        return refused, [held for held in gone if has_all(work.sources, held.ticket_id)]
+        return refused, gone
 
     def recall(self, numbers: Iterable[int]) -> None:
         """The trainer could not read these trajectories: what stages made of them for it is made again."""
-        self._recall(self._trainer_sources, numbers)
+        self._recall(self._works.values(), numbers)
 
     # --- questions --------------------------------------------------------------------------
 
-    def locations(self, column: str, numbers: Iterable[int]) -> dict[int, Location]:
-        """Where a column lies, of those tickets' trajectories that have it ready."""
-        if column in SAMPLED:
-            trajectories = ((number, self._trajectories.get(number)) for number in numbers)
-            return {
-                number: Location((trajectory.descriptor_key,))
-                for number, trajectory in trajectories
-                if trajectory is not None
-            }
-        maker = self._makers.get(column)
-        done = maker.done if maker else {}
+    def locations(self, role: str, numbers: Iterable[int]) -> dict[int, Location]:
+        """Where a role's columns lie, for those tickets that have them ready; empty without such a stage."""
+        done = self._works[role].done if role in self._works else {}
         return {number: done[number] for number in numbers if number in done}
 
     def lacks(self, number: int) -> bool:
@@ -280,7 +241,7 @@ class ColumnRegistry:
         return self._held_back.keys()
 
     def waiting_tokens(self, role: str) -> int:
-        """Of what may be leased now."""
+        """Tokens of the trajectories that the role may lease now."""
         return self._works[role].able_tokens
 
     def progress(self) -> dict[str, ColumnProgress]:
@@ -293,12 +254,12 @@ class ColumnRegistry:
 
     # --- within -----------------------------------------------------------------------------
 
-    def _look(self, number: int) -> None:
+    def _judge(self, number: int) -> None:
         """A column of this trajectory has come or gone, or a lease on it."""
         trajectory = self._trajectories[number]
         for work in self._works.values():
-            work.look(number, trajectory)
-        self._count(trajectory, lacks=not has_all(self._trainer_sources, number))
+            work.judge(number, trajectory)
+        self._count(trajectory, lacks=any(number not in work.done for work in self._works.values()))
 
     def _count(self, trajectory: TrajectoryRef, *, lacks: bool) -> None:
         number, group = trajectory.ticket_id, trajectory.group
@@ -314,28 +275,20 @@ class ColumnRegistry:
     def _replace(self, work: _Work, stage: Stage | None) -> None:
         work.stage = stage
         self._return(work)
-        self._recall((work,), list(work.done))
+        self._recall([work], list(work.done))
 
     def _return(self, work: _Work) -> None:
-        """Ends the lease: what is held waits again."""
+        """Ends the lease: what was leased waits again."""
         numbers = list(work.leased)
         work.leased.clear()
         for number in numbers:
-            self._look(number)
+            self._judge(number)
 
-    def _recall(self, sources: Sequence[_Work], numbers: Iterable[int]) -> None:
+    def _recall(self, works: Collection[_Work], numbers: Iterable[int]) -> None:
         """What these roles made is not there any more; what is empty cannot be lost."""
         for number in numbers:
-            made = [source for source in sources if source.done.get(number, NOWHERE).keys]
-            for source in made:
-                del source.done[number]
+            made = [work for work in works if work.done.get(number, NOWHERE).keys]
+            for work in made:
+                del work.done[number]
             if made:
-                self._look(number)
-
-
-def _sources(role: ColumnConsumer, makers: Mapping[str, _Work]) -> tuple[_Work, ...]:
-    """The makers of what a role needs, each once. Raises ValueError if there is none for a column."""
-    unmet = role.needs - SAMPLED - makers.keys()
-    if unmet:
-        raise ValueError(f"role {role.name} needs {', '.join(sorted(unmet))}, which no stage before it makes")
-    return tuple({id(work): work for column in sorted(role.needs) if (work := makers.get(column))}.values())
+                self._judge(number)

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from earl.errors import LedgerError
 from services.scheduler.batches.columns import (
-    ColumnConsumer,
     ColumnLease,
     ColumnProgress,
     ColumnRegistry,
@@ -21,18 +20,10 @@ from services.scheduler.batches.columns import (
     TrajectoryRef,
 )
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import Purpose, Ticket, TicketState
+from services.scheduler.state.tickets import Purpose, Ticket, TicketState
 
-REFERENCE = ColumnConsumer("reference", frozenset({"tokens", "loss_mask"}), frozenset({"reference"}))
-# A batch of warm-up needs what was sampled, whatever the run asks for beside.
-TRAINER = ColumnConsumer("trainer", frozenset({"tokens", "loss_mask", "logprobs"}))
-
-
-def column_registry(stages: Iterable[ColumnConsumer]) -> ColumnRegistry:
-    """The columns of a run with these stages, all of whose columns the trainer needs."""
-    stages = tuple(stages)
-    made = frozenset[str]().union(*(role.makes for role in stages))
-    return ColumnRegistry(ColumnConsumer(TRAINER.name, TRAINER.needs | made), stages)
+REFERENCE = "reference"
+TRAINER = "trainer"
 
 
 def require(columns: ColumnRegistry, role: str) -> None:
@@ -69,13 +60,13 @@ def follow(columns: ColumnRegistry, ledger: Ledger) -> None:
 def lease(
     columns: ColumnRegistry, ledger: Ledger, role: str, stage: Stage, credit_tokens: int
 ) -> ColumnLease:
-    """What a stage is to do now, what the planned batch lacks first; the fence is the ledger's next one."""
+    """Leases to a stage what it is to do now, what the planned batch lacks first, under a new fence."""
     follow(columns, ledger)
     batch = ledger.tables.batch
     fence = ledger.tables.run.fence + 1
     leased = columns.lease(role, stage, fence, credit_tokens, batch.tickets if batch else ())
     if leased.trajectories:
-        ledger.tables.run.fence = fence
+        ledger.issue_fence()
     return leased
 
 
@@ -86,21 +77,9 @@ def must_wait(columns: ColumnRegistry, ledger: Ledger) -> bool:
 
 
 def lose(ledger: Ledger, gone: Iterable[TrajectoryRef]) -> None:
-    """What was sampled of these trajectories cannot be read any more: their tickets are tried again."""
-    tables = ledger.tables
+    """Has the tickets tried again whose trajectories cannot be read any more."""
     for trajectory in gone:
-        ticket = tables.tickets.get(trajectory.ticket_id)
-        if ticket is None or ticket.attempt != trajectory.attempt:
-            continue
-        if ticket.state is TicketState.READY:
-            ledger.fail(ticket)
-        elif (
-            tables.batch is not None
-            and ticket.id in tables.batch.tickets
-            and ticket.id not in tables.batch.lost
-        ):
-            # The trainer may have read it already: only its next call tells.
-            tables.batch.lost.append(ticket.id)
+        ledger.lose(trajectory.ticket_id, trajectory.attempt)
 
 
 def progress(columns: ColumnRegistry, ledger: Ledger) -> dict[str, ColumnProgress]:
@@ -112,7 +91,7 @@ def progress(columns: ColumnRegistry, ledger: Ledger) -> dict[str, ColumnProgres
     ready, planned, trained = (
         counts.get(state, 0) for state in (TicketState.READY, TicketState.PLANNED, TicketState.TRAINED)
     )
-    return {**stages, TRAINER.name: ColumnProgress(ready, planned, trained)}
+    return {**stages, TRAINER: ColumnProgress(ready, planned, trained)}
 
 
 def _trajectory(ticket: Ticket | None) -> TrajectoryRef | None:

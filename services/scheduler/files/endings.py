@@ -13,7 +13,7 @@ from pathlib import Path
 
 from earl.errors import EngineOutOfMemory
 from earl.obs.metrics import LineFile
-from services.scheduler.state.records import EpisodeEnding, Result
+from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult
 
 NAME = "endings.jsonl"
 OUT_OF_MEMORY = "out_of_memory"
@@ -32,7 +32,7 @@ class Endings:
         self.totals: Counter[str] = Counter()
         self._written_s = 0.0
 
-    def count(self, result: Result) -> None:
+    def count(self, result: EpisodeResult) -> None:
         """An attempt ended, whether it may be trained or comes to nothing."""
         self._add(result.ending)
         # An error's name stands before what it says: see services.rollout.episode.agent.
@@ -45,7 +45,7 @@ class Endings:
             self._write(time_s)
 
     def close(self, time_s: float) -> None:
-        """Writes the rest."""
+        """Writes what is left."""
         self._write(time_s)
         self._file.close()
 

@@ -18,12 +18,13 @@ from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.ledger.evaluation import Judgement, Judgements, rewards, wins
 from services.scheduler.monitor.length_sketch import histogram
+from services.scheduler.monitor.remaining import Remaining
 from services.scheduler.monitor.workers import TransferRates
 from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
-from services.scheduler.state.records import EvaluationRecord
+from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.switch_records import SwitchRecord
 
-# Of a switch: as asked, or back to what was before.
+# Outcomes of a switch: as requested, or back to the parallelism before.
 OUTCOMES = ("done", "rolled_back")
 
 
@@ -42,6 +43,7 @@ class RunReport:
         self.judgements = Judgements()
         self.latest: dict[str, float] = {}
         self.last_step_s: float | None = None
+        self.remaining = Remaining()
         self.switches: Counter[tuple[str, str]] = Counter()
         self.stalls: dict[str, Histogram] = {}
 
@@ -54,15 +56,15 @@ class RunReport:
         time_s: float,
         trajectories: Mapping[str, float],
         trainer: Mapping[str, float],
-        seen: StepFigures,
+        observed: StepFigures,
         length_tokens: Sequence[int],
         transfers: Mapping[str, TransferRates],
         ledger: Mapping[str, int],
         stages: Mapping[str, ColumnProgress],
     ) -> None:
-        """One committed batch. version: after it. time_s: since the run began.
+        """Records one committed batch. version: after it. time_s: since the run began.
 
-        length_tokens: of its trajectories; `seen` is about everything that was played of late.
+        length_tokens: of its trajectories; `observed` is about all recent episodes.
         transfers: of the whole run so far, by path.
         stages: how far they are, by role, with what is to be trained next.
         """
@@ -70,6 +72,7 @@ class RunReport:
         if self.last_step_s is not None and time_s > self.last_step_s:
             numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / (time_s - self.last_step_s)
         self.last_step_s = time_s
+        self.remaining.observe(phase, step, time_s)
         self.latest = numbers
         line: dict[str, Any] = {
             "step": step,
@@ -77,11 +80,11 @@ class RunReport:
             "version": version,
             "time_s": round(time_s, 3),
             **numbers,
-            "episode_tokens": asdict(seen.episodes),
-            "turn_tokens": asdict(seen.turns),
-            "growth": round(seen.growth, 6),
-            "parallelism": {stage: cut.as_dict() for stage, cut in seen.running.items()},
-            "load": {stage: load_line(one) for stage, one in seen.stages.items()},
+            "episode_tokens": asdict(observed.episodes),
+            "turn_tokens": asdict(observed.turns),
+            "growth": round(observed.growth, 6),
+            "parallelism": {stage: parallelism.as_dict() for stage, parallelism in observed.running.items()},
+            "load": {stage: load_line(load) for stage, load in observed.stages.items()},
             "length_histogram": asdict(histogram(length_tokens)),
             "transfers": {
                 path: {**asdict(moved), "gb_per_s": round(moved.gb_per_s, 6)}
@@ -94,7 +97,7 @@ class RunReport:
         self._metrics.write(line)
 
     def spans(self, who: str, spans: Iterable[tuple[str, int, int]]) -> None:
-        """(what, start_ns, end_ns) of a worker, Unix nanoseconds of its host."""
+        """Records a worker's spans: (what, start_ns, end_ns), Unix nanoseconds of its host."""
         records = [{"who": who, "what": what, "start_ns": a, "end_ns": b} for what, a, b in spans]
         if records:
             self._timeline.write(*records)
@@ -150,13 +153,8 @@ def evaluation_line(record: EvaluationRecord, judgement: Judgement) -> dict[str,
     rewards and wins are by instance, null where the episode failed; the gain is the paired one over the
     run's first evaluation, absent for that one.
     """
-    numbers: dict[str, Any] = {
-        "name": record.name,
-        "version": record.version,
-        "episodes": record.episodes,
-        "done": record.done,
-        "failed": record.failed,
-    }
+    counts = ("name", "version", "episodes", "done", "failed")
+    numbers: dict[str, Any] = {name: getattr(record, name) for name in counts}
     shown = [("win_rate", judgement.win_rate), ("mean_reward", judgement.reward)]
     if judgement.gain is not None:
         shown.append(("gain", judgement.gain))
@@ -168,18 +166,9 @@ def evaluation_line(record: EvaluationRecord, judgement: Judgement) -> dict[str,
 
 def load_line(observed: ObservedWorkload) -> dict[str, Any]:
     """What a step was to a stage, as metrics.jsonl and decisions.jsonl have it; null where nobody said."""
-    kv = (
-        {**asdict(observed.kv), "used_fraction": observed.kv.used_fraction}
-        if observed.kv is not None
-        else None
-    )
-    return {
-        **asdict(observed.workload),
-        "concurrency_most": observed.concurrency_most,
-        "tokens_per_device_s": observed.tokens_per_device_s,
-        "memory_fraction": observed.memory_fraction,
-        "kv": kv,
-    }
+    kv = observed.kv and {**asdict(observed.kv), "used_fraction": observed.kv.used_fraction}
+    figures = ("concurrency_most", "tokens_per_device_s", "memory_fraction")
+    return {**asdict(observed.workload), **{name: getattr(observed, name) for name in figures}, "kv": kv}
 
 
 def _mark(record: EvaluationRecord) -> tuple[int, int, bytes]:

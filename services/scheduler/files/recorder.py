@@ -1,6 +1,7 @@
-"""What a run does beside its ledger: what workers say of themselves, what steps were like, its files.
+"""What a run does beside its ledger: workers' reports, figures of its steps, its files.
 
-No decision of the ledger rests on it, and a scheduler that starts anew begins it anew; the files go on.
+No decision of the ledger rests on it, and a scheduler that starts again begins it again; its files
+are appended to.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.workers import WorkerFleet
 from services.scheduler.monitor.workload import Monitor, StepFigures
-from services.scheduler.state.records import Batch, Result, Ticket
+from services.scheduler.state.run import Batch
+from services.scheduler.state.tickets import EpisodeResult, Ticket
 
 
 class RunRecorder:
-    """Of one run, below its directory; times are seconds since the run began but for now_s, monotonic."""
+    """Writes a run's files below its directory; times are seconds since the run began, now_s is
+    monotonic."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self.monitor = Monitor()
@@ -33,25 +36,29 @@ class RunRecorder:
         self.endings = Endings(run_dir)
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
 
-    def ended(self, result: Result) -> None:
+    def ended(self, result: EpisodeResult) -> None:
         """An attempt ended, whether it may be trained or comes to nothing."""
         self.endings.count(result)
 
     def accepted(
-        self, ledger: Ledger, ticket: Ticket | None, result: Result, said: Sequence[TranscriptTurn]
+        self,
+        ledger: Ledger,
+        ticket: Ticket | None,
+        result: EpisodeResult,
+        transcript: Sequence[TranscriptTurn],
     ) -> None:
-        """ticket: None if this was said before."""
+        """Records an accepted attempt. ticket: None if it was accepted before."""
         if ticket is not None and ticket.transcript:
-            self._samples.heard(phases.training_steps(ledger), ticket, result, said)
+            self._samples.heard(phases.training_steps(ledger), ticket, result, transcript)
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(
-        self, ledger: Ledger, columns: ColumnRegistry, batch: Batch, results: Sequence[Result], *,
+        self, ledger: Ledger, columns: ColumnRegistry, batch: Batch, results: Sequence[EpisodeResult], *,
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
     ) -> StepFigures:  # fmt: skip
         """A batch of these results is trained: writes its line; what the step was."""
         tokens = [result.total_tokens for result in results]
-        seen = self.monitor.step(
+        observed = self.monitor.step(
             members=ledger.tables.members.values(),
             device_slots=self._device_slots,
             batch_tokens=tokens,
@@ -65,17 +72,17 @@ class RunRecorder:
             time_s=elapsed_s,
             trajectories=batch_plan.summary(batch, results),
             trainer=trainer,
-            seen=seen,
+            observed=observed,
             length_tokens=tokens,
             transfers=self.fleet.moved(),
             ledger={"issued": ledger.tables.run.next_ticket - 1, **ledger.tables.counts()},
             stages=columns.progress(),
         )
         self._samples.trained(step, batch.tickets)
-        return seen
+        return observed
 
     def write(self, ledger: Ledger, elapsed_s: float) -> None:
-        """What is due: evaluations that are over, and how episodes ended."""
+        """Writes what is due: evaluations that have ended, and how episodes ended."""
         self.report.evaluations(ledger.tables.evaluations.values(), elapsed_s)
         self.endings.write(elapsed_s)
 

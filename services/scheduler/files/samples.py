@@ -20,7 +20,7 @@ from typing import Any
 from earl.expendable import ExpendableFile
 from earl.obs.metrics import LineFile, read_lines
 from earl.transcript import TranscriptTurn
-from services.scheduler.state.records import Purpose, Result, Ticket
+from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
 
 LIMIT_BYTES = 4 << 20
 # Conversations that wait for their batch; the oldest are forgotten first.
@@ -28,7 +28,7 @@ WAITING = 4096
 
 
 class SampleFile:
-    """Writes to `path`; goes on where an earlier scheduler stopped."""
+    """Writes to `path`; continues where an earlier scheduler stopped."""
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path = path
@@ -38,8 +38,10 @@ class SampleFile:
         self._file = LineFile(path)
         self._thinning = ExpendableFile(path)
 
-    def heard(self, step: int, ticket: Ticket, result: Result, turns: Sequence[TranscriptTurn]) -> None:
-        """An accepted episode. An evaluation's is written at once, training's once it is trained.
+    def heard(
+        self, step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[TranscriptTurn]
+    ) -> None:
+        """Takes an accepted episode. An evaluation's is written at once, training's once it is trained.
 
         step: training steps done.
         """
@@ -74,8 +76,8 @@ class SampleFile:
                 former.close()
 
 
-def line(step: int, ticket: Ticket, result: Result, turns: Sequence[TranscriptTurn]) -> dict[str, Any]:
-    """One trajectory as it is written."""
+def line(step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[TranscriptTurn]) -> dict[str, Any]:
+    """One trajectory in the form in which it is written."""
     return {
         "step": step,
         "evaluation": ticket.evaluation,
@@ -91,15 +93,11 @@ def line(step: int, ticket: Ticket, result: Result, turns: Sequence[TranscriptTu
 
 
 def turn_line(turn: TranscriptTurn) -> dict[str, Any]:
-    sampled_line: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
+    line: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
     if turn.sampled:
-        sampled_line["sampled"] = {
-            "ids": [token.id for token in turn.sampled],
-            "texts": [token.text for token in turn.sampled],
-            "logprobs": [round(token.logprob, 4) for token in turn.sampled],
-            "versions": [token.version for token in turn.sampled],
-        }
-    return sampled_line
+        columns = zip(*((t.id, t.text, round(t.logprob, 4), t.version) for t in turn.sampled), strict=True)
+        line["sampled"] = dict(zip(("ids", "texts", "logprobs", "versions"), map(list, columns), strict=True))
+    return line
 
 
 def thinned(lines: Sequence[Mapping[str, Any]], limit_bytes: int) -> list[Mapping[str, Any]]:
@@ -143,7 +141,7 @@ def encoded(sample: Mapping[str, Any]) -> str:
 
 
 def rewrite(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Replaces the file at once: whoever reads it sees the old lines or the new ones."""
+    """Replaces the file at once: readers see the old lines or the new ones."""
     beside = path.with_suffix(".new")
     beside.write_text("".join(encoded(sample) for sample in lines), encoding="utf-8")
     os.replace(beside, path)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from earl.config.run import RunConfig
 from earl.obs import tracing
 from services.scheduler.ledger.tables import LedgerTables
-from services.scheduler.state.records import LIVE, Ticket, TicketState
 from services.scheduler.state.switch_records import SwitchRecord
+from services.scheduler.state.tickets import LIVE, Ticket, TicketState
 
 # How often tickets that nobody named are looked after: those that were dropped.
 SWEEP_NS = 1_000_000_000
@@ -30,7 +30,7 @@ class _Seen:
 
 
 class TicketTraces:
-    """Of one tables. Does nothing where nothing is traced."""
+    """Records the spans of a ledger's tickets. Does nothing where nothing is traced."""
 
     def __init__(self, tables: LedgerTables, tickets: tracing.TracedTickets) -> None:
         self._tables = tables
@@ -50,7 +50,7 @@ class TicketTraces:
         return span.parent if span is not None else ""
 
     def moved(self, ids: Iterable[int] = ()) -> None:
-        """These may be in other states now; new ones are found without being named."""
+        """Takes note that these tickets may have changed state. New tickets are found without being named."""
         if not self._on:
             return
         now_ns = time.time_ns()
@@ -62,17 +62,17 @@ class TicketTraces:
         for number in ids:
             span = self._live.get(number)
             if span is not None:
-                self._look(number, span, self._tables.tickets.get(number), now_ns)
+                self._follow(number, span, self._tables.tickets.get(number), now_ns)
 
     def _issued(self, ids: Iterable[int]) -> None:
         now_ns = time.time_ns()
         for number in ids:
             ticket = self._tables.tickets.get(number)
             if ticket is not None and ticket.state in LIVE and (parent := self._tickets.parent(number)):
-                # A ticket that is leased at once was pending all the same.
+                # A ticket that is leased at once was pending for an instant.
                 self._live[number] = _Seen(parent, now_ns, TicketState.PENDING.value, now_ns)
 
-    def _look(self, number: int, span: _Seen, ticket: Ticket | None, now_ns: int) -> None:
+    def _follow(self, number: int, span: _Seen, ticket: Ticket | None, now_ns: int) -> None:
         state = ticket.state.value if ticket is not None else "closed"
         if state == span.state:
             return
@@ -99,13 +99,8 @@ def tickets_of(config: RunConfig) -> tracing.TracedTickets:
 
 
 def record_switch(tickets: tracing.TracedTickets, stage: str, switch: SwitchRecord, end_ns: int) -> None:
-    """A switch ended; its commands are spans below it."""
-    attributes = {
-        "before": str(switch.former),
-        "after": str(switch.target),
-        "reason": switch.reason,
-        "rolled_back": switch.rolled_back,
-        "stall_s": switch.stall_s,
-    }
+    """Records a switch that has ended; its commands are spans below it."""
+    figures = {name: getattr(switch, name) for name in ("reason", "rolled_back", "stall_s")}
+    attributes = {"before": str(switch.former), "after": str(switch.target), **figures}
     parent, start_ns = tickets.switch(stage, switch.epoch), end_ns - int(switch.seconds * 1e9)
     tracing.record(f"switch {stage}", parent, start_ns, end_ns, attributes, root=True)

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from earl.message_fields import fill
 from earl.parallelism_codec import encode_parallelism, put_figures
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from services.scheduler.ledger.evaluation import Judgement, judge
 from services.scheduler.monitor.workers import STAGES
-from services.scheduler.state.records import (
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.facts import (
     BatchCommitted,
     BatchPlanned,
-    EpisodeEnding,
     EvaluationDone,
-    EvaluationRecord,
     Fact,
-    Purpose,
     TrajectoryReady,
     WorkerJoined,
     WorkerLeft,
-    WorkerRecord,
 )
 from services.scheduler.state.switch_records import SwitchEnded, SwitchRecord
+from services.scheduler.state.tickets import EpisodeEnding, Purpose
 
-PURPOSES = {
-    Purpose.TRAIN: common_pb2.PURPOSE_TRAIN,
-    Purpose.EVALUATE: common_pb2.PURPOSE_EVALUATE,
-    Purpose.WARMUP: common_pb2.PURPOSE_WARMUP,
+PURPOSES: dict[Purpose, Any] = {
+    purpose: common_pb2.Purpose.Value(f"PURPOSE_{purpose.name}") for purpose in Purpose
 }
-ENDINGS = {
-    common_pb2.ENDING_OK: EpisodeEnding.OK,
-    common_pb2.ENDING_TRUNCATED: EpisodeEnding.TRUNCATED,
-    common_pb2.ENDING_ENV_ERROR: EpisodeEnding.ENV_ERROR,
-    common_pb2.ENDING_INFRA_ERROR: EpisodeEnding.INFRA_ERROR,
-    common_pb2.ENDING_TIMEOUT: EpisodeEnding.TIMEOUT,
+ENDING_NUMBERS: dict[EpisodeEnding, Any] = {
+    ending: common_pb2.Ending.Value(f"ENDING_{ending.name}") for ending in EpisodeEnding
 }
-ENDING_NUMBERS = {ending: number for number, ending in ENDINGS.items()}
+ENDINGS = {number: ending for ending, number in ENDING_NUMBERS.items()}
 STAGE_NUMBERS = {name: number for number, name in STAGES.items()}
 
 
@@ -52,47 +46,25 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
             ready.oldest_version, ready.newest_version = result.oldest_version, result.newest_version
             ready.ending, ready.purpose = ENDING_NUMBERS[result.ending], PURPOSES[purpose]
             ready.turns = result.turns
-        case BatchPlanned(batch_id, version, sequences, tokens):
-            event.batch_planned.CopyFrom(
-                events_pb2.BatchPlanned(
-                    batch_id=batch_id, version=version, sequences=sequences, tokens=tokens
-                )
-            )
-        case BatchCommitted(batch_id, version, keys):
-            event.batch_committed.CopyFrom(
-                events_pb2.BatchCommitted(batch_id=batch_id, version=version, descriptor_keys=keys)
-            )
+        case BatchPlanned():
+            fill(event.batch_planned, fact)
+        case BatchCommitted():
+            fill(event.batch_committed, fact)
         case EvaluationDone(evaluation, baseline):
             event.evaluation_done.CopyFrom(encode_done(evaluation, baseline))
         case WorkerJoined(member):
-            event.worker_joined.worker.CopyFrom(encode_worker(member))
+            fill(event.worker_joined.worker, member)
         case WorkerLeft(member, reason):
-            event.worker_left.worker.CopyFrom(encode_worker(member))
+            fill(event.worker_left.worker, member)
             event.worker_left.reason = reason
         case SwitchEnded():
             event.parallelism_changed.CopyFrom(encode_changed(fact))
     return event
 
 
-def encode_worker(member: WorkerRecord) -> common_pb2.Worker:
-    return common_pb2.Worker(
-        name=member.name,
-        incarnation=member.incarnation,
-        stage=member.stage,  # type: ignore[arg-type]
-        address=member.address,
-    )
-
-
 def encode_evaluation(evaluation: EvaluationRecord, judgement: Judgement) -> scheduler_pb2.EvaluationResult:
     """Figures of an evaluation without an episode done are 0, bounds of a single episode's reward NaN."""
-    message = scheduler_pb2.EvaluationResult(
-        name=evaluation.name,
-        version=evaluation.version,
-        episodes=evaluation.episodes,
-        done=evaluation.done,
-        failed=evaluation.failed,
-        metrics=evaluation.metrics,
-    )
+    message = fill(scheduler_pb2.EvaluationResult(), evaluation)
     if evaluation.done:
         reward, wins = judgement.reward, judgement.win_rate
         message.mean_reward, message.reward_low, message.reward_high = reward.value, reward.low, reward.high
@@ -137,8 +109,7 @@ def encode_changed(fact: SwitchEnded) -> events_pb2.ParallelismChanged:
 
 
 def _put_switch(switch: SwitchRecord, message: scheduler_pb2.Switch | events_pb2.ParallelismChanged) -> None:
-    message.epoch, message.reason = switch.epoch, switch.reason
-    message.rolled_back, message.message = switch.rolled_back, switch.message
+    fill(message, switch, without=("before", "after", "figures"))
     message.before.CopyFrom(encode_parallelism(switch.former))
     message.after.CopyFrom(encode_parallelism(switch.target))
     put_figures(switch, message)

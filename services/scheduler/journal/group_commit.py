@@ -1,4 +1,4 @@
-"""Group commit: what the ledger decided is stored before anyone is told.
+"""Group commit: what the ledger decided is stored before anyone gets an answer.
 
     operation ─► ledger changes in memory ─► durable() ─┐
     operation ─► ...                      ─► durable() ─┼─► one store.apply ─► all are answered
@@ -27,7 +27,7 @@ ROUND_S = 0.006
 
 
 class Journal:
-    """Stores one tables's changes, in order."""
+    """Stores the changes of one set of tables, in order."""
 
     def __init__(self, tables: LedgerTables, store: LedgerStore) -> None:
         self._tables = tables
@@ -46,7 +46,7 @@ class Journal:
         await future
 
     async def run(self) -> None:
-        """Stores until cancelled. Raises what a write failed with."""
+        """Stores changes until cancelled. Raises what a write failed with."""
         began = 0.0
         while True:
             await self._wake.wait()

@@ -19,7 +19,8 @@ import msgspec
 from earl.bus import Bus, redis_errors
 from earl.errors import LedgerFenced
 from services.scheduler.journal.events import encode_fact
-from services.scheduler.state.records import KINDS, LedgerChanges, RecordChange, TrajectoryReady
+from services.scheduler.state.facts import TrajectoryReady
+from services.scheduler.state.stored import KINDS, LedgerChanges, RecordChange
 
 # KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, what changes (see `pack`), the
 # new values one after another, how many of the events go to the first stream, events ...  Of each hash, in
@@ -78,7 +79,7 @@ redis.call('HSET', KEYS[1], 'revision', revision + 1)
 return {'done', 'now'}
 """
 _ENCODER = msgspec.msgpack.Encoder()
-# Of one hash: see APPLY.
+# The arguments for one hash; see APPLY.
 _Hash = tuple[list[str], list[str], list[str], list[int], list[str]]
 
 

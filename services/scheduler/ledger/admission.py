@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.scheduler.state.records import Purpose
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.tickets import Purpose
 
 # Warm-up needs no weights, so it may run ahead of the trainer.
 WARMUP_BATCHES_AHEAD = 4

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from services.scheduler.ledger.intervals import Interval, mean_interval, wilson_interval
-from services.scheduler.state.records import EvaluationRecord
+from services.scheduler.state.evaluations import EvaluationRecord
 
 FINAL = "final"
 
@@ -34,12 +34,14 @@ class Judgement:
 
 
 def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Judgement:
-    """The figures of an evaluation, which may be under way, beside those of `baseline`."""
-    reward, wins = _reward(evaluation.reward_data), _win_rate(evaluation.win_data)
+    """The figures of an evaluation, which may be in progress, beside those of `baseline`."""
+    reward, won = mean_interval(_done(rewards(evaluation))), _done(wins(evaluation))
+    win_rate = wilson_interval(math.fsum(won), len(won))
     if baseline is None or baseline.name == evaluation.name:
-        return Judgement(reward, wins)
-    gain, pairs = _gain(baseline.reward_data, evaluation.reward_data)
-    return Judgement(reward, wins, gain if pairs else None, pairs)
+        return Judgement(reward, win_rate)
+    pairs = zip(rewards(baseline), rewards(evaluation), strict=False)
+    gains = _done([after - before for before, after in pairs])
+    return Judgement(reward, win_rate, mean_interval(gains) if gains else None, len(gains))
 
 
 class Judgements:
@@ -80,17 +82,17 @@ def baseline(
 
 
 def _against(evaluation: EvaluationRecord, first: EvaluationRecord) -> EvaluationRecord | None:
-    """`first` of its setting, if it is one to compare with."""
+    """`first` of the evaluation's setting, if the two can be compared."""
     return first if first.finished and first.name != evaluation.name else None
 
 
 def in_order(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
-    """From the run's first evaluation to its last: by version, the final one last."""
+    """Evaluations from the run's first to its last: by version, the final one last."""
     return sorted(evaluations, key=lambda record: (record.version, record.name == FINAL, record.name))
 
 
-def under_way(evaluations: Iterable[EvaluationRecord], version: int) -> bool:
-    """Whether the version is being evaluated: until that is over it stays the newest."""
+def in_progress(evaluations: Iterable[EvaluationRecord], version: int) -> bool:
+    """Whether the version is being evaluated: until that has ended it stays the newest."""
     return any(record.version == version and not record.finished for record in evaluations)
 
 
@@ -140,22 +142,6 @@ def _best(finished: tuple[tuple[int, bytes], ...]) -> int:
         if mean > best_mean:
             best, best_mean = version, mean
     return best
-
-
-def _reward(data: bytes) -> Interval:
-    return mean_interval(_done(_numbers(data, "d")))
-
-
-def _win_rate(data: bytes) -> Interval:
-    won = _done(_numbers(data, "f"))
-    return wilson_interval(math.fsum(won), len(won))
-
-
-def _gain(before: bytes, after: bytes) -> tuple[Interval, int]:
-    """The mean difference over the instances that both have done, and their number."""
-    pairs = zip(_numbers(before, "d"), _numbers(after, "d"), strict=False)
-    differences = _done([second - first for first, second in pairs])
-    return mean_interval(differences), len(differences)
 
 
 def _numbers(data: bytes, form: str) -> list[float]:

@@ -8,7 +8,7 @@
 Promise: issued = trained ⊎ evaluated ⊎ dropped ⊎ live after every operation, and no ticket becomes
 trained twice. Pure: time is an argument (monotonic seconds), nothing is read or written elsewhere;
 the caller makes `tables.take_changes()` durable before it answers anyone. What an operation refuses
-raises LedgerError (or UnknownWorker) and has changed nothing.
+raises LedgerError (or UnknownWorker, WorkerReplaced) and has changed nothing.
 """
 
 from __future__ import annotations
@@ -18,51 +18,101 @@ from collections.abc import Collection, Iterable, Sequence
 from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
-from services.scheduler.ledger.attempts import TicketLedger
-from services.scheduler.state.records import (
-    Batch,
-    BatchPlanned,
-    Purpose,
-    Reason,
-    Result,
-    TicketState,
-)
+from services.scheduler.ledger.attempts import TicketAttempts
+from services.scheduler.ledger.membership import Membership
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.state.facts import BatchPlanned
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.run import Batch
+from services.scheduler.state.tickets import Attempt, EpisodeResult, Purpose, Reason, Ticket, TicketState
 
 # A batch handed out more often than this to a trainer that does not commit cannot be read.
 HANDOUTS = 5
 
 
-class Ledger(TicketLedger):
-    """Tickets, and the batches made of them."""
+class Ledger:
+    """Workers (`members`), their attempts at tickets (`attempts`), and the batches made of those.
 
-    # Groups of training that no batch may take yet, though all their members are ready; may be a view.
-    held_back: Collection[int] = ()
+    held_back: groups of training that no batch may take yet, though all their tickets are ready; may be a
+    view.
+    """
+
+    def __init__(self, rules: Rules, held_back: Collection[int] = ()) -> None:
+        self.rules = rules
+        self.tables = LedgerTables()
+        self.attempts = TicketAttempts(rules, self.tables)
+        self.members = Membership(rules, self.tables, self.attempts)
+        self._held_back = held_back
 
     @classmethod
-    def restored(cls, rules: Rules, records: Iterable[tuple[str, str, bytes]], now: float) -> Ledger:
+    def restored(
+        cls,
+        rules: Rules,
+        records: Iterable[tuple[str, str, bytes]],
+        now: float,
+        held_back: Collection[int] = (),
+    ) -> Ledger:
         """The ledger of stored records; leases and memberships get their full time again from `now`."""
-        ledger = cls(rules)
+        ledger = cls(rules, held_back)
         ledger.tables.restore(records, now, rules.lease_s)
         for name in ledger.tables.members:
-            # It was told of a fleet that may have been larger.
-            silent_s = max(ledger.membership_s, ledger.tables.run.silent_s)
+            # It heard of a fleet that may have been larger.
+            silent_s = max(ledger.members.membership_s, ledger.tables.run.silent_s)
             ledger.tables.member_until.set(name, now + silent_s)
         return ledger
 
-    def trainer(self, name: str, incarnation: int, now: float) -> None:
+    def expire(self, now: float) -> None:
+        """Ends memberships and leases that have expired."""
+        self.tables.now = now
+        self.members.expire(now)
+        self.attempts.expire(now)
+
+    def lease(self, name: str, incarnation: int, credit: int, now: float) -> list[Ticket]:
+        """Up to `credit` pending tickets, leased to this worker. Raises UnknownWorker, WorkerReplaced."""
+        return self.attempts.lease(self.members.mark_alive(name, incarnation, now), credit, now)
+
+    def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
+        """Prolongs leases; returns the attempts whose leases are lost.
+
+        Raises UnknownWorker, WorkerReplaced.
+        """
+        return self.attempts.renew(self.members.mark_alive(name, incarnation, now), attempts, now)
+
+    def issue_fence(self) -> int:
+        """Counts the fence, which orders whatever is leased, and returns it."""
+        self.tables.run.fence += 1
+        return self.tables.run.fence
+
+    def lose(self, number: int, attempt: int) -> None:
+        """What this attempt at a ticket sampled cannot be read any more: the ticket is tried again.
+
+        A planned ticket is only noted, until the trainer's next call tells whether it has read it.
+        """
+        ticket = self.tables.tickets.get(number)
+        if ticket is None or ticket.attempt != attempt:
+            return
+        if ticket.state is TicketState.READY:
+            self.attempts.fail(ticket)
+        elif self.tables.batch is not None:
+            self.tables.batch.lose(number)
+
+    def record_elapsed(self, elapsed_s: float) -> None:
+        """Notes for how long the run has worked, all its lives together."""
+        self.tables.run.elapsed_s = elapsed_s
+
+    def require_trainer(self, name: str, incarnation: int, now: float) -> None:
         """A sign of life of the trainer group. Raises LedgerError unless that one reconciled last."""
         run = self.tables.run
-        self.member(name, incarnation)
+        self.members.member(name, incarnation)
         if (run.trainer, run.trainer_incarnation) != (name, incarnation):
             raise LedgerError(
                 f"trainer {name} ({incarnation:x}) has not reconciled; "
                 f"the ledger follows {run.trainer or 'nobody'} ({run.trainer_incarnation:x})",
                 "call Reconcile with the manifest's contents first",
             )
-        self.seen(name, incarnation, now)
+        self.members.mark_alive(name, incarnation, now)
 
-    def planned(self) -> Batch | None:
+    def hand_out_planned(self) -> Batch | None:
         """The batch in the trainer's hands, once more; None if there is none or it cannot be read."""
         batch = self.tables.batch
         if batch is None:
@@ -77,7 +127,7 @@ class Ledger(TicketLedger):
              first_of_phase: bool) -> Batch | None:  # fmt: skip
         """Plans the next batch of `groups_wanted` groups at the current version, or None if it must wait.
 
-        Training batches obey the staleness bound; groups that exceed it all the same are dropped.
+        Training batches obey the staleness bound; groups that nevertheless exceed it are dropped.
         """
         tables, run = self.tables, self.tables.run
         if tables.batch is not None:
@@ -96,10 +146,10 @@ class Ledger(TicketLedger):
             checkpoint=checkpoint, progress=progress, first_of_phase=first_of_phase, handouts=1,
         )  # fmt: skip
         run.next_batch += 1
-        tables.state(BatchPlanned(tables.batch.id, run.version, len(numbers), tokens))
+        tables.record_fact(BatchPlanned(tables.batch.id, run.version, len(numbers), tokens))
         return tables.batch
 
-    def commit(self, batch_id: int, version: int) -> tuple[Batch, list[Result]] | None:
+    def commit(self, batch_id: int, version: int) -> tuple[Batch, list[EpisodeResult]] | None:
         """The optimizer step on a batch is done: (batch, its tickets' results); None if repeated."""
         run, batch = self.tables.run, self.tables.batch
         if batch is None or batch.id != batch_id:
@@ -131,7 +181,7 @@ class Ledger(TicketLedger):
         for ticket in planned:
             gone = all_lost or ticket.id in batch.lost
             if gone and ticket.state is TicketState.READY:
-                self.fail(ticket)
+                self.attempts.fail(ticket)
 
     def record_checkpoint(self, consumed: RangeSet, most: int = 0) -> bool:
         """Compacts what is closed for good: trained and held by the checkpoint, evaluated, dropped.
@@ -161,7 +211,7 @@ class Ledger(TicketLedger):
         return count == most > 0
 
     def published(self, version: int, keys: Sequence[str]) -> None:
-        """A version's weights can be read under these registry keys."""
+        """Takes note that a version's weights can be read under these registry keys."""
         self.tables.run.published = version
         self.tables.run.weight_keys = list(keys)
 
@@ -171,7 +221,7 @@ class Ledger(TicketLedger):
         """Whether it was handed out in vain for longer than a worker that is gone stays a member: nobody else
         will be found to be the cause."""
         since = min((self.tables.state_since[number] for number in batch.tickets), default=0.0)
-        return batch.handouts >= HANDOUTS and self.tables.now - since > self.membership_s
+        return batch.handouts >= HANDOUTS and self.tables.now - since > self.members.membership_s
 
     def _choose(self, purpose: Purpose, count: int) -> list[int] | None:
         """Groups in the order of their places, so that a batch does not show what finished when."""
@@ -186,15 +236,15 @@ class Ledger(TicketLedger):
         for group, members in list(tables.groups[purpose].items()):
             floor = min(tables.tickets[number].floor for number in members)
             if version - floor > rules.staleness and group in whole:
-                self.drop_group(purpose, group, Reason.TOO_STALE)
+                self.attempts.drop_group(purpose, group, Reason.TOO_STALE)
                 continue
-            complete = group in whole and group not in self.held_back
+            complete = group in whole and group not in self._held_back
             candidates.append(GroupCandidate(group, floor + rules.staleness, complete))
         chosen = choose(candidates, version, count, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
 
-    def _train(self, batch: Batch) -> list[Result]:
-        """planned → trained, once; what the tickets' results were."""
+    def _train(self, batch: Batch) -> list[EpisodeResult]:
+        """Moves the tickets of a batch from planned to trained, once; returns their results."""
         tables, run = self.tables, self.tables.run
         results = []
         for number in batch.tickets:
@@ -203,9 +253,8 @@ class Ledger(TicketLedger):
                 results.append(ticket.result)
                 if ticket.result.descriptor_key:
                     tables.freed.append(ticket.result.descriptor_key)
-            tables.move(ticket, TicketState.TRAINED)
-            ticket.result = None
+            tables.move(ticket, TicketState.TRAINED, result=None)
         tables.batch = None
         run.last_batch = batch.id
-        self.free(0, batch.id, batch.version + 1)
+        self.attempts.free(0, batch.id, batch.version + 1)
         return results

@@ -5,8 +5,8 @@
 Pure, and without a state of its own: every committed batch makes one version, so the step of each
 phase follows from the version; whatever moves the version (commit, reconcile) moves the program.
 
-A version that is being evaluated stays the newest until that is over: no batch is planned, so every
-token of an evaluation is that version's. Rollout goes on with training's tickets meanwhile.
+A version that is being evaluated stays the newest until that has ended: no batch is planned, so every
+token of an evaluation is that version's. Rollout plays training's tickets meanwhile.
 
 Tickets of the i-th outstanding group of training are made for the batch of version t = V + i // B,
 so they ask for min_version = t − k: exactly the current version if k is 0, and no group is ever
@@ -23,9 +23,12 @@ import msgspec
 
 from services.scheduler.ledger.admission import places, target_version
 from services.scheduler.ledger.evaluation import FINAL as FINAL_NAME
-from services.scheduler.ledger.evaluation import under_way
+from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import Batch, EvaluationRecord, Purpose, Reason, TicketState
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.run import Batch
+from services.scheduler.state.tickets import Purpose, Reason, TicketState
 
 # Tickets that are issued in one go: calls that came meanwhile are answered before the next ones.
 ISSUED_AT_ONCE = 256
@@ -76,6 +79,20 @@ def step(ledger: Ledger) -> tuple[int, int]:
     return min(done - rules.warmup_batches, rules.steps), rules.steps
 
 
+def ending(ledger: Ledger) -> str:
+    """Why training is over: all steps, or the time limit with the steps that were trained until then."""
+    rules = ledger.rules
+    done = min(steps_done(ledger) - rules.warmup_batches, rules.steps)
+    if not rules.steps:
+        return f"{rules.evaluation_episodes} episodes are evaluated"
+    if done >= rules.steps:
+        return f"all {rules.steps} steps are trained"
+    return (
+        f"the time limit of {rules.train_limit_s:g} s (scheduler.train_limit_s) was reached after "
+        f"{done} of {rules.steps} steps"
+    )
+
+
 def advance(ledger: Ledger, elapsed_s: float) -> bool:
     """Issues what is due and drops what no phase wants any more; whether more is due at once.
 
@@ -103,7 +120,7 @@ def advance(ledger: Ledger, elapsed_s: float) -> bool:
 
 
 def resume(ledger: Ledger, elapsed_s: float) -> None:
-    """A run that its time limit ended goes on if the limit is another now. elapsed_s: of the whole run."""
+    """A run that its time limit ended continues if the limit is another now. elapsed_s: of the whole run."""
     rules, run = ledger.rules, ledger.tables.run
     spent_s = elapsed_s - (run.train_began_s or 0.0)
     if run.train_over and not 0 < rules.train_limit_s <= spent_s:
@@ -112,14 +129,14 @@ def resume(ledger: Ledger, elapsed_s: float) -> None:
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
     """The batch in the trainer's hands, or a new one if it is complete, or None: wait."""
-    batch = ledger.planned()
+    batch = ledger.hand_out_planned()
     if batch is not None:
         return batch
     advance(ledger, elapsed_s)
     now, (done, planned) = phase(ledger), step(ledger)
     if now not in (WARMUP, TRAIN) or not ledger.tables.run.version:
         return None
-    if under_way(ledger.tables.evaluations.values(), ledger.tables.run.version):
+    if in_progress(ledger.tables.evaluations.values(), ledger.tables.run.version):
         return None
     rules, last = ledger.rules, done + 1 == planned
     if now == WARMUP:
@@ -152,7 +169,7 @@ def _final_done(ledger: Ledger) -> bool:
 
 
 def _keep_earlier_final(ledger: Ledger) -> None:
-    """A run that goes on with more steps judged an earlier version last: that becomes one in between."""
+    """A run that is continued with more steps judged an earlier version last: that becomes one in between."""
     tables = ledger.tables
     if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not tables.run.version:
         return
@@ -170,7 +187,7 @@ def _issue_warmup(ledger: Ledger) -> bool:
     """Whether more is due."""
     vacant = _vacant(ledger, Purpose.WARMUP)
     for index in vacant[:ISSUED_AT_ONCE]:
-        ledger.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
+        ledger.attempts.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
     return len(vacant) > ISSUED_AT_ONCE
 
 
@@ -184,7 +201,7 @@ def _issue_training(ledger: Ledger) -> bool:
         target = target_version(version, ahead, rules.batch_groups)
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
-        ledger.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature, index=index)
+        ledger.attempts.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature, index=index)
     return len(vacant) > at_once
 
 
@@ -213,15 +230,19 @@ def _evaluated_after(ledger: Ledger, now: str, done: int) -> bool:
         return False
     if now == WARMUP:
         return done == rules.warmup_batches and rules.evaluate_at_start
+    return _is_between(rules, done)
+
+
+def _is_between(rules: Rules, done: int) -> bool:
+    """Whether training is evaluated after its first `done` batches, and continues."""
     every = rules.evaluate_every_steps
-    return every > 0 and 0 < done < rules.steps and done % every == 0
+    return rules.evaluation_episodes > 0 and every > 0 and 0 < done < rules.steps and done % every == 0
 
 
 def _evaluate_between(ledger: Ledger) -> None:
     rules = ledger.rules
     done = steps_done(ledger) - rules.warmup_batches
-    every = rules.evaluate_every_steps
-    if every > 0 and 0 < done < rules.steps and done % every == 0 and rules.evaluation_episodes > 0:
+    if _is_between(rules, done):
         _evaluate(ledger, f"step-{done}", rules.evaluate_every_episodes or rules.evaluation_episodes)
 
 
@@ -234,7 +255,9 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
         name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
     )
     for index in range(episodes):
-        ledger.issue(Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name)
+        ledger.attempts.issue(
+            Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name
+        )
 
 
 def _drop_unwanted(ledger: Ledger, now: str) -> None:
@@ -244,4 +267,4 @@ def _drop_unwanted(ledger: Ledger, now: str) -> None:
             continue
         for group, members in list(tables.groups[purpose].items()):
             if not any(tables.tickets[number].state is TicketState.PLANNED for number in members):
-                ledger.drop_group(purpose, group, Reason.PHASE_OVER)
+                ledger.attempts.drop_group(purpose, group, Reason.PHASE_OVER)

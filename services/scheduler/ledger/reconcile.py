@@ -4,7 +4,7 @@ manifest holds it │ ledger says      │ becomes
 ──────────────────┼──────────────────┼───────────────────────────────────────────────
 yes               │ trained          │ stays
 yes               │ anything else    │ trained (the crash came before the commit)
-no                │ trained          │ dropped(rolled_back); the program issues anew
+no                │ trained          │ dropped(rolled_back); the program issues again
 no                │ planned          │ ready if its arena still exists, otherwise tried again
 no                │ ready, newer than the restored version │ dropped(rolled_back)
 yes               │ never heard of   │ trained (the store was lost); gaps are dropped(forgotten)
@@ -16,7 +16,8 @@ from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import places
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import LIVE, BatchCommitted, Purpose, Reason, TicketState
+from services.scheduler.state.facts import BatchCommitted
+from services.scheduler.state.tickets import LIVE, Purpose, Reason, TicketState
 
 ROLLED_BACK = f"dropped:{Reason.ROLLED_BACK}"
 FORGOTTEN = f"dropped:{Reason.FORGOTTEN}"
@@ -30,31 +31,25 @@ def reconcile(
     Version 1 and no tickets is a fresh start; every committed batch made one version. May be repeated.
     Raises LedgerError on version 0, UnknownWorker if the trainer did not join.
     """
-    ledger.member(name, incarnation)
+    ledger.members.member(name, incarnation)
     if version < 1:
         raise LedgerError(f"version {version} cannot be trained from", "version 1 is the initial parameters")
-    run = ledger.tables.run
-    _held_batch(ledger, next_batch)
+    run, batch = ledger.tables.run, ledger.tables.batch
+    if batch is not None and batch.id < next_batch:
+        run.last_batch = batch.id  # the manifest holds it
     torn, rolled_back = _tickets(ledger, consumed)
     rolled_back += _compacted(ledger, consumed)
     _unknown(ledger, consumed)
     ledger.dissolve()
     for purpose, group in torn:
         # Part of a group is in the manifest: the others can no longer be compared with it.
-        ledger.drop_group(purpose, group, Reason.GROUP_INCOMPLETE)
+        ledger.attempts.drop_group(purpose, group, Reason.GROUP_INCOMPLETE)
     if version < run.version:
         _abandon(ledger, version)
     run.version = version
     run.next_batch = max(run.next_batch, next_batch)
     run.trainer, run.trainer_incarnation = name, incarnation
     return rolled_back
-
-
-def _held_batch(ledger: Ledger, next_batch: int) -> None:
-    """The planned batch is in the manifest if its number is below the manifest's next one."""
-    tables, batch = ledger.tables, ledger.tables.batch
-    if batch is not None and batch.id < next_batch:
-        tables.run.last_batch = batch.id
 
 
 def _tickets(ledger: Ledger, consumed: RangeSet) -> tuple[list[tuple[Purpose, int]], int]:
@@ -66,15 +61,14 @@ def _tickets(ledger: Ledger, consumed: RangeSet) -> tuple[list[tuple[Purpose, in
             torn[ticket.purpose, ticket.group] = None
             if ticket.result is not None and ticket.result.descriptor_key:
                 keys.append(ticket.result.descriptor_key)
-            tables.move(ticket, TicketState.TRAINED)
-            ticket.result = None
+            tables.move(ticket, TicketState.TRAINED, result=None)
         elif ticket.id not in consumed and ticket.state is TicketState.TRAINED:
             tables.move(ticket, TicketState.DROPPED, Reason.ROLLED_BACK)
             rolled_back += 1
     if tables.batch is not None and any(number in consumed for number in tables.batch.tickets):
         tables.batch.tickets = [number for number in tables.batch.tickets if number not in consumed]
     if keys:
-        tables.state(BatchCommitted(tables.run.last_batch, tables.run.version, tuple(keys)))
+        tables.record_fact(BatchCommitted(tables.run.last_batch, tables.run.version, tuple(keys)))
     return list(torn), rolled_back
 
 
@@ -126,16 +120,12 @@ def _abandon(ledger: Ledger, version: int) -> None:
             if too_early or any(
                 ticket.result and ticket.result.newest_version > version for ticket in tickets
             ):
-                ledger.drop_group(purpose, group, Reason.ROLLED_BACK)
+                ledger.attempts.drop_group(purpose, group, Reason.ROLLED_BACK)
                 continue
             for ticket in tickets:
                 if ticket.state is TicketState.LEASED:
-                    ledger.retry(ticket)
+                    ledger.attempts.retry(ticket)
                 oldest = min(ticket.min_version, version)
-                if ticket.state is TicketState.PENDING and (ticket.min_version, ticket.floor) != (
-                    oldest,
-                    oldest,
-                ):
-                    tables.touch(ticket)
-                    ticket.min_version = ticket.floor = oldest
+                if ticket.state is TicketState.PENDING and {ticket.min_version, ticket.floor} != {oldest}:
+                    tables.change(ticket, min_version=oldest, floor=oldest)
     tables.run.train_over = False

@@ -1,53 +1,44 @@
 """What is: every record of the ledger, the indices over them, and what has changed since last stored.
 
 Promise: after any sequence of operations, `restore` of what `take_changes` handed out (applied in
-order) gives an equal tables; only clocks (lease and membership deadlines) start anew.
+order) gives equal tables; only clocks (lease and membership deadlines) start again.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from earl.errors import LedgerError
+from msgspec import structs
+
 from earl.ticket_ranges import RangeSet
 from services.scheduler.state.deadlines import DeadlineQueue
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.facts import Fact
+from services.scheduler.state.members import Lives, WorkerRecord
 from services.scheduler.state.record_table import RecordTable
-from services.scheduler.state.records import (
-    BATCHED,
-    LIVE,
-    Batch,
-    EvaluationRecord,
-    Fact,
-    Issue,
-    LedgerChanges,
-    Lives,
-    Purpose,
-    Record,
-    RecordChange,
-    RunRecord,
-    Ticket,
-    TicketState,
-    WorkerRecord,
-    decode,
-    encode,
-    ranges_of,
-)
+from services.scheduler.state.run import Batch, RunCounters
+from services.scheduler.state.stored import LedgerChanges, RecordChange, decode, encode, ranges_of
 from services.scheduler.state.switch_records import StageRecord
+from services.scheduler.state.tickets import BATCHED, LIVE, Issue, Purpose, Ticket, TicketState
 
 HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
+# Fields of a ticket that indices depend on.
+INDEXED = frozenset({"id", "group", "purpose", "index", "state", "reason", "worker", "incarnation"})
 
 
 class LedgerTables:
     """Records and indices over them. Whatever a transition changes is found when changes are taken.
 
-    Tickets change through `touch`, `move` and `compact`; workers, their lives and issued groups are frozen
-    records in tables that notice every change; the few other records are compared with their stored forms.
+    Every record but three is frozen. Tickets change through `change`, `move` and `compact`, stages and
+    workers through `change_stage` and `change_member`; lives, evaluations and issued groups are replaced in
+    tables that notice it. The three, `run`, `batch` and `freed`, are compared with their stored forms.
     """
 
     def __init__(self) -> None:
-        self.run = RunRecord()
+        self.run = RunCounters()
         self.batch: Batch | None = None
         self.tickets: dict[int, Ticket] = {}
         # By group, those of whose tickets some were never touched since, and have no record of their own.
@@ -58,7 +49,12 @@ class LedgerTables:
         self.lives: RecordTable[str, Lives] = RecordTable()
         self.evaluations: RecordTable[str, EvaluationRecord] = RecordTable()
         # By stage; none for a stage that nobody ever asked anything of.
-        self.stages: dict[str, StageRecord] = {}
+        self.stages: RecordTable[str, StageRecord] = RecordTable()
+        # By kind, the tables of frozen records.
+        self._frozen: dict[str, RecordTable[Any, Any]] = {
+            "group": self.issues, "lives": self.lives, "member": self.members, "evaluation": self.evaluations,
+            "stage": self.stages,
+        }  # fmt: skip
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
         # Trained tickets that have a record, as stored; and which became so, or no longer are, since.
@@ -81,16 +77,13 @@ class LedgerTables:
         self.lease_until: DeadlineQueue[int] = DeadlineQueue()
         self.lease_since: dict[int, float] = {}
         self.member_until: DeadlineQueue[str] = DeadlineQueue()
-        # The time as the tables's owner told it last, and when each ticket came into its state.
+        # The time that the tables' owner passed last, and when each ticket came into its state.
         self.now = 0.0
         self.state_since: dict[int, float] = {}
         # Changed tickets with the heads of their stored records, "" for none.
         self._touched: dict[int, str] = {}
         # Stored forms of the records that are changed in place, to be compared with what they are now.
-        self._stored: dict[tuple[str, str], bytes] = {
-            ("state", "run"): encode(self.run),
-            ("state", "freed"): encode(self.freed),
-        }
+        self._stored = self._encoded()
         # Whether the sets of compacted, and of trained, tickets differ from what is stored.
         self._closed_changed = self._trained_changed = False
         self._facts: list[Fact] = []
@@ -110,23 +103,37 @@ class LedgerTables:
             self.tickets[ticket.id] = ticket
             self._enter(ticket)
 
-    def touch(self, ticket: Ticket) -> None:
-        """The ticket's record is about to change."""
-        if ticket.id not in self._touched:
-            self._touched[ticket.id] = "" if self._first_touch(ticket) else ticket.head
+    def change(self, ticket: Ticket, **fields: Any) -> None:
+        """Changes fields of a ticket that no index depends on. Raises TypeError for another (INDEXED)."""
+        if not INDEXED.isdisjoint(fields):
+            raise TypeError(f"{', '.join(INDEXED & fields.keys())}: a change of these is a move")
+        self._touch(ticket)
+        _set(ticket, fields)
 
-    def move(self, ticket: Ticket, state: TicketState, reason: str = "") -> None:
-        """Changes a ticket's state and every index over it."""
-        if ticket.state not in BATCHED or state not in BATCHED:
-            self.touch(ticket)
+    def move(self, ticket: Ticket, state: TicketState, reason: str = "", **fields: Any) -> None:
+        """Changes a ticket's state, other fields with it, and every index over it.
+
+        Between states of BATCHED the stored record stays as it is if nothing but the result changes: the
+        batch and the set of trained tickets tell the state, and that a trained ticket has no result.
+        """
+        if ticket.state not in BATCHED or state not in BATCHED or fields.keys() - {"result"}:
+            self._touch(ticket)
         held = ticket.state in HELD
-        self._unindex(ticket, goes=state not in HELD)
-        ticket.state, ticket.reason = state, reason
-        self._index(ticket, comes=not held)
+        self._unindex(ticket, leaves=state not in HELD)
+        _set(ticket, {"state": state, "reason": reason, **fields})
+        self._index(ticket, joins=not held)
+
+    def change_stage(self, stage: str, **fields: Any) -> None:
+        """Changes what is kept of a stage, of which nothing may be kept yet."""
+        self.stages[stage] = structs.replace(self.stages.get(stage) or StageRecord(), **fields)
+
+    def change_member(self, name: str, **fields: Any) -> None:
+        """Changes what is kept of a worker."""
+        self.members[name] = structs.replace(self.members[name], **fields)
 
     def compact(self, ticket: Ticket) -> None:
         """Turns a closed ticket's record into one number of its bucket's set; see `close_ranges`."""
-        self.touch(ticket)
+        self._touch(ticket)
         self._unindex(ticket)
         self._moved.add(ticket.id)
         del self.tickets[ticket.id]
@@ -137,8 +144,8 @@ class LedgerTables:
         self.closed = {bucket: ids for bucket, ids in closed.items() if len(ids)}
         self._closed_changed = True
 
-    def state(self, fact: Fact) -> None:
-        """States a fact; it travels with the changes that made it true."""
+    def record_fact(self, fact: Fact) -> None:
+        """Records a fact; it travels with the changes that made it true."""
         self._facts.append(fact)
 
     def take_changes(self) -> LedgerChanges:
@@ -159,13 +166,7 @@ class LedgerTables:
 
     def _changed_tables(self) -> Iterator[RecordChange]:
         """Frozen records that were set or deleted, and the sets of tickets."""
-        tables = (
-            ("group", self.issues),
-            ("lives", self.lives),
-            ("member", self.members),
-            ("evaluation", self.evaluations),
-        )
-        for kind, table in tables:
+        for kind, table in self._frozen.items():
             for key, record in table.take_changed():
                 yield RecordChange(kind, str(key), None, None if record is None else encode(record))
         if self._closed_changed:
@@ -176,23 +177,15 @@ class LedgerTables:
 
     def _changed_in_place(self) -> Iterator[RecordChange]:
         """Records that transitions change in place: whatever differs from its stored form. They are few."""
-        stored, self._stored = self._stored, {}
-        for kind, field, record in self._mutable():
-            key, before = (kind, field), stored.pop((kind, field), None)
-            self._stored[key] = now = encode(record)
-            if now != before:
-                yield RecordChange(kind, field, None, now)
-        for kind, field in stored:
-            yield RecordChange(kind, field, None, None)
+        stored, self._stored = self._stored, self._encoded()
+        for key in {**self._stored, **stored}:
+            if (now := self._stored.get(key)) != stored.get(key):
+                yield RecordChange(*key, None, now)
 
-    def _mutable(self) -> Iterator[tuple[str, str, Record]]:
-        """(kind, field, record) of every record that is changed in place."""
-        yield "state", "run", self.run
-        yield "state", "freed", self.freed
-        if self.batch is not None:
-            yield "state", "batch", self.batch
-        for stage, record in self.stages.items():
-            yield "stage", stage, record
+    def _encoded(self) -> dict[tuple[str, str], bytes]:
+        """The stored form of every record that is changed in place, by kind and field."""
+        records = {("state", "run"): self.run, ("state", "freed"): self.freed, ("state", "batch"): self.batch}
+        return {key: encode(record) for key, record in records.items() if record is not None}
 
     def take_moved(self) -> set[int]:
         """Tickets that came, went or changed their state since this was asked last; at first, all."""
@@ -201,18 +194,13 @@ class LedgerTables:
 
     # --- reading ----------------------------------------------------------------------------
 
-    def complete(self, purpose: Purpose) -> list[int]:
+    def complete_groups(self, purpose: Purpose) -> list[int]:
         """Groups of this purpose whose members are all ready, oldest first."""
         return [group for group in self.groups[purpose] if group in self.whole[purpose]]
 
     def place(self, purpose: Purpose, group: int) -> int:
         """A live group's place in the schedule of its purpose."""
         return self.tickets[self.groups[purpose][group][0]].index
-
-    def ids(self, bucket: str) -> RangeSet:
-        """All ticket ids of a bucket, compacted or not."""
-        kept = RangeSet.of(ticket.id for ticket in self.tickets.values() if ticket.bucket == bucket)
-        return kept | self.closed.get(bucket, RangeSet())
 
     def counts(self) -> dict[str, int]:
         """Tickets by bucket. Their sum is the number of tickets issued."""
@@ -221,52 +209,26 @@ class LedgerTables:
             totals[bucket] += len(ids)
         return dict(totals)
 
-    def check(self) -> None:
-        """Raises LedgerError unless issued = trained ⊎ evaluated ⊎ dropped ⊎ live, id by id."""
-        accounted = RangeSet.of(self.tickets)
-        size = len(accounted)
-        for bucket, ids in self.closed.items():
-            accounted |= ids
-            size += len(ids)
-            if len(accounted) != size:
-                raise LedgerError(f"tickets of {bucket} are counted twice", "report this as a bug")
-        issued = RangeSet([(1, self.run.next_ticket)])
-        if accounted != issued:
-            raise LedgerError(f"tickets {issued - accounted} of {issued} are nowhere", "report this as a bug")
-
     # --- restoring --------------------------------------------------------------------------
 
     def restore(self, records: Iterable[tuple[str, str, bytes]], now: float, lease_s: float) -> None:
-        """Fills an empty tables from stored (kind, field, data); leases count anew from `now`."""
+        """Fills empty tables from stored (kind, field, data); leases count again from `now`."""
         self.now = now
-        trained = RangeSet()
+        state: dict[str, Any] = {}
         for kind, field, data in records:
-            record = decode(kind, field, data)
-            if isinstance(record, Issue):
-                self.issues.set_unstored(record.group, record)
-            elif isinstance(record, Ticket):
+            record: Any = decode(kind, field, data)
+            if kind in self._frozen:
+                self._frozen[kind].set_unstored(int(field) if kind == "group" else field, record)
+            elif kind == "ticket":
                 self.tickets[record.id] = record
                 head = data.partition(b"|")[0].decode()
                 if head != record.head:  # of a scheduler that stored every state with its ticket
                     self._touched[record.id] = head
-            elif isinstance(record, WorkerRecord):
-                self.members.set_unstored(record.name, record)
-            elif isinstance(record, Lives):
-                self.lives.set_unstored(field, record)
-            elif isinstance(record, EvaluationRecord):
-                self.evaluations.set_unstored(record.name, record)
-            elif isinstance(record, StageRecord):
-                self.stages[field] = record
-            elif isinstance(record, RunRecord):
-                self.run = record
-            elif isinstance(record, Batch):
-                self.batch = record
-            elif isinstance(record, dict):
-                self.closed = {bucket: RangeSet(ranges) for bucket, ranges in record.items()}
-            elif field == "trained":
-                trained = RangeSet(record)  # type: ignore[arg-type]
             else:
-                self.freed = record  # type: ignore[assignment]
+                state[field] = record
+        self.run, self.batch = state.get("run", self.run), state.get("batch")
+        self.freed, trained = state.get("freed", []), RangeSet(state.get("trained", ()))
+        self.closed = {bucket: RangeSet(ranges) for bucket, ranges in state.get("closed", {}).items()}
         self._restore_untouched()
         planned = frozenset(self.batch.tickets if self.batch else ())
         for number in sorted(self.tickets):
@@ -279,7 +241,7 @@ class LedgerTables:
                 self.lease_until.set(number, now + lease_s)
         self._trained_ranges()
         self._trained_changed = False
-        self._stored = {(kind, field): encode(record) for kind, field, record in self._mutable()}
+        self._stored = self._encoded()
 
     def _restore_untouched(self) -> None:
         """Tickets of which only their group's record tells."""
@@ -293,8 +255,16 @@ class LedgerTables:
             self._untouched[group] = {ticket.id for ticket in untouched}
             self.tickets |= {ticket.id: ticket for ticket in untouched}
 
+    def _touch(self, ticket: Ticket) -> None:
+        """Notes that the ticket's record is about to change, with the head of what is stored of it."""
+        if ticket.id not in self._touched:
+            self._touched[ticket.id] = "" if self._first_touch(ticket) else ticket.head
+
     def _first_touch(self, ticket: Ticket) -> bool:
-        """Whether the ticket has no record yet; with the last of a group to get one the group's own goes."""
+        """Notes that the ticket gets a record of its own; returns whether it had none.
+
+        With the last ticket of a group to get one, the group's record is deleted.
+        """
         untouched = self._untouched.get(ticket.group)
         if untouched is None or ticket.id not in untouched:
             return False
@@ -313,8 +283,8 @@ class LedgerTables:
             self.whole[ticket.purpose].discard(ticket.group)
         self._index(ticket)
 
-    def _index(self, ticket: Ticket, *, comes: bool = True) -> None:
-        """comes: it was not its worker's before."""
+    def _index(self, ticket: Ticket, *, joins: bool = True) -> None:
+        """Enters a ticket into the indexes. joins: its worker did not hold it before."""
         number, state = ticket.id, ticket.state
         self._moved.add(number)
         self.state_since[number] = self.now
@@ -322,7 +292,7 @@ class LedgerTables:
         if state is TicketState.PENDING:
             heapq.heappush(self.pending, number)
         elif state in HELD:
-            if comes:
+            if joins:
                 self.held[ticket.worker, ticket.incarnation].add(number)
             if state is TicketState.READY:
                 self.ready[ticket.group] += 1
@@ -334,8 +304,8 @@ class LedgerTables:
                 self.taken[ticket.purpose][ticket.index] += 1
             self._leave_group(ticket)
 
-    def _unindex(self, ticket: Ticket, *, goes: bool = True) -> None:
-        """goes: it is its worker's no longer."""
+    def _unindex(self, ticket: Ticket, *, leaves: bool = True) -> None:
+        """Takes a ticket out of the indexes. leaves: its worker holds it no longer."""
         number, state = ticket.id, ticket.state
         self.buckets[ticket.bucket] -= 1
         if state is TicketState.PENDING:
@@ -346,7 +316,7 @@ class LedgerTables:
                 self._count_trained(number, False)
                 self._give_up_place(ticket)
             return
-        if goes:
+        if leaves:
             holder = ticket.worker, ticket.incarnation
             held = self.held[holder]
             held.discard(number)
@@ -398,6 +368,12 @@ class LedgerTables:
 def _derive(ticket: Ticket, planned: bool, trained: bool) -> None:
     """The state of one that was ready when its record was stored, or that was stored again since."""
     if trained or ticket.state is TicketState.TRAINED:
-        ticket.state, ticket.result = TicketState.TRAINED, None
+        _set(ticket, {"state": TicketState.TRAINED, "result": None})
     else:
-        ticket.state = TicketState.PLANNED if planned else TicketState.READY
+        _set(ticket, {"state": TicketState.PLANNED if planned else TicketState.READY})
+
+
+def _set(ticket: Ticket, fields: Mapping[str, Any]) -> None:
+    """Sets fields of a ticket in place: every part of the ledger that holds it sees the change."""
+    for name, value in fields.items():
+        structs.force_setattr(ticket, name, value)

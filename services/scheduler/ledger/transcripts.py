@@ -1,19 +1,21 @@
-"""Which episodes are asked for their conversation. Pure.
+"""Which episodes' conversations are requested. Pure.
 
-Asked are `scheduler.transcripts` trajectories of each training batch and episodes of each evaluation:
-the first, the last, and the rest evenly between. The choice follows from the place of an episode
-alone, so every evaluation shows the same instances. Conversations never go to Redis.
+Requested are those of the first `scheduler.transcripts` trajectories of each training batch, so that the
+members of a group are seen side by side, and of as many episodes of each evaluation, spread evenly. The
+choice follows from the place of an episode alone, so every evaluation shows the same instances. Conversations
+never go to Redis.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from services.scheduler.state.records import Purpose
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.tickets import Purpose
 
 
 def chosen(position: int, total: int, count: int) -> bool:
-    """Whether the `position`-th (from 0) of `total` is among `wanted` that are spread evenly over them."""
+    """Whether the `position`-th (from 0) of `total` is among `count` that are spread evenly over them."""
     if count < 2 or total < 2:
         return count > 0 and position == 0
     return position in _places(total, min(count, total))
@@ -25,23 +27,13 @@ def _places(total: int, count: int) -> frozenset[int]:
     return frozenset(round(index * (total - 1) / (count - 1)) for index in range(count))
 
 
-def asked(
-    purpose: Purpose,
-    index: int,
-    member: int,
-    *,
-    batch_groups: int,
-    group_size: int,
-    episodes: int,
-    wanted: int,
-) -> bool:
+def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episodes: int) -> bool:
     """Whether the ticket of this member of the purpose's index-th group carries the request.
 
-    A training batch is counted as `batch_groups` groups in the order of their issue; which groups a
-    batch really takes may differ by a few.
+    episodes: of its evaluation. A training batch is counted as `batch_groups` groups in the order of their
+    issue; which groups a batch really takes may differ by a few.
     """
     if purpose is Purpose.EVALUATE:
-        return chosen(index, episodes, wanted)
-    if purpose is Purpose.TRAIN:
-        return chosen((index % batch_groups) * group_size + member, batch_groups * group_size, wanted)
-    return False
+        return chosen(index, episodes, rules.transcripts)
+    place = index % rules.batch_groups * rules.group_size + member
+    return purpose is Purpose.TRAIN and place < rules.transcripts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from earl.config.run import RunConfig
@@ -17,7 +17,7 @@ from earl.errors import ConfigError
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.scheduler.memory.numbers import ModelNumbers
-from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts, ceil_div
+from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts, MicrobatchRows, ceil_div
 from services.scheduler.memory.reference import ReferenceNumbers, reference_memory
 from services.scheduler.memory.rollout import RolloutNumbers, rollout_memory
 from services.scheduler.memory.trainer import LoraShape, TrainerNumbers, trainer_memory
@@ -103,19 +103,9 @@ def _rollout(
     return rollout_memory(ModelNumbers.of(spec, parallelism.tp, parallelism.pp, fused=True), how)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """A micro-batch as one rank sees it; fields as in TrainerNumbers."""
-
-    rows: int
-    trained_rows: int
-    padded: int
-    moved: bool
-
-
 def _micro_batch(
     load: MemoryLoad, sequences: int, capacity: int, share: bool, parallelism: Parallelism
-) -> _Pass:
+) -> MicrobatchRows:
     """The fullest of services.trainer.step.prefix_packing.bins: full, if there are tokens enough. A
     sequence is split by context parallelism only; several are moved for attention, as if of unlike length
     (packing.py)."""
@@ -125,7 +115,7 @@ def _micro_batch(
     if share and load.shared_tokens >= SHORTEST_SHARED:
         rows -= load.shared_tokens * (padded // context - 1)
     trained = min(rows, math.ceil(load.trained_fraction * padded))
-    return _Pass(
+    return MicrobatchRows(
         rows=ceil_div(rows, parallelism.cp),
         trained_rows=ceil_div(trained, parallelism.cp),
         padded=ceil_div(padded, parallelism.cp),
@@ -150,11 +140,8 @@ def _trainer(
         cp=parallelism.cp,
         item_bytes=ITEM_BYTES[config.trainer_dtype],
         model_bytes=ITEM_BYTES[config.model.weight_dtype],
-        rows=batch.rows,
         # Each of tp ranks puts its part of them through the lm_head.
-        trained_rows=ceil_div(batch.trained_rows, parallelism.tp),
-        padded=batch.padded,
-        moved=batch.moved,
+        **asdict(replace(batch, trained_rows=ceil_div(batch.trained_rows, parallelism.tp))),
         accumulates=sequences * load.context_tokens > batch.padded * parallelism.cp,
         checkpointed=trainer.activation_checkpointing,
         entropy=trainer.entropy_coefficient > 0,
@@ -164,7 +151,7 @@ def _trainer(
 
 
 def _lora(model: ModelNumbers, trainer: TrainerConfig) -> LoraShape | None:
-    """Shapes as earl.models.lora.LoraLinear makes them."""
+    """Shapes as earl.models.lora.LoraColumn and LoraRow make them."""
     if not trainer.lora_rank:
         return None
     rank, hidden, query, key, inner = (
@@ -188,17 +175,10 @@ def _reference(
     # Deterministic stages compute one sequence at a time.
     capacity = 0 if config.deterministic else reference.microbatch_tokens
     batch = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, parallelism)
-    how = ReferenceNumbers(
-        device=device,
-        item_bytes=ITEM_BYTES[config.trainer_dtype],
-        rows=batch.rows,
+    if not config.deterministic:
         # Each of tp ranks takes its slice of the positions (ReferencePolicy).
-        trained_rows=batch.trained_rows
-        if config.deterministic
-        else ceil_div(batch.trained_rows, parallelism.tp),
-        padded=batch.padded,
-        moved=batch.moved,
-    )
+        batch = replace(batch, trained_rows=ceil_div(batch.trained_rows, parallelism.tp))
+    how = ReferenceNumbers(device=device, item_bytes=ITEM_BYTES[config.trainer_dtype], **asdict(batch))
     return reference_memory(ModelNumbers.of(spec, parallelism.tp, parallelism.pp), how)
 
 

@@ -36,9 +36,30 @@ class ModelNumbers:
     root: Shapes
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, spec: ModelSpec, tp: int = 1, pp: int = 1, *, fused: bool = False) -> ModelNumbers:
         """fused: as engines hold it, with qkv_proj and gate_up_proj. Raises IllegalParallelism."""
-        return _numbers(spec, tp, pp, fused)
+        tensors = {
+            name: tensor
+            for name, tensor in rank_parameters(spec, 0, tp, fused=fused).items()
+            if not tensor.same_as
+        }
+        block = tuple(tensor.shape for name, tensor in tensors.items() if name.startswith("model.layers.0."))
+        root = tuple(tensor.shape for name, tensor in tensors.items() if not name.startswith("model.layers."))
+        heads, kv_heads = rank_heads(spec, tp)
+        return cls(
+            hidden=spec.hidden,
+            layers=ceil_div(spec.layers, pp),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate // tp,
+            vocab=spec.vocab,
+            tied=spec.tied,
+            qk_norm=spec.qk_norm,
+            block=block,
+            root=root,
+        )
 
     @property
     def query(self) -> int:
@@ -58,28 +79,3 @@ class ModelNumbers:
 def elements(shapes: Shapes, dp: int = 1) -> int:
     """Elements of one shard: FSDP2 splits each parameter by rows, the last shards padded."""
     return sum(ceil_div(shape[0], dp) * math.prod(shape[1:]) for shape in shapes)
-
-
-@lru_cache(maxsize=256)
-def _numbers(spec: ModelSpec, tp: int, pp: int, fused: bool) -> ModelNumbers:
-    tensors = {
-        name: tensor
-        for name, tensor in rank_parameters(spec, 0, tp, fused=fused).items()
-        if not tensor.same_as
-    }
-    block = tuple(tensor.shape for name, tensor in tensors.items() if name.startswith("model.layers.0."))
-    root = tuple(tensor.shape for name, tensor in tensors.items() if not name.startswith("model.layers."))
-    heads, kv_heads = rank_heads(spec, tp)
-    return ModelNumbers(
-        hidden=spec.hidden,
-        layers=ceil_div(spec.layers, pp),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=spec.head_dim,
-        intermediate=spec.intermediate // tp,
-        vocab=spec.vocab,
-        tied=spec.tied,
-        qk_norm=spec.qk_norm,
-        block=block,
-        root=root,
-    )

@@ -11,7 +11,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 WIDE_BYTES = ITEM_BYTES["float32"]
 # Ids, positions, targets, packing and the losses' columns, of one row of a packed micro-batch.
 ROW_BYTES = 160
-# Of what comes and goes within a step: what the allocator cannot use again at once.
+# Share of a step's temporary memory that the allocator cannot use again at once.
 MARGIN = 0.1
 # earl.models.logprobs.CHUNK_BYTES.
 CHUNK_BYTES = 64 << 20
@@ -56,6 +56,20 @@ class MemoryParts:
         if device_bytes <= 0:
             raise ConfigError(f"a device of {device_bytes} bytes", "give the memory of one device, in bytes")
         return self.total_bytes / device_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchRows:
+    """A packed micro-batch as one rank sees it.
+
+    rows: packed rows; trained_rows: whose log-probs are wanted; padded: rows that attention sees. moved: rows
+    are gathered for attention and scattered after it (sequences of unlike length or with shared beginnings).
+    """
+
+    rows: int
+    trained_rows: int
+    padded: int
+    moved: bool
 
 
 def largest(moments: Iterable[MemoryParts]) -> MemoryParts:

@@ -1,5 +1,9 @@
 """Memory of a reference rank: a frozen decoder, one forward pass at a time. Pure.
 
+On a CPU every large tensor is mapped by itself (services.trainer.ranks.runtime.map_large_blocks): resident is
+what is in use. CUDA's allocator keeps what was freed: hence a margin, and among the logits the
+product in the compute dtype.
+
 services/trainer/reference/policy.py: each micro-batch through earl/models/module.py without gradients, its
 log-probs chunk by chunk.
 """
@@ -14,28 +18,23 @@ from services.scheduler.memory.parts import (
     ROW_BYTES,
     WIDE_BYTES,
     MemoryParts,
+    MicrobatchRows,
     chunk_elements,
     largest,
-    together,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceNumbers:
-    """How one rank computes log-probs. rows, trained_rows, padded, moved: as in TrainerNumbers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceNumbers(MicrobatchRows):
+    """How one rank computes log-probs."""
 
     device: str
     item_bytes: int
-    rows: int
-    trained_rows: int
-    padded: int
-    moved: bool
 
 
 def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """The moment of a forward pass at which most is there."""
-    moments = (_forward(model, how), _logprobs(model, how))
-    return together(moments) if how.device == "cpu" else largest(moments)
+    return largest((_forward(model, how), _logprobs(model, how)))
 
 
 def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
@@ -56,8 +55,8 @@ def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
 
 
 def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
-    """A chunk and its exponentials; narrower, the product in its own dtype (logprobs.py)."""
-    narrow = how.item_bytes if how.item_bytes < WIDE_BYTES else 0
+    """A chunk and its exponentials; on CUDA, where it is narrower, also the product (logprobs.py)."""
+    narrow = how.item_bytes if how.item_bytes < WIDE_BYTES and how.device != "cpu" else 0
     logits = (2 * WIDE_BYTES + narrow) * chunk_elements(model.vocab, how.trained_rows)
     hidden = how.item_bytes * model.hidden * (2 * how.rows + how.trained_rows)
     return _moment("log-probs", model, how, hidden, logits)
@@ -71,5 +70,5 @@ def _moment(
         weights=how.item_bytes * model.elements(),
         activations=activations + (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows,
         logits=logits,
-        margin=int(MARGIN * (activations + logits)),
+        margin=0 if how.device == "cpu" else int(MARGIN * (activations + logits)),
     )

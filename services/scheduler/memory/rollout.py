@@ -4,7 +4,7 @@
     step: up to `step_tokens` rows through the layers (KV beside them) ─► logits of each sequence ─► sampling
 
 Terms are the torch engine's: runner, linear, staging, cache, slots, attention and sampling in
-services/rollout/engines. vLLM and SGLang differ in that they cut the embedding too and take their KV cache
+services/rollout/engines. vLLM and SGLang differ in that they split the embedding too and take their KV cache
 whole.
 """
 
@@ -60,7 +60,7 @@ def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> MemoryParts:
 def kv_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
     """Keys and values of every layer.
 
-    On a CPU the torch engine's pages of what is written, up to the bound (KvCache, KvMemory); elsewhere the
+    On a CPU the torch engine's pages of what is written, up to the bound (KvCache, KvBudget); elsewhere the
     whole cache, which is allocated at the start.
     """
     row_bytes = model.head_dim * how.item_bytes
@@ -86,7 +86,7 @@ def weight_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
         parameters -= (1 if model.tied else 2) * (table - table // how.tp)
     tables = 2 * how.context * model.head_dim
     blocked = _blocked(model, how)
-    # Each is made anew before the old one goes.
+    # Each is made again before the old one goes.
     copies = sum(blocked) + max(blocked, default=0)
     return how.item_bytes * (parameters + tables + copies)
 
@@ -144,8 +144,8 @@ def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> in
 
 
 def _prefill_attention(model: ModelNumbers, how: RolloutNumbers, rows: int) -> int:
-    """attention._Alone: where a prefill goes on, which positions a query sees, as bool and in the dtype."""
-    # The oldest sequence gets at least half of a step: up to that length none is cut.
+    """attention._Alone: where a prefill continues, which positions a query sees, as bool and in the dtype."""
+    # The oldest sequence gets at least half of a step: up to that length none is split.
     if not how.native or how.length <= STEP_TOKENS[how.device] // 2:
         return 0
     return min(rows, how.length) * how.length * (1 + how.item_bytes)

@@ -1,4 +1,4 @@
-"""Memory of a trainer's rank: blocks cut over tp, FSDP2 over the rest, packed micro-batches. Pure.
+"""Memory of a trainer's rank: blocks split over tp, FSDP2 over the rest, packed micro-batches. Pure.
 
     parameters ─ gathered in the compute dtype ─► forward, block by block: activations are kept
         ─► log-probs, chunk by chunk ─► backward: activations go, gradients come ─► AdamW
@@ -19,11 +19,12 @@ from services.scheduler.memory.parts import (
     ROW_BYTES,
     WIDE_BYTES,
     MemoryParts,
+    MicrobatchRows,
     chunk_elements,
     largest,
 )
 
-# services.trainer.reshard.weight_slots.SLOTS.
+# services.trainer.publish.weight_slots.SLOTS.
 SLOTS = 2
 # AdamW keeps two moments in float32.
 MOMENTS = 2
@@ -49,17 +50,14 @@ class LoraShape:
     shapes: Shapes
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerNumbers:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerNumbers(MicrobatchRows):
     """How one rank trains.
 
-    dp: ranks that what tp leaves of a block is cut over; ranks: all, which everything else is cut over; cp:
-    of them, those that share sequences. item_bytes: of the dtype that is computed in; model_bytes: of
-    what is published, and of the model itself under adapters. rows: packed rows of a micro-batch;
-    trained_rows: whose log-probs are wanted; padded: rows that attention sees. moved: rows are gathered for
-    attention and scattered after it (sequences of unlike length or
-    with shared beginnings). accumulates: an optimizer step has several micro-batches. entropy: it has a
-    gradient.
+    dp: ranks that what tp leaves of a block is split over; ranks: all, over which everything else is split;
+    cp: of them, those that share sequences. item_bytes: of the dtype that is computed in; model_bytes: of
+    what is published, and of the model itself under adapters. accumulates: an optimizer step has several
+    micro-batches. entropy: it has a gradient.
     """
 
     device: str
@@ -68,10 +66,6 @@ class TrainerNumbers:
     cp: int
     item_bytes: int
     model_bytes: int
-    rows: int
-    trained_rows: int
-    padded: int
-    moved: bool
     accumulates: bool
     checkpointed: bool
     entropy: bool
@@ -144,30 +138,21 @@ class _Parameters:
     @classmethod
     def of(cls, model: ModelNumbers, how: TrainerNumbers) -> _Parameters:
         layers, dp, local = model.layers, how.dp, model.elements(how.dp, how.ranks)
-        block, root = elements(model.block), elements(model.root)
-        if how.lora is None:
-            return cls(
-                whole=layers * block + root,
-                root=root,
-                block=block,
-                trained=local,
-                blocks=layers * elements(model.block, dp),
-                trained_block=block,
-                trained_root=root,
-                table=model.vocab * model.hidden,
-                stored=WIDE_BYTES * local,
-            )
-        adapters, share = elements(how.lora.shapes), layers * elements(how.lora.shapes, dp)
+        root, full, lora = elements(model.root), how.lora is None, how.lora
+        adapters = 0 if lora is None else elements(lora.shapes)
+        blocks = layers * elements(model.block if lora is None else lora.shapes, dp)
+        trained = local if full else blocks
+        block = elements(model.block) + adapters
         return cls(
-            whole=layers * (block + adapters) + root,
+            whole=layers * block + root,
             root=root,
-            block=block + adapters,
-            trained=share,
-            blocks=share,
-            trained_block=adapters,
-            trained_root=0,
-            table=0,
-            stored=how.model_bytes * local + WIDE_BYTES * share,
+            block=block,
+            trained=trained,
+            blocks=blocks,
+            trained_block=block if full else adapters,
+            trained_root=root if full else 0,
+            table=model.vocab * model.hidden if full else 0,
+            stored=WIDE_BYTES * trained + (0 if full else how.model_bytes * local),
         )
 
 

@@ -1,4 +1,4 @@
-"""Lengths in tokens: histograms of steps, and a mergeable, decaying sketch of quantiles in bounded memory."""
+"""Lengths in tokens: histograms of steps, and a decaying sketch of quantiles in bounded memory."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class LengthHistogram:
 
 
 def histogram(lengths: Sequence[int]) -> LengthHistogram:
-    """Of lengths in tokens; those below 1 count as 1."""
+    """The histogram of lengths in tokens; those below 1 count as 1."""
     # The addend keeps 2 ** n, whose logarithm may fall short of n, in its own bin.
     bins = Counter(int(BINS_PER_OCTAVE * math.log2(max(1, tokens)) + 1e-9) for tokens in lengths)
     if not bins:
         return LengthHistogram()
     first, last = min(bins), max(bins)
-    return LengthHistogram(first, tuple(bins[at] for at in range(first, last + 1)))
+    return LengthHistogram(first, tuple(bins[number] for number in range(first, last + 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Summary of lengths in tokens; all 0 when nothing was seen."""
+    """Summary of lengths in tokens; all 0 when nothing was counted."""
 
     mean: float = 0.0
     p50: float = 0.0
@@ -78,13 +78,6 @@ class LengthSketch:
         self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
         self._sum += tokens * weight
 
-    def merge(self, other: LengthSketch) -> None:
-        """Adds what another sketch has seen."""
-        for bucket, weight in other._buckets.items():
-            self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
-        self._zero += other._zero
-        self._sum += other._sum
-
     def decay(self, factor: float) -> None:
         """Multiplies every weight by `factor` (0..1) and forgets what became negligible."""
         self._zero = self._zero * factor if self._zero * factor >= FORGET_WEIGHT else 0.0
@@ -98,18 +91,18 @@ class LengthSketch:
                 self._sum = max(0.0, self._sum - weight * self._value(bucket))
 
     def quantile(self, fraction: float) -> float:
-        """Length in tokens below which `fraction` (0..1) of the weight lies; 0 if nothing was seen."""
+        """Length in tokens below which `fraction` (0..1) of the weight lies; 0 if nothing was counted."""
         total = self.weight
         if total <= 0:
             return 0.0
-        seen = self._zero
-        if self._zero > 0 and fraction * total <= seen:
+        passed = self._zero
+        if self._zero > 0 and fraction * total <= passed:
             return 0.0
         buckets = sorted(self._buckets)
         for bucket in buckets:
-            seen += self._buckets[bucket]
+            passed += self._buckets[bucket]
             # The tolerance keeps fractional weights from skipping the last bucket.
-            if seen >= fraction * total - 1e-9:
+            if passed >= fraction * total - 1e-9:
                 return self._value(bucket)
         return self._value(buckets[-1]) if buckets else 0.0
 
@@ -127,5 +120,5 @@ class LengthSketch:
 
 @lru_cache(maxsize=1 << 14)
 def _bucket(tokens: int) -> int:
-    """Of a length > 0. Every episode and each of its turns asks, mostly for a length that was seen before."""
+    """The bucket of a length > 0. Cached, for episodes and turns have mostly lengths that others had."""
     return math.ceil(math.log(tokens) / _GAMMA_LOG)

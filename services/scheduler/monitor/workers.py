@@ -1,4 +1,4 @@
-"""What workers last said of themselves: load, gauges, transfers; and how the stages are cut.
+"""What workers last reported: load, gauges, transfers; and the parallelism of the stages.
 
 Telemetry only: no decision of the ledger rests on it. Pure.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from earl.parallelism import Parallelism
-from services.scheduler.state.records import WorkerRecord
+from services.scheduler.state.members import WorkerRecord
 
 # The contract's stages by their numbers.
 STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
@@ -67,23 +67,19 @@ class WorkerFleet:
 
 
 def _total(parts: Iterable[Mapping[str, TransferRates]]) -> dict[str, TransferRates]:
-    totals: dict[str, list[float]] = {}
+    totals: dict[str, list[tuple[float, ...]]] = {}
     for transfers in parts:
         for path, moved in transfers.items():
-            total = totals.setdefault(path, [0, 0.0, 0, 0])
-            total[0] += moved.size_bytes
-            total[1] += moved.seconds
-            total[2] += moved.transfers
-            total[3] += moved.retries
-    return {path: TransferRates(*total) for path, total in totals.items()}  # type: ignore[arg-type]
+            totals.setdefault(path, []).append(astuple(moved))
+    return {path: TransferRates(*map(sum, zip(*moved, strict=True))) for path, moved in totals.items()}
 
 
-def cuts(members: Iterable[WorkerRecord]) -> dict[str, Parallelism]:
-    """How each stage's devices are cut, those of all its workers together.
+def stage_parallelism(members: Iterable[WorkerRecord]) -> dict[str, Parallelism]:
+    """The parallelism of each stage, over the devices of all its workers together.
 
-    A stage whose workers are cut differently has no such answer, and is left out.
+    A stage whose workers have different replicas has no such answer, and is left out.
     """
-    # By stage and by how one replica is cut: replicas of all its workers.
+    # By stage and by the degrees of one replica: replicas of all its workers.
     replicas: dict[str, Counter[tuple[int, int, int]]] = {}
     for member in members:
         stage = STAGES.get(member.stage)

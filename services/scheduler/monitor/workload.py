@@ -1,7 +1,7 @@
 """What the run does, step by step: lengths, load, KV, memory, throughput, trend. Pure: time is an argument.
 
     accepted episode ─► lengths ┐
-    leased, reported ─► load    ├─ step ─► one Seen a stage: its workload, and what was measured beside it
+    leased, reported ─► load    ├─ step ─► an ObservedWorkload for each stage
     heartbeat ─► KV, memory     │
     committed batch ────────────┘
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import combinations
 from statistics import median
 
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import LengthSketch, Quantiles
-from services.scheduler.monitor.workers import cuts
+from services.scheduler.monitor.workers import stage_parallelism
 from services.scheduler.selector.decision import Workload
-from services.scheduler.state.records import WorkerRecord
+from services.scheduler.state.members import WorkerRecord
 
 ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
 # Steps that the trend is taken over.
@@ -43,7 +43,7 @@ class LengthMonitor:
             self.turns.add(tokens)
 
     def step(self) -> None:
-        """One training step is over."""
+        """A training step has ended."""
         self.episodes.decay(self._fade)
         self.turns.decay(self._fade)
 
@@ -122,7 +122,7 @@ class ObservedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """One committed step, by stage: how it is cut, and what it did; lengths of what was played of late.
+    """One committed step, by stage: its parallelism, and what it did; lengths of recent episodes.
 
     growth: of the mean episode length a step, 0.02 for 2 %.
     """
@@ -140,7 +140,7 @@ class Monitor:
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
         self._playing = Level()
-        # Of the last step in which anything was played.
+        # Levels of the last step in which anything was played.
         self._busy = Levels()
         self._played = _Played()
         self._means: deque[float] = deque(maxlen=TREND_STEPS)
@@ -176,7 +176,8 @@ class Monitor:
     @property
     def blocked_tokens(self) -> float:
         """The longest sequence that waits because no engine of its worker can hold it; 0 if none does."""
-        return max(map(_blocked_of, self._gauges.get(ROLLOUT, {}).values()), default=0.0)
+        gauges = self._gauges.get(ROLLOUT, {}).values()
+        return max((known.get("blocked_context_tokens", 0.0) for known in gauges), default=0.0)
 
     def remember(self, mean_tokens: float) -> None:
         """The mean episode length of a step before this scheduler's time."""
@@ -198,23 +199,23 @@ class Monitor:
         trainer: what it said of the batch, of all its ranks.
         """
         self._forget({member.name for member in members})
-        running = cuts(members)
+        running = stage_parallelism(members)
         playing, played, self._played = self._playing.take(now_s), self._played, _Played()
-        seen: dict[str, ObservedWorkload] = {}
+        observed: dict[str, ObservedWorkload] = {}
         batch = _workload_of(batch_tokens) if batch_tokens else None
-        # Where hardly anything ended: what was played of late; at first, what the batch holds.
+        # Where hardly anything ended: recent episodes; at first, what the batch holds.
         enough = 2 * played.count >= max(1, len(batch_tokens))
         lengths = played.lengths if enough else None
         lengths = lengths or _lengths_of(self.lengths.episodes.summary())
         lengths = lengths or (batch and (batch.mean_tokens, batch.p95_tokens, batch.max_tokens))
         self._busy = playing if playing.seconds > 0 else self._busy
         if ROLLOUT in running and lengths is not None:
-            cut = running[ROLLOUT]
-            slots = device_slots * cut.devices
-            mean, most = (max(1.0, min(one, slots)) for one in (self._busy.mean, self._busy.most))
+            parallelism = running[ROLLOUT]
+            slots = device_slots * parallelism.devices
+            mean, most = (max(1.0, min(sequences, slots)) for sequences in (self._busy.mean, self._busy.most))
             rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
             workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
-            seen[ROLLOUT] = self._seen(ROLLOUT, workload, most, rate, cut)
+            observed[ROLLOUT] = self._observed(ROLLOUT, workload, most, rate, parallelism)
             self._means.append(lengths[0])
         if batch is not None:
             if "memory_fraction" in trainer:
@@ -224,25 +225,26 @@ class Monitor:
                 REFERENCE: self._sum(REFERENCE, "tokens_per_s"),
             }
             for stage in rates.keys() & running.keys():
-                seen[stage] = self._seen(stage, batch, batch.concurrency, rates[stage], running[stage])
+                load = batch.concurrency
+                observed[stage] = self._observed(stage, batch, load, rates[stage], running[stage])
         episodes, turns = self.lengths.episodes.summary(), self.lengths.turns.summary()
         self.lengths.step()
         self._begin()
-        return StepFigures(running, seen, growth(self._means), episodes, turns)
+        return StepFigures(running, observed, growth(self._means), episodes, turns)
 
     def glance(self, members: Collection[WorkerRecord], device_slots: float) -> StepFigures | None:
         """What rollout does between two commits, as far as can be said; None while its workers differ."""
-        running = cuts(members)
+        running = stage_parallelism(members)
         blocked = self.blocked_tokens
         episodes = self.lengths.episodes.summary()
         lengths = _lengths_of(episodes) or (blocked, blocked, blocked)
         if ROLLOUT not in running or not lengths[2]:
             return None
-        cut = running[ROLLOUT]
-        load = max(1.0, min(self._busy.mean or self._playing.value, device_slots * cut.devices))
+        parallelism = running[ROLLOUT]
+        load = max(1.0, min(self._busy.mean or self._playing.value, device_slots * parallelism.devices))
         workload = Workload(lengths[0], lengths[1], max(lengths[2], blocked), load)
-        seen = {ROLLOUT: self._seen(ROLLOUT, workload, load, None, cut)}
-        return StepFigures(running, seen, growth(self._means), episodes, self.lengths.turns.summary())
+        observed = {ROLLOUT: self._observed(ROLLOUT, workload, load, None, parallelism)}
+        return StepFigures(running, observed, growth(self._means), episodes, self.lengths.turns.summary())
 
     def _forget(self, names: set[str]) -> None:
         """What was heard of workers that no longer take part."""
@@ -259,13 +261,13 @@ class Monitor:
             if known:
                 self._memory[stage] = max(known)
 
-    def _seen(
-        self, stage: str, workload: Workload, most: float, rate: float | None, cut: Parallelism
+    def _observed(
+        self, stage: str, workload: Workload, most: float, rate: float | None, parallelism: Parallelism
     ) -> ObservedWorkload:
         return ObservedWorkload(
             workload,
             max(most, workload.concurrency),
-            rate / cut.devices if rate is not None else None,
+            rate / parallelism.devices if rate is not None else None,
             self._memory.get(stage),
             _together(self._kv.values()) if stage == ROLLOUT else None,
         )
@@ -307,19 +309,10 @@ def _kv_of(gauges: Mapping[str, float]) -> KvUse | None:
     )
 
 
-def _blocked_of(gauges: Mapping[str, float]) -> float:
-    """The longest sequence in tokens that waits in a worker for a layout that holds it; 0 for none."""
-    return gauges.get("blocked_context_tokens", 0.0)
-
-
 def _together(parts: Collection[KvUse]) -> KvUse | None:
     if not parts:
         return None
-    return KvUse(
-        sum(one.used_tokens for one in parts),
-        sum(one.committed_tokens for one in parts),
-        sum(one.total_tokens for one in parts),
-    )
+    return KvUse(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 def _workload_of(batch_tokens: Sequence[int]) -> Workload:
@@ -339,6 +332,6 @@ def growth(means: Sequence[float]) -> float:
     The median of the slopes of all pairs in log length (Theil 1950, Sen 1968): nearly a third of the steps
     may be outliers.
     """
-    points = [(at, math.log(mean)) for at, mean in enumerate(means) if mean > 0]
-    slopes = [(b - a) / (at - since) for (since, a), (at, b) in combinations(points, 2)]
+    points = [(step, math.log(mean)) for step, mean in enumerate(means) if mean > 0]
+    slopes = [(b - a) / (later - earlier) for (earlier, a), (later, b) in combinations(points, 2)]
     return math.expm1(median(slopes)) if slopes else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from earl.config.run import RunConfig
@@ -27,15 +27,13 @@ from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
-from services.scheduler.state.records import WorkerRecord
+from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
-from services.scheduler.wakeup import Wakeup
+from services.scheduler.wakeup import CALL_WAIT_S, Wakeup
 
 log = logging.getLogger(__name__)
 
-# Longest wait within one call.
-WAIT_S = 20.0
-# How often a decision is made anew for the same sequence that waits.
+# How often a decision is made again for the same sequence that waits.
 RELIEVE_S = 30.0
 
 
@@ -57,7 +55,7 @@ class ParallelismController:
     ) -> None:
         self.switching = Switching(tables, config.switch)
         self.layouts = LegalLayouts(config, directory)
-        self.selector = SelectorLoop.open(config, directory, monitor, self.layouts, self.switching)
+        self.selector = SelectorLoop.open(config, directory, monitor, self.switching)
         self._monitor = monitor
         self._tables = tables
         self._report = report
@@ -112,7 +110,7 @@ class ParallelismController:
         if self._relieved == (parallelism.replica, tokens) and now - self._relieved_s < RELIEVE_S:
             return
         self._relieved, self._relieved_s = (parallelism.replica, tokens), now
-        observed = self._monitor.glance(self._members(), self._device_slots)
+        observed = self._monitor.glance(self._tables.members.values(), self._device_slots)
         if observed is None or not self.selector.relieve(observed):
             self._relieve(running, tokens, now)
         self.driver.wake()
@@ -138,9 +136,6 @@ class ParallelismController:
             self.switching.ask(ROLLOUT, larger[0].replica, by=By.SELECTOR, reason=reason, now=now)
         except EarlError as error:
             self._warn(ROLLOUT, str(error))
-
-    def _members(self) -> Collection[WorkerRecord]:
-        return self._tables.members.values()
 
     # --- an operator's request --------------------------------------------------------------
 
@@ -174,7 +169,7 @@ class ParallelismController:
         if switch is None:
             last = self.switching.stage(stage).last
             return (last.epoch if last is not None else 0), None
-        until = time.monotonic() + min(wait_s, WAIT_S)
+        until = time.monotonic() + min(wait_s, CALL_WAIT_S)
         while (left_s := until - time.monotonic()) > 0 and self._is_running(stage, switch.epoch):
             await self._switch_ended.wait(left_s)
         last = self.switching.stage(stage).last
@@ -200,7 +195,7 @@ class ParallelismController:
                 stage, switch.target, switch.seconds, switch.stall_s, switch.epoch, switch.reason,
             )  # fmt: skip
         if ended:
-            self._switch_ended.ring()
+            self._switch_ended.notify()
 
     def _warn(self, stage: str, text: str) -> None:
         """Logs a warning, once."""

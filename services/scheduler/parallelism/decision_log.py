@@ -15,7 +15,7 @@ from earl.parallelism import Parallelism
 from services.scheduler.files.metrics_files import load_line
 from services.scheduler.monitor.workload import StepFigures
 from services.scheduler.selector.decision import Decision, LayoutCandidate, Workload
-from services.scheduler.selector.stages import Observed, Past, SelectorVerdict
+from services.scheduler.selector.stage_policies import Observed, Past, SelectorVerdict
 
 NAME = "decisions.jsonl"
 
@@ -57,15 +57,11 @@ def _candidate(candidate: LayoutCandidate) -> dict[str, Any]:
 
 
 def _verdict(decision: Decision) -> dict[str, Any]:
+    figures = ("switched", "urgent", "saving_s", "cost_s", "horizon_steps", "reason")
     return {
         "before": decision.before.as_dict() if decision.before is not None else None,
         "after": decision.after.as_dict(),
-        "switched": decision.switched,
-        "urgent": decision.urgent,
-        "saving_s": decision.saving_s,
-        "cost_s": decision.cost_s,
-        "horizon_steps": decision.horizon_steps,
-        "reason": decision.reason,
+        **{name: getattr(decision, name) for name in figures},
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from earl.errors import EarlError
 from earl.obs.tracing import within
@@ -25,6 +26,7 @@ TICK_S = 0.1
 AGAIN_S = 0.5
 
 
+@dataclass(eq=False)
 class SwitchDriver:
     """Carries out what Switching decides.
 
@@ -33,36 +35,27 @@ class SwitchDriver:
     of a stage's switch with an epoch; "" where nothing is traced.
     """
 
-    def __init__(
-        self,
-        switching: Switching,
-        *,
-        send: Callable[[WorkerCommand], Awaitable[SwitchOutcome]],
-        durable: Callable[[], Awaitable[None]],
-        ended: Callable[[Sequence[SwitchEnded]], None],
-        traceparent: Callable[[str, int], str] = lambda stage, epoch: "",
-    ) -> None:
-        self._switching = switching
-        self._send = send
-        self._durable = durable
-        self._ended = ended
-        self._traceparent = traceparent
-        self._changed = Wakeup()
-        self._tasks: dict[WorkerCommand, asyncio.Task[None]] = {}
+    switching: Switching
+    send: Callable[[WorkerCommand], Awaitable[SwitchOutcome]]
+    durable: Callable[[], Awaitable[None]]
+    ended: Callable[[Sequence[SwitchEnded]], None]
+    traceparent: Callable[[str, int], str] = lambda stage, epoch: ""
+    _changed: Wakeup = field(default_factory=Wakeup, init=False)
+    _tasks: dict[WorkerCommand, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     def wake(self) -> None:
         """Something was decided: carries it out now rather than at the next tick."""
-        self._changed.ring()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Works until cancelled. Raises what storing failed with."""
         try:
             while True:
-                ended = self._switching.advance(time.monotonic())
-                commands = self._switching.commands(time.monotonic())
+                ended = self.switching.advance(time.monotonic())
+                commands = self.switching.commands(time.monotonic())
                 if ended or any(command not in self._tasks for command in commands):
-                    await self._durable()
-                self._ended(ended)
+                    await self.durable()
+                self.ended(ended)
                 self._follow(commands)
                 await self._changed.wait(TICK_S)
         finally:
@@ -79,18 +72,18 @@ class SwitchDriver:
             self._tasks[command] = asyncio.create_task(self._deliver(command))
 
     async def _deliver(self, command: WorkerCommand) -> None:
-        """Sends until there is an answer, however long: Switching decides when its time is over."""
+        """Sends until there is an answer, however long: Switching decides when it is too late."""
         while True:
             try:
-                with within(self._traceparent(command.stage, command.switch.epoch)):
-                    outcome = await self._send(command)
-                self._switching.answered(command, outcome, time.monotonic())
+                with within(self.traceparent(command.stage, command.switch.epoch)):
+                    outcome = await self.send(command)
+                self.switching.answered(command, outcome, time.monotonic())
             except NoAnswer:
                 await asyncio.sleep(AGAIN_S)
                 continue
             except SwitchRefused as error:
-                self._switching.failed(command, str(error), time.monotonic())
+                self.switching.failed(command, str(error), time.monotonic())
             except EarlError as error:
-                self._switching.failed(command, f"{type(error).__name__}: {error}", time.monotonic())
-            self._changed.ring()
+                self.switching.failed(command, f"{type(error).__name__}: {error}", time.monotonic())
+            self._changed.notify()
             return

@@ -12,7 +12,7 @@ from earl.errors import EarlError, IllegalParallelism
 from earl.models.spec import ModelSpec, load_spec
 from earl.models.tp import legal_cp, legal_tp, rank_heads
 from earl.parallelism import Parallelism
-from services.scheduler.profile.stages import fed
+from services.scheduler.profile.stages import fed, held_tokens
 
 # The longest sequence in tokens that the engines of a parallelism hold; None where nothing bounds it.
 Holds = Callable[[Parallelism], float | None]
@@ -61,26 +61,13 @@ class LegalLayouts:
         )
 
     def holds(self, stage: str) -> Holds:
-        """How many tokens of one sequence a parallelism of the stage holds.
-
-        rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
-        trainer.microbatch_tokens is what each of cp ranks takes of a sequence at once.
-        """
-        if stage == "trainer":
-            return lambda parallelism: self._config.trainer.microbatch_tokens * parallelism.cp
-        rollout = self._config.rollout
-        if stage != "rollout" or not rollout.kv_tokens:
-            return lambda parallelism: None
+        """How many tokens of one sequence a parallelism of the stage holds."""
 
         def tokens(parallelism: Parallelism) -> float | None:
-            spec = self._known()
-            if spec is None:
-                return None
             try:
-                configured, other = (rank_heads(spec, tp)[1] for tp in (rollout.tp, parallelism.tp))
+                return held_tokens(stage, self._config, self._known(), parallelism)
             except IllegalParallelism:
                 return 0.0
-            return configured / other * rollout.kv_tokens
 
         return tokens
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
@@ -31,15 +30,18 @@ from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import host_bytes
 from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
+from services.scheduler.memory import predict, ranks_here
 from services.scheduler.monitor.workload import ROLLOUT, Monitor, StepFigures
 from services.scheduler.parallelism import decision_log
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.selector.stages import Observed, SelectorVerdict, Stages
+from services.scheduler.profile.rows import STAGES, dump, parse
+from services.scheduler.profile.table import MemoryModel
+from services.scheduler.profiler.facts import cache_of
+from services.scheduler.selector.corrected_profile import LimitedTable
+from services.scheduler.selector.earl_policy import EarlPolicy
+from services.scheduler.selector.stage_policies import Observed, SelectorVerdict, Stages
 from services.scheduler.state.switch_records import By
-
-if TYPE_CHECKING:
-    from services.scheduler.profile.table import MemoryModel
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ log = logging.getLogger(__name__)
 NVIDIA = Path("/dev/nvidiactl")
 # What the run decided by, in its directory.
 PROFILE = "profile.csv"
-# A decision that takes longer delays whoever waits for an answer noticeably.
+# A decision that takes longer noticeably delays calls that wait for an answer.
 SLOW_S = 0.010
 # Decisions of former schedulers that the policies are brought back by.
 MOST_PAST = 128
@@ -59,29 +61,24 @@ Profile = tuple[str, str]
 class SelectorLoop:
     """Decides for the stages of a run. last: the latest verdict by stage; stages without a profile have none.
 
-    search: finds a profile, once training has begun, in a thread of its own. memory: the memory model of a
-    stage, where its profile has no fractions. layouts: bounds what the profile's parallelisms hold.
-    switching: carries decisions out.
+    switching: carries decisions out. search: finds a profile, once training has begun, in a thread of its
+    own. policies: those of a profile's text and name.
     """
 
     def __init__(
         self,
         directory: Path,
         monitor: Monitor,
-        switch_cost_s: float = 1.0,
-        search: Callable[[], Profile | None] | None = None,
-        memory: Callable[[str], MemoryModel] | None = None,
-        layouts: LegalLayouts | None = None,
         switching: Switching | None = None,
+        search: Callable[[], Profile | None] | None = None,
+        policies: Callable[[str, str], Stages] = lambda text, name: Stages({}),
     ) -> None:
         self.last: dict[str, SelectorVerdict] = {}
         self._directory = directory
         self._monitor = monitor
-        self._switch_cost_s = switch_cost_s
-        self._search = search
-        self._memory = memory
-        self._layouts = layouts
         self._switching = switching
+        self._search = search
+        self._policies = policies
         self._search_result: Future[Profile | None] | None = None
         self._make: Callable[[], Stages] = lambda: Stages({})
         self._stages = self._make()
@@ -93,32 +90,24 @@ class SelectorLoop:
 
     @classmethod
     def open(
-        cls,
-        config: RunConfig,
-        directory: Path,
-        monitor: Monitor,
-        layouts: LegalLayouts | None = None,
-        switching: Switching | None = None,
+        cls, config: RunConfig, directory: Path, monitor: Monitor, switching: Switching | None = None
     ) -> SelectorLoop:
         """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile."""
-        scheduler = config.scheduler
-        decides = scheduler.selector != "static"
+        mode, profile = config.scheduler.selector, config.scheduler.profile
         selector = cls(
             directory,
             monitor,
-            scheduler.switch_cost_s,
-            search=partial(kept_profile, config, directory) if decides and not scheduler.profile else None,
-            memory=partial(memory_of, config, directory),
-            layouts=layouts,
-            switching=switching if scheduler.selector == "on" else None,
+            switching if mode == "on" else None,
+            search=None if profile or mode == "static" else partial(kept_profile, config, directory),
+            policies=partial(stages_of, config, directory),
         )
-        if decides and scheduler.profile:
-            selector.begin(*read_profile(scheduler.profile))
+        if profile and mode != "static":
+            selector.begin(*read_profile(profile))
         return selector
 
     def begin(self, text: str, name: str) -> None:
         """Decides by this profile from now on. Raises ConfigError."""
-        self.decide_by(partial(stages_of, text, name, self._switch_cost_s, self._memory, self._layouts))
+        self.decide_by(partial(self._policies, text, name))
         with ExpendableFile(self._directory / PROFILE).written():
             beside = self._directory / f".{PROFILE}.new"
             beside.write_text(text, encoding="utf-8")
@@ -176,7 +165,7 @@ class SelectorLoop:
             try:
                 self._stages.restore(stage, past[stage])
             except EarlError as error:
-                log.warning("decisions for %s begin anew, the profile is another one: %s", stage, error)
+                log.warning("decisions for %s begin again, the profile is another one: %s", stage, error)
         self._decided = max((decisions[-1].step for decisions in past.values()), default=0)
         return [decision.observed.workload.mean_tokens for decision in past.get(ROLLOUT, ())]
 
@@ -223,7 +212,7 @@ class SelectorLoop:
             if self._switching is not None:
                 target = self._switching.target(stage) or was.running
                 cost_s, barred = self._switching.cost_s(stage), self._switching.barred(stage, now)
-                self._stages.stand(stage, target, cost_s, barred)
+                self._stages.synchronise(stage, target, cost_s, barred)
             verdict = self._stages.decide(stage, was, step)
         except EarlError as error:
             if self._is_new(stage, ""):
@@ -290,9 +279,6 @@ def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
 
     Identifies the hardware, so it may take seconds. Raises ModelNotFound.
     """
-    from services.scheduler.profile.rows import STAGES, dump
-    from services.scheduler.profile.stages import cache_of
-
     spec = load_spec(directory / "model")
     caches = [cache_of(stage, config, spec) for stage in STAGES]
     rows = [row for cache in caches for row in cache.rows()]
@@ -311,8 +297,6 @@ def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
         return load_spec(directory / "model")
 
     def model(parallelism: Parallelism, context_tokens: float, concurrency: float) -> float | None:
-        from services.scheduler.memory import predict, ranks_here
-
         device = getattr(config, stage).device
         if device == "cuda" or (device == "auto" and NVIDIA.exists()) or not (directory / "model").is_dir():
             return None
@@ -322,28 +306,18 @@ def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
     return model
 
 
-def stages_of(
-    text: str,
-    name: str,
-    switch_cost_s: float,
-    memory: Callable[[str], MemoryModel] | None = None,
-    layouts: LegalLayouts | None = None,
-) -> Stages:
+def stages_of(config: RunConfig, directory: Path, text: str, name: str) -> Stages:
     """A policy and its table for each stage that a profile has rows of. Raises ConfigError."""
-    from services.scheduler.profile.rows import parse  # numpy: not for a run without a profile
-    from services.scheduler.selector.earl import EarlPolicy
-    from services.scheduler.selector.limits import LimitedTable
-
-    rows = parse(text, name)
-
-    def table(stage: str) -> LimitedTable:
-        if layouts is None:
-            return LimitedTable(rows, stage, memory and memory(stage))
-        return LimitedTable(
-            rows, stage, memory and memory(stage), holds=layouts.holds(stage), longest=layouts.longest
+    rows, layouts = parse(text, name), LegalLayouts(config, directory)
+    tables = {
+        stage: LimitedTable(
+            rows,
+            stage,
+            memory_of(config, directory, stage),
+            holds=layouts.holds(stage),
+            longest=layouts.longest,
         )
-
-    tables = {stage: table(stage) for stage in sorted({row.stage for row in rows})}
-    return Stages(
-        {stage: partial(EarlPolicy, table, switch_cost_s) for stage, table in tables.items()}, tables
-    )
+        for stage in sorted({row.stage for row in rows})
+    }
+    cost_s = config.scheduler.switch_cost_s
+    return Stages({stage: partial(EarlPolicy, table, cost_s) for stage, table in tables.items()}, tables)

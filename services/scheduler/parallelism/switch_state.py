@@ -1,15 +1,15 @@
-"""Which parallelism every stage should have, and which workers are told. Pure.
+"""Which parallelism every stage should have, and which workers get commands. Pure.
 
     ask ─► switch ─► commands ─► outcomes ─► all have done it ─────────────► the stage has its target
                         ▲            └─ one failed, refused, was lost ─────► the stage has what it had before
-    join, heartbeat ────┴── workers that differ from their stage are told (By.MEND), also the way back
+    join, heartbeat ────┴── workers that differ from their stage get commands (By.MEND), also back
 
 Promise: one switch a stage at a time, each with an epoch that no other ever has; a command is sent until it
-is answered, its worker is gone or its time is over, so that lost ones, repeated ones and restarts of either
-side need no case of their own. Whatever happens, all workers of a stage end with the same parallelism, as far
-as they obey.
+is answered, its worker is gone or its deadline has passed, so that lost ones, repeated ones and restarts of
+either side need no case of their own. Whatever happens, all workers of a stage end with the same parallelism,
+as far as they obey.
 
-Time is an argument (monotonic seconds). All but clocks is in the tables, and stored before anyone is told.
+Time is an argument (monotonic seconds). All but clocks is in the tables, stored before any answer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
 
-from msgspec import structs
-
 from earl.config.scheduler import SwitchConfig
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workers import STAGES
-from services.scheduler.state.records import WorkerRecord
+from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -40,14 +38,14 @@ from services.scheduler.state.switch_records import (
 
 # Switches whose cost is remembered.
 COSTS = 8
-# Longest pause between two tries to mend a worker, in retry_s. The first is one retry_s, each next twice the
+# Longest pause between two corrections of a worker, in retry_s. The first is one retry_s, each next twice the
 # one before.
 LONGEST_PAUSE = 8
 MESSAGES = 4
 
 
 class Switching:
-    """The switches of a tables's stages.
+    """The switches of the stages of the tables.
 
     limits: deadlines of a switch, after which a worker without an answer has failed; for how long what failed
     is not tried again; and the difference of log-probs beyond which a replica is not used again in the run.
@@ -62,7 +60,7 @@ class Switching:
         self._tried: dict[str, set[tuple[str, int]]] = {}
         # (stage, replica's name): (until when it is not to be chosen, the reason).
         self._avoided: dict[tuple[str, str], tuple[float, str]] = {}
-        # By worker: (until when it is not mended, the length of that pause).
+        # By worker: (until when it is not corrected, the length of that pause).
         self._paused: dict[str, tuple[float, float]] = {}
 
     # --- state ------------------------------------------------------------------------------
@@ -89,7 +87,9 @@ class Switching:
             return self.running(stage)
         back = record.switch.rolled_back or record.switch.by is By.MEND
         replica = record.replica if back else record.switch.target.replica
-        return replica and Parallelism(1, *replica).over(sum(self.devices(stage)))
+        if replica is None:
+            return None
+        return Parallelism(1, *replica).over(sum(self.devices(stage)))
 
     def cost_s(self, stage: str) -> float | None:
         """Seconds of work that a switch of the stage costs, as measured; None before the first."""
@@ -116,7 +116,7 @@ class Switching:
         members = self._members(stage)
         if not members:
             raise LedgerError(f"no worker of stage {stage} takes part in the run", "wait until one joined")
-        record = self._record(stage)
+        record = self.stage(stage)
         if record.switch is not None:
             raise LedgerError(
                 f"{stage} is on its way from {record.switch.former} to {record.switch.target}",
@@ -127,19 +127,18 @@ class Switching:
         before = {worker: _parallelism(member) for worker, member in members.items()}
         after = _spread(before, replica)
         if all(parallelism.replica == replica for parallelism in before.values()):
-            record.replica = replica
+            self._tables.change_stage(stage, replica=replica)
             return None
         former = self.running(stage) or Parallelism(1, *(record.replica or _commonest(before.values())))
-        record.replica = former.replica
+        self._tables.change_stage(stage, replica=former.replica)
         return self._begin(stage, former, _together(after), by, reason, now, step)
 
     def pin(self, stage: str, pinned: bool) -> None:
         """Whether the selector leaves the stage alone; a pinned stage also keeps the replicas it has now."""
-        record = self._record(stage)
-        record.pinned = pinned
-        running = self.running(stage)
-        if pinned and record.replica is None and running is not None:
-            record.replica = running.replica
+        replica, running = self.stage(stage).replica, self.running(stage)
+        if pinned and replica is None and running is not None:
+            replica = running.replica
+        self._tables.change_stage(stage, pinned=pinned, replica=replica)
 
     # --- workers' reports -------------------------------------------------------------------
 
@@ -150,64 +149,70 @@ class Switching:
             return
         if epoch > self.stage(stage).epoch:
             # A store that was lost: no epoch of ours may be one that a worker knows already.
-            self._record(stage).epoch = epoch
+            self._tables.change_stage(stage, epoch=epoch)
         if parallelism is None or epoch < member.epoch:
             return
         if epoch > member.epoch or parallelism != _parallelism(member):
             self._set(member.name, parallelism, epoch)
 
-    def answered(self, order: WorkerCommand, outcome: SwitchOutcome, now: float) -> None:
+    def answered(self, command: WorkerCommand, outcome: SwitchOutcome, now: float) -> None:
         """A worker carried a command out, or rolled it back; ignored if no switch waits for that answer."""
-        switch = self._waiting_for(order)
+        switch = self._waiting_for(command)
         if switch is None:
             return
-        target = order.switch.parallelism.replica
+        target = command.switch.parallelism.replica
         failed = outcome.rolled_back or outcome.parallelism.replica != target
-        member = self._tables.members[order.worker]
-        self._set(order.worker, outcome.parallelism, member.epoch if failed else order.switch.epoch)
-        commanded = {name: life for name, life in switch.commanded.items() if name != order.worker}
-        self._update(order.stage, replace(switch.with_worker(outcome), commanded=commanded))
+        member = self._tables.members[command.worker]
+        self._set(command.worker, outcome.parallelism, member.epoch if failed else command.switch.epoch)
+        commanded = {name: life for name, life in switch.commanded.items() if name != command.worker}
+        switch = replace(switch.with_worker(outcome), commanded=commanded)
+        self._tables.change_stage(command.stage, switch=switch)
         if not failed:
-            self._paused.pop(order.worker, None)
+            self._paused.pop(command.worker, None)
             return
         reason = outcome.message or f"it has {outcome.parallelism}"
-        self._fail(order.stage, order.worker, order.incarnation, reason, now)
+        self._fail(command.stage, command.worker, command.incarnation, reason, now)
         # Written so that NaN counts as too far apart.
         agrees = outcome.max_logprob_difference <= self._limits.logprob_tolerance
         if not agrees and switch.by is not By.MEND:
-            self._record(order.stage).bad[_name(switch.target.replica)] = reason
+            bad = {**self.stage(command.stage).bad, _name(switch.target.replica): reason}
+            self._tables.change_stage(command.stage, bad=bad)
 
-    def failed(self, order: WorkerCommand, reason: str, now: float) -> None:
+    def failed(self, command: WorkerCommand, reason: str, now: float) -> None:
         """A worker refused a command, or answered with an error."""
-        if self._waiting_for(order) is not None:
-            self._fail(order.stage, order.worker, order.incarnation, reason, now)
+        if self._waiting_for(command) is not None:
+            self._fail(command.stage, command.worker, command.incarnation, reason, now)
 
     # --- consequences -----------------------------------------------------------------------
 
     def advance(self, now: float) -> list[SwitchEnded]:
-        """Ends switches that are done or overdue, and begins those that mend; returns what has ended."""
+        """Ends switches that are done or overdue, begins those that correct workers; returns the former."""
         ended = []
-        for stage, record in list(self._tables.stages.items()):
-            if record.switch is not None and self._is_over(stage, now):
-                ended.append(self._end(stage, now))
-            if record.switch is None:
+        for stage in list(self._tables.stages):
+            self._fail_lost_and_late(stage, now)
+            switch = self.stage(stage).switch
+            if switch is not None and not switch.commanded and not self._pending(stage, switch, now):
+                ended.append(self._end(stage, switch, now))
+            if self.stage(stage).switch is None:
                 self._mend(stage, now)
         return ended
 
     def commands(self, now: float) -> list[WorkerCommand]:
         """All that stand now, those that were sent and not answered included; to be stored before sending."""
         commands = []
-        for stage, record in self._tables.stages.items():
-            if record.switch is None:
+        for stage, record in list(self._tables.stages.items()):
+            switch = record.switch
+            if switch is None:
                 continue
             members = self._members(stage)
-            if pending := self._pending(stage, record.switch, now):
+            if pending := self._pending(stage, switch, now):
                 lives = {name: members[name].incarnation for name in pending}
-                self._update(stage, replace(record.switch, commanded={**record.switch.commanded, **lives}))
-            for name, incarnation in record.switch.commanded.items():
+                switch = replace(switch, commanded={**switch.commanded, **lives})
+                self._tables.change_stage(stage, switch=switch)
+            for name, incarnation in switch.commanded.items():
                 member = members.get(name)
                 if member is not None and member.incarnation == incarnation:
-                    commands += self._commands_to(stage, member, record.switch)
+                    commands += self._commands_to(stage, member, switch)
         return commands
 
     # --- within -----------------------------------------------------------------------------
@@ -216,24 +221,23 @@ class Switching:
         self, stage: str, before: Parallelism, after: Parallelism, by: By, reason: str, now: float,
         step: int = 0,
     ) -> SwitchRecord:  # fmt: skip
-        record = self._record(stage)
-        record.epoch += 1
+        epoch = self.stage(stage).epoch + 1
         self._began_s[stage] = now
         self._tried[stage] = set()
         switch = SwitchRecord(
-            epoch=record.epoch,
+            epoch=epoch,
             before=(before.dp, *before.replica),
             after=(after.dp, *after.replica),
             by=by,
             reason=reason,
             step=step,
         )
-        self._update(stage, switch)
+        self._tables.change_stage(stage, epoch=epoch, switch=switch)
         return switch
 
     def _mend(self, stage: str, now: float) -> None:
         """Begins a switch of the workers whose replicas are not their stage's."""
-        record = self._record(stage)
+        record = self.stage(stage)
         if record.replica is None:
             return
         replica = Parallelism(1, *record.replica)
@@ -252,44 +256,43 @@ class Switching:
         reason = f"{', '.join(astray)}: another parallelism than {stage}'s"
         self._begin(stage, _together(alike), _together(after), By.MEND, reason, now)
 
-    def _is_over(self, stage: str, now: float) -> bool:
-        """Whether a stage's switch has ended; workers that were lost or are late have failed."""
-        record = self._record(stage)
-        assert record.switch is not None
+    def _fail_lost_and_late(self, stage: str, now: float) -> None:
+        """Counts workers of the stage's switch as failed that were lost or whose deadline has passed."""
+        switch = self.stage(stage).switch
+        if switch is None:
+            return
         began_s = self._began_s.setdefault(stage, now)
         members = self._members(stage)
         total_s = self._limits.total_s
-        for name, incarnation in record.switch.commanded.items():
+        for name, incarnation in switch.commanded.items():
             member = members.get(name)
             if member is None or member.incarnation != incarnation:
                 self._fail(stage, name, incarnation, "lost in the middle of it", now)
             elif now - began_s > total_s:
                 self._fail(stage, name, incarnation, f"no answer within {total_s:g} s", now)
-        return not record.switch.commanded and not self._pending(stage, record.switch, now)
 
-    def _end(self, stage: str, now: float) -> SwitchEnded:
-        record = self._record(stage)
-        assert record.switch is not None
+    def _end(self, stage: str, switch: SwitchRecord, now: float) -> SwitchEnded:
+        """Ends the stage's switch: what it has, the last switch and its cost are kept."""
         took_s = now - self._began_s.pop(stage, now)
-        switch = replace(record.switch, seconds=max(record.switch.stall_s, took_s))
+        switch = replace(switch, seconds=max(switch.stall_s, took_s))
         self._tried.pop(stage, None)
-        record.switch = None
-        if switch.by is not By.MEND:
-            record.last = switch
-        running = self.running(stage)
+        record, running, mends = self.stage(stage), self.running(stage), switch.by is By.MEND
+        replica, costs_s = record.replica, record.costs_s
         if not switch.rolled_back:
-            record.replica = switch.target.replica
-            if switch.by is not By.MEND:
-                record.costs_s = [*record.costs_s, switch.cost_s][-COSTS:]
-        elif switch.by is By.MEND and running is not None and not record.pinned:
+            replica = switch.target.replica
+            if not mends:
+                costs_s = [*costs_s, switch.cost_s][-COSTS:]
+        elif mends and running is not None and not record.pinned:
             # All of them have the same, though not what the stage had before: then the stage has that.
-            record.replica = running.replica
+            replica = running.replica
+        last = record.last if mends else switch
+        self._tables.change_stage(stage, switch=None, last=last, replica=replica, costs_s=costs_s)
         ended = SwitchEnded(stage, switch)
-        self._tables.state(ended)
+        self._tables.record_fact(ended)
         return ended
 
     def _pending(self, stage: str, switch: SwitchRecord, now: float) -> list[str]:
-        """Workers that are still to be told."""
+        """Workers that still have to get the command."""
         if switch.rolled_back and switch.by is not By.MEND:
             return []
         tried = self._tried.setdefault(stage, set())
@@ -313,8 +316,8 @@ class Switching:
         return [WorkerCommand(stage, member.name, member.incarnation, member.address, command)]
 
     def _fail(self, stage: str, worker: str, incarnation: int, reason: str, now: float) -> None:
-        """One worker does not have what it was told: the switch is rolled back."""
-        switch = self._record(stage).switch
+        """One worker did not follow its command: the switch is rolled back."""
+        switch = self.stage(stage).switch
         assert switch is not None
         self._tried.setdefault(stage, set()).add((worker, incarnation))
         message = f"{worker}: {reason}"
@@ -322,9 +325,8 @@ class Switching:
         if message not in messages and len(messages) < MESSAGES:
             messages.append(message)
         commanded = {name: life for name, life in switch.commanded.items() if name != worker}
-        self._update(
-            stage, replace(switch, commanded=commanded, rolled_back=True, message="; ".join(messages))
-        )
+        failed = replace(switch, commanded=commanded, rolled_back=True, message="; ".join(messages))
+        self._tables.change_stage(stage, switch=failed)
         retry_s = self._limits.retry_s
         if switch.by is By.MEND:
             pause_s = min(2 * self._paused.get(worker, (0.0, retry_s / 2))[1], LONGEST_PAUSE * retry_s)
@@ -332,30 +334,22 @@ class Switching:
         else:
             self._avoided[stage, _name(switch.target.replica)] = now + retry_s, message
 
-    def _waiting_for(self, order: WorkerCommand) -> SwitchRecord | None:
+    def _waiting_for(self, command: WorkerCommand) -> SwitchRecord | None:
         """The stage's switch, if it waits for an answer to this very command."""
-        switch = self.stage(order.stage).switch
-        if switch is None or order.switch.epoch != switch.epoch:
+        switch = self.stage(command.stage).switch
+        if switch is None or command.switch.epoch != switch.epoch:
             return None
-        member = self._tables.members.get(order.worker)
-        if member is None or member.incarnation != order.incarnation:
+        member = self._tables.members.get(command.worker)
+        if member is None or member.incarnation != command.incarnation:
             return None
-        return switch if switch.commanded.get(order.worker) == order.incarnation else None
+        return switch if switch.commanded.get(command.worker) == command.incarnation else None
 
     def _is_paused(self, worker: str, now: float) -> bool:
         return now < self._paused.get(worker, (-math.inf, 0.0))[0]
 
-    def _update(self, stage: str, switch: SwitchRecord) -> None:
-        self._record(stage).switch = switch
-
     def _set(self, name: str, parallelism: Parallelism, epoch: int) -> None:
         degrees = (parallelism.dp, *parallelism.replica)
-        # As the tables has it now: a heartbeat may just have told a newer version of the weights.
-        member = self._tables.members[name]
-        self._tables.members[name] = structs.replace(member, parallelism=degrees, epoch=epoch)
-
-    def _record(self, stage: str) -> StageRecord:
-        return self._tables.stages.setdefault(stage, StageRecord())
+        self._tables.change_member(name, parallelism=degrees, epoch=epoch)
 
     def _members(self, stage: str) -> dict[str, WorkerRecord]:
         members = self._tables.members

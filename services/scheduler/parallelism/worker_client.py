@@ -32,27 +32,27 @@ class NoAnswer(EarlError):
     """The worker did not answer; the same command may be sent again."""
 
 
-async def send(order: WorkerCommand, access: Access) -> SwitchOutcome:
+async def send(command: WorkerCommand, access: Access) -> SwitchOutcome:
     """Sends a command and waits for its outcome, at most for as long as its deadlines allow.
 
     Raises SwitchRefused, NoAnswer, and any other error that the worker answered with.
     """
-    rollout = order.stage == ROLLOUT
+    rollout = command.stage == ROLLOUT
     client = Client(
-        order.address,
+        command.address,
         RolloutServiceStub if rollout else TrainerServiceStub,
         token=access.token,
         tls=access.tls,
     )
     if rollout:
         method = "ReparallelizeRollout"
-        request = encode_command(order.switch, rollout_pb2.ReparallelizeRolloutRequest)
+        request = encode_command(command.switch, rollout_pb2.ReparallelizeRolloutRequest)
     else:
         method = "ReparallelizeTrainer"
-        request = encode_command(order.switch, trainer_pb2.ReparallelizeTrainerRequest)
-        request.stage = common_pb2.Stage.Value(f"STAGE_{order.stage.upper()}")  # type: ignore[assignment]
+        request = encode_command(command.switch, trainer_pb2.ReparallelizeTrainerRequest)
+        request.stage = common_pb2.Stage.Value(f"STAGE_{command.stage.upper()}")  # type: ignore[assignment]
     try:
-        response = await client.call(method, request, deadline_s=order.switch.deadlines.total_s)
+        response = await client.call(method, request, deadline_s=command.switch.deadlines.total_s)
     except (ReshapeRefused, IllegalParallelism) as error:
         raise SwitchRefused(error.message, error.remedy) from error
     except (ServiceUnavailable, DeadlineExceeded) as error:

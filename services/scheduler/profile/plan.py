@@ -65,12 +65,12 @@ class ProfileProgress:
             windows.fractions.append(fraction)
 
     def note_oom(self, point: ProfilePoint) -> None:
-        """It does not fit."""
+        """Takes note that the point does not fit into memory."""
         if not self.bursts(point):
             self._bursts = [other for other in self._bursts if not point.within(other)] + [point]
 
     def bursts(self, point: ProfilePoint) -> bool:
-        """It is known not to fit."""
+        """Whether the point is known not to fit into memory."""
         return any(other.within(point) for other in self._bursts)
 
     # --- what is to do ------------------------------------------------------------------------
@@ -103,11 +103,11 @@ class ProfileProgress:
         return None
 
     def windows(self, point: ProfilePoint) -> int:
-        """How many it has."""
+        """Number of windows that the point has."""
         return len(self._windows[point].rates) if point in self._windows else 0
 
     def _visit_s(self, point: ProfilePoint) -> float:
-        """Seconds of a visit; of a point not visited, those of the dearest that was, scaled by work."""
+        """Seconds of a visit; of a point not visited, those of the costliest that was, scaled by work."""
         if point in self._windows:
             return self._windows[point].visit_s
         dearest = max(self._windows, key=_cost, default=None)
@@ -142,7 +142,7 @@ class ProfileProgress:
 
 
 def halves(points: list[ProfilePoint]) -> tuple[list[ProfilePoint], list[ProfilePoint]]:
-    """(the cheaper half, the dearer half): what is tried where all at once do not fit."""
+    """(the cheaper half, the more expensive half): what is tried where all at once do not fit."""
     ordered = sorted(points, key=_cost)
     middle = len(ordered) // 2
     return ordered[:middle], ordered[middle:]

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.errors import ConfigError, IllegalParallelism
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 from services.scheduler.profile.csv_text import Cells, positive, records, text_of
 
-STAGES = ("rollout", "reference", "trainer")
 COLUMNS = (
     "stage", "dp", "tp", "cp", "pp", "context_tokens", "concurrency", "tokens_per_device_s",
     "peak_memory_fraction",
@@ -46,6 +45,12 @@ class ProfileRow:
     def fits(self) -> bool:
         return not self.oom and (self.peak_memory_fraction is None or self.peak_memory_fraction <= 1.0)
 
+    def as_dict(self) -> dict[str, object]:
+        """The row by columns, numbers unchanged; None where the CSV form is empty."""
+        rate = OOM if self.oom else self.tokens_per_device_s
+        measured = (self.context_tokens, self.concurrency, rate, self.peak_memory_fraction)
+        return dict(zip(COLUMNS, (self.stage, *self.parallelism.as_dict().values(), *measured), strict=True))
+
 
 def parse(text: str, name: str) -> list[ProfileRow]:
     """Rows of a CSV text, whatever the order of its columns; dp, cp and pp may be left out, and are 1.
@@ -66,22 +71,14 @@ def dump(rows: Iterable[ProfileRow]) -> str:
     return text_of(COLUMNS, map(_cells, rows))
 
 
-def _cells(row: ProfileRow) -> tuple[object, ...]:
-    rate = OOM if row.oom else "" if row.tokens_per_device_s is None else f"{row.tokens_per_device_s:.6g}"
-    # Precise: what is a little above 1 must not come back as 1, which fits.
-    fraction = "" if row.peak_memory_fraction is None else f"{row.peak_memory_fraction:.9g}"
-    parallelism, context, load = row.parallelism, f"{row.context_tokens:.10g}", f"{row.concurrency:.10g}"
-    return (
-        row.stage,
-        parallelism.dp,
-        parallelism.tp,
-        parallelism.cp,
-        parallelism.pp,
-        context,
-        load,
-        rate,
-        fraction,
-    )
+def _cells(row: ProfileRow) -> list[object]:
+    """Measured figures precisely: what is a little above 1 must not come back as 1, which fits."""
+    cells = row.as_dict()
+    digits = {"context_tokens": 10, "concurrency": 10, "tokens_per_device_s": 6, "peak_memory_fraction": 9}
+    for name, count in digits.items():
+        if not isinstance(cells[name], str | None):
+            cells[name] = f"{cells[name]:.{count}g}"
+    return list(cells.values())
 
 
 def _row(cells: Cells, where: str) -> ProfileRow:

@@ -1,38 +1,21 @@
-"""What there is to measure of a stage: parallelisms, points, and what their figures depend on."""
+"""What there is to measure of a stage: parallelisms, points, and what bounds a sequence at each. Pure."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
-from earl.models.source import cache_directory
 from earl.models.spec import ModelSpec
 from earl.models.tp import legal_parallelisms, legal_tp, rank_heads
-from earl.obs.machine import installed, machine
 from earl.parallelism import Parallelism
-from services.scheduler.profile.cache import Cache
 from services.scheduler.profile.plan import ProfilePoint
 
 # By default lengths halve, and concurrency falls to a quarter, so often from the run file's largest.
 CONTEXTS, CONCURRENCIES = 4, 3
 # What is shorter is no sequence to speak of.
 SHORTEST = 8
-_SMI_S = 20.0
-# Of the run file, what changes how fast or how large a stage is.
-_SETTINGS = {
-    "rollout": ("engine", "engine_python", "device", "threads", "dtype"),
-    "reference": ("device", "threads", "microbatch_tokens"),
-    "trainer": (
-        "device", "threads", "dtype", "importance", "activation_checkpointing", "lora_rank", "lora_targets",
-        "minibatches", "passes", "microbatch_tokens", "share_prefixes",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +26,14 @@ class StagePlan:
     stage: str
     points: dict[Parallelism, tuple[ProfilePoint, ...]]
     loads: dict[Parallelism, dict[ProfilePoint, ProfilePoint | None]]
+
+    def only(self, layouts: Collection[Parallelism]) -> StagePlan:
+        """The same points in these layouts alone."""
+        return StagePlan(
+            self.stage,
+            {layout: points for layout, points in self.points.items() if layout in layouts},
+            {layout: loads for layout, loads in self.loads.items() if layout in layouts},
+        )
 
 
 def plan_of(
@@ -55,7 +46,7 @@ def plan_of(
     """Every parallelism that the stage's devices and the model allow, at every length and concurrency given;
     without any, at those that the run file leads to. Raises ConfigError."""
     lengths = tuple(contexts) or _falling(config.rollout.max_context_tokens, 2, CONTEXTS, SHORTEST)
-    sequences = tuple(concurrencies) or _falling(_largest(stage, config), 4, CONCURRENCIES, 1)
+    sequences = tuple(concurrencies) or _falling(largest(stage, config), 4, CONCURRENCIES, 1)
     for length in lengths:
         if not SHORTEST <= length <= spec.max_positions:
             raise ConfigError(
@@ -78,7 +69,7 @@ def plan_of(
 
 
 def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Parallelism]:
-    """Those that the stage can be started in with its devices."""
+    """The parallelisms in which the stage can start on its devices."""
     if stage == "trainer":
         return [
             parallelism
@@ -100,68 +91,43 @@ def fed(config: RunConfig, parallelism: Parallelism) -> bool:
     return parallelism.dp <= most
 
 
-def cache_of(stage: str, config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> Cache:
-    """What is known of a stage of a run on this machine. kept: directory of all; None: below EARL's cache."""
-    return Cache(kept or cache_directory() / "profiles", stage, facts_of(stage, config, spec))
-
-
-def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
-    """Model, hardware and settings that a stage's figures depend on."""
-    section = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
-    settings: dict[str, Any] = {name: getattr(section, name) for name in _SETTINGS[stage]}
-    settings["deterministic"] = config.deterministic
-    if stage == "rollout" and config.rollout.kv_tokens:
-        # What waits for room in the KV cache is not at work.
-        settings["kv"] = [config.rollout.kv_tokens, config.rollout.tp]
-    if stage == "reference":
-        settings["dtype"] = config.trainer.dtype
-    if stage == "trainer":
-        settings["kl"] = config.trainer.kl_coefficient > 0
-    return {
-        "model": {**asdict(spec), "dtype": config.model.weight_dtype},
-        "hardware": {**machine(), "gpus": _gpus() if section.device != "cpu" else []},
-        "settings": settings,
-        "earl": installed("earl"),
-    }
-
-
-def _largest(stage: str, config: RunConfig) -> int:
+def largest(stage: str, config: RunConfig) -> int:
     """The concurrency that a run reaches: what the engines hold, or a batch's sequences."""
     if stage == "rollout":
         return config.rollout.engines * config.rollout.max_sequences
     return config.scheduler.batch_groups * config.scheduler.group_size
 
 
-def _falling(largest: int, by: int, count: int, least: int) -> tuple[int, ...]:
-    values = (largest // by**power for power in range(count))
-    return tuple(sorted(value for value in values if value >= least)) or (max(largest, least),)
+def _falling(most: int, by: int, count: int, least: int) -> tuple[int, ...]:
+    values = (most // by**power for power in range(count))
+    return tuple(sorted(value for value in values if value >= least)) or (max(most, least),)
+
+
+def held_tokens(
+    stage: str, config: RunConfig, spec: ModelSpec | None, parallelism: Parallelism
+) -> float | None:
+    """Tokens of one sequence that a parallelism of the stage holds; None where nothing bounds them.
+
+    rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
+    trainer.microbatch_tokens is what each of cp ranks takes of a sequence at once. spec: None if the model is
+    not known yet, and then nothing bounds rollout. Raises IllegalParallelism.
+    """
+    if stage == "trainer":
+        return config.trainer.microbatch_tokens * parallelism.cp
+    if stage != "rollout" or not config.rollout.kv_tokens or spec is None:
+        return None
+    configured, other = (rank_heads(spec, tp)[1] for tp in (config.rollout.tp, parallelism.tp))
+    return configured / other * config.rollout.kv_tokens
 
 
 def _at_work(
     stage: str, config: RunConfig, spec: ModelSpec, parallelism: Parallelism, point: ProfilePoint
 ) -> ProfilePoint | None:
-    """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
-    trainer.microbatch_tokens what each of cp ranks takes of a sequence at once."""
-    if stage == "trainer" and point.context_tokens > config.trainer.microbatch_tokens * parallelism.cp:
-        return None
-    bound = config.rollout.kv_tokens
-    if stage != "rollout" or not bound:
+    """What runs at once at a point; None if not even one sequence is held."""
+    held = held_tokens(stage, config, spec, parallelism)
+    if held is None:
         return point
-    held = rank_heads(spec, config.rollout.tp)[1] / rank_heads(spec, parallelism.tp)[1] * bound
+    if stage == "trainer":
+        return point if point.context_tokens <= held else None
     together = parallelism.dp * int(held // point.context_tokens)
     return ProfilePoint(point.context_tokens, min(point.concurrency, together)) if together else None
-
-
-def _gpus() -> list[str]:
-    """Names of the GPUs that the driver's own tool finds."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        done = subprocess.run(
-            [tool, "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True, text=True, check=False, timeout=_SMI_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []

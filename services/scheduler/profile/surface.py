@@ -2,7 +2,7 @@
 
 at each length with points     along log concurrency, linear in the logarithm of the value;
                                beyond its points the nearest one, times the roofline's ratio
-between two such lengths       along log context, likewise
+between two such lengths       along log context, in the same way
 beyond all lengths             the nearest, times the roofline's ratio
 
 So it is continuous everywhere.
@@ -20,7 +20,7 @@ Point = tuple[float, float]
 
 class SurfaceShape(Protocol):
     def value_at(self, context_tokens: float, concurrency: float) -> float:
-        """> 0."""
+        """The value at a point; greater than 0."""
         ...
 
 

@@ -138,17 +138,16 @@ class _Sheet:
             seconds, source = self.seconds.value_at(context, concurrency)
             rate = 1 / seconds
         fraction = self.memory.value_at(context, concurrency)[0] if self.memory is not None else None
-        for tokens, sequences in self.bursts:
-            if context >= tokens and concurrency >= sequences:
-                return Prediction(
-                    rate, fraction, False, source,
-                    f"out of memory at {tokens:g} tokens x {sequences:g} sequences, by the profile",
-                )  # fmt: skip
-        if fraction is not None and fraction > 1.0:
-            return Prediction(rate, fraction, False, source, _too_much(fraction))
-        if not rate:
-            return Prediction(rate, fraction, False, source, "the profile has no throughput of it")
-        return Prediction(rate, fraction, True, source)
+        bursts = [point for point in self.bursts if context >= point[0] and concurrency >= point[1]]
+        reason = ""
+        if bursts:
+            tokens, sequences = bursts[0]
+            reason = f"out of memory at {tokens:g} tokens x {sequences:g} sequences, by the profile"
+        elif fraction is not None and fraction > 1.0:
+            reason = _too_much(fraction)
+        elif not rate:
+            reason = "the profile has no throughput of it"
+        return Prediction(rate, fraction, not reason, source, reason)
 
 
 class ProfileTable:
@@ -175,7 +174,7 @@ class ProfileTable:
 
     @property
     def parallelisms(self) -> tuple[Parallelism, ...]:
-        """Those that have rows."""
+        """The parallelisms that have rows."""
         return tuple(self._sheets)
 
     def candidates(self, devices: int) -> tuple[Parallelism, ...]:

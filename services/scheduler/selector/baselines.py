@@ -1,7 +1,7 @@
 """Policies to compare with. Pure.
 
 earl-paper   the best per range of context lengths, by the average length; no cost, no load (EARL, 3.2)
-drift30      plans anew when length or load has drifted by 30 % since the last plan
+drift30      plans again when length or load has drifted by 30 % since the last plan
 static       never changes
 """
 
@@ -11,14 +11,44 @@ from bisect import bisect_left
 
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
+from services.scheduler.selector.candidate_scores import best, roomiest, weigh
 from services.scheduler.selector.decision import Decision, LayoutCandidate, LayoutChoice, Outlook, Workload
-from services.scheduler.selector.weigh import best, roomiest, weigh
 
 DRIFT = 0.3
 MARGIN = 1.25
 
+# What is chosen, the candidates, and the reason.
+Plan = tuple[LayoutChoice, tuple[LayoutCandidate, ...], str]
 
-class PaperPolicy:
+
+class _Planner:
+    """Begins with what fits most of the profile, then plans for what the last step brought."""
+
+    def __init__(self, table: Outlook) -> None:
+        self._table = table
+        self._last: Workload | None = None
+        self._now: LayoutChoice | None = None
+
+    def decide(self, step: int, devices: int) -> Decision:
+        before = self._now and self._now.over(devices)
+        if self._last is None:
+            chosen, candidates = roomiest(self._table, devices, MARGIN)
+            reason = "nothing was seen yet: what fits most of the profile"
+        else:
+            chosen, candidates, reason = self._plan(before, devices, self._last)
+        decision = Decision(step, before or self._now, chosen, reason, candidates)
+        self._now = chosen
+        return decision
+
+    def observe(self, workload: Workload) -> None:
+        self._last = workload
+
+    def _plan(self, before: LayoutChoice | None, devices: int, last: Workload) -> Plan:
+        """before: the layout in use, None if there is none for so many devices; last: the last step."""
+        raise NotImplementedError
+
+
+class PaperPolicy(_Planner):
     """Parallelism selector of EARL (arXiv 2510.05943, section 3.2), as the paper has it.
 
     A range of lengths ends at each length that was profiled; what was fastest there is used for all of it,
@@ -28,67 +58,41 @@ class PaperPolicy:
     name = "earl-paper"
 
     def __init__(self, table: Outlook) -> None:
-        self._table = table
+        super().__init__(table)
         self._contexts = sorted({context for context, _ in table.points})
         self._concurrency: float | None = None
-        self._mean: float = 0.0
-        self._now: LayoutChoice | None = None
-
-    def decide(self, step: int, devices: int) -> Decision:
-        before = self._now and self._now.over(devices)
-        if self._concurrency is None:
-            chosen, candidates = roomiest(self._table, devices, MARGIN)
-            reason = "nothing was seen yet: what fits most of the profile"
-        else:
-            end = self._contexts[min(bisect_left(self._contexts, self._mean), len(self._contexts) - 1)]
-            load = Workload(end, end, end, self._concurrency)
-            candidates = weigh(self._table, devices, load)
-            chosen = best(candidates).parallelism
-            reason = f"the best for averages up to {end:g} tokens, and that is {self._mean:.0f}"
-        decision = Decision(step, before or self._now, chosen, reason, candidates)
-        self._now = chosen
-        return decision
 
     def observe(self, workload: Workload) -> None:
-        self._mean = workload.mean_tokens
-        if self._concurrency is None:
-            self._concurrency = workload.concurrency
+        super().observe(workload)
+        self._concurrency = self._concurrency or workload.concurrency
+
+    def _plan(self, before: LayoutChoice | None, devices: int, last: Workload) -> Plan:
+        end = self._contexts[min(bisect_left(self._contexts, last.mean_tokens), len(self._contexts) - 1)]
+        load = Workload(end, end, end, self._concurrency or last.concurrency)
+        candidates = weigh(self._table, devices, load)
+        reason = f"the best for averages up to {end:g} tokens, and that is {last.mean_tokens:.0f}"
+        return best(candidates).parallelism, candidates, reason
 
 
-class DriftPolicy:
+class DriftPolicy(_Planner):
     """Plans for the last step whenever its mean length or concurrency is 30 % off the last plan's."""
 
     name = "drift30"
 
     def __init__(self, table: Outlook) -> None:
-        self._table = table
-        self._last: Workload | None = None
+        super().__init__(table)
         self._planned: Workload | None = None
-        self._now: LayoutChoice | None = None
 
-    def decide(self, step: int, devices: int) -> Decision:
-        before = self._now and self._now.over(devices)
-        candidates: tuple[LayoutCandidate, ...]
-        if self._last is None:
-            chosen, candidates = roomiest(self._table, devices, MARGIN)
-            reason = "nothing was seen yet: what fits most of the profile"
-        elif before is None or self._planned is None or _drift(self._planned, self._last) > DRIFT:
-            candidates = weigh(self._table, devices, self._last)
-            chosen, self._planned = best(candidates).parallelism, self._last
-            reason = "planned anew for what the last step brought"
-        else:
-            candidates = weigh(self._table, devices, self._last)
-            chosen, reason = before, "within 30 % of what was planned for"
-        decision = Decision(step, before or self._now, chosen, reason, candidates)
-        self._now = chosen
-        return decision
-
-    def observe(self, workload: Workload) -> None:
-        self._last = workload
+    def _plan(self, before: LayoutChoice | None, devices: int, last: Workload) -> Plan:
+        candidates = weigh(self._table, devices, last)
+        if before is not None and self._planned is not None and _drift(self._planned, last) <= DRIFT:
+            return before, candidates, "within 30 % of what was planned for"
+        self._planned = last
+        return best(candidates).parallelism, candidates, "planned again for what the last step brought"
 
 
 class StaticPolicy:
-    """One parallelism, whatever comes. Raises ConfigError where devices cannot be cut so."""
+    """One parallelism, whatever comes. Raises ConfigError where devices do not make it."""
 
     def __init__(self, table: Outlook, parallelism: Parallelism) -> None:
         self.name = (
@@ -100,20 +104,14 @@ class StaticPolicy:
         self._began = False
 
     def decide(self, step: int, devices: int) -> Decision:
-        chosen = next(
-            (
-                candidate
-                for candidate in self._table.candidates(devices)
-                if candidate.replica == self._fixed.replica
-            ),
-            None,
-        )
-        if chosen is None:
+        layouts = self._table.candidates(devices)
+        fixed = [layout for layout in layouts if layout.replica == self._fixed.replica]
+        if not fixed:
             raise ConfigError(
                 f"policy {self.name}: the profile has no {self._fixed} for {devices} devices",
-                f"it has {', '.join(map(str, self._table.candidates(devices)))}",
+                f"it has {', '.join(map(str, layouts))}",
             )
-        candidates = weigh(self._table, devices, self._last) if self._last else ()
+        chosen, candidates = fixed[0], weigh(self._table, devices, self._last) if self._last else ()
         before = chosen if self._began else None
         self._began = True
         return Decision(step, before, chosen, "it never changes", candidates)

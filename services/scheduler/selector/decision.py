@@ -106,16 +106,9 @@ class Decision:
         return self.before is not None and self.before.replica != self.after.replica
 
     @property
-    def predicted_tokens_per_device_s(self) -> float | None:
-        """Throughput of what was chosen; None where nothing was weighed."""
-        return next(
-            (
-                candidate.tokens_per_device_s
-                for candidate in self.candidates
-                if candidate.parallelism == self.after
-            ),
-            None,
-        )
+    def chosen(self) -> LayoutCandidate | None:
+        """What was chosen, as it was weighed; None where nothing was."""
+        return next((each for each in self.candidates if each.parallelism == self.after), None)
 
 
 class SelectorPolicy(Protocol):

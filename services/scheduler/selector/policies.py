@@ -6,7 +6,7 @@ from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.selector.baselines import DriftPolicy, PaperPolicy, StaticPolicy
 from services.scheduler.selector.decision import Outlook, SelectorPolicy
-from services.scheduler.selector.earl import EarlPolicy
+from services.scheduler.selector.earl_policy import EarlPolicy
 
 NAMES = (EarlPolicy.name, PaperPolicy.name, DriftPolicy.name, "static:tp=N")
 

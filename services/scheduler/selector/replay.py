@@ -74,7 +74,7 @@ def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
             fits.add(layout.replica)
     if not seconds:
         raise ConfigError(
-            f"the profile has no throughput of anything that {devices} devices can be cut into",
+            f"the profile has no throughput of any layout of {devices} devices",
             "measure it: earl profile",
         )
     return Cost(seconds, frozenset(fits))
@@ -96,7 +96,7 @@ def run(
         replica = decision.after.replica
         if replica not in here.seconds:
             raise ConfigError(
-                f"step {step.step}: {decision.after} cannot be cut from {step.devices} devices, or the "
+                f"step {step.step}: {step.devices} devices do not make {decision.after}, or the "
                 "profile has no throughput of it",
                 "choose another policy, or profile it",
             )

@@ -15,7 +15,7 @@ from services.scheduler.selector.decision import Workload
 
 COLUMNS = ("step", "mean_tokens", "p95_tokens", "max_tokens", "concurrency", "devices")
 MOST_STEPS = 1_000_000
-# Of a step or of devices: whole numbers up to here are exact.
+# Most steps or devices: whole numbers up to here are exact.
 MOST_NUMBER = 1 << 53
 
 

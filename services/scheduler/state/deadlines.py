@@ -21,22 +21,22 @@ class DeadlineQueue(Generic[Key]):
         self._earliest = math.inf
 
     def set(self, key: Key, until: float) -> None:
-        """It ends then, whatever was said before."""
+        """Sets the key's deadline, whatever it was before."""
         self._until[key] = until
         if until < self._earliest:
             self._earliest = until
 
     def prolong(self, key: Key, until: float) -> None:
-        """It ends then at the earliest."""
+        """Moves the key's deadline to this time unless it is later already."""
         if until > self._until.get(key, -math.inf):
             self.set(key, until)
 
     def drop(self, key: Key) -> None:
-        """It never ends; nothing if it is not here."""
+        """Removes the key, if it is there."""
         self._until.pop(key, None)
 
     def take_due(self, now: float) -> list[Key]:
-        """Those that have ended, which are dropped, in the order in which they were set first."""
+        """Removes and returns the keys whose deadlines have passed, in the order of their first `set`."""
         if now < self._earliest:
             return []
         due = [key for key, until in self._until.items() if until <= now]

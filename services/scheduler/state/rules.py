@@ -4,77 +4,58 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
+from typing import Any
 
 from earl.config.run import RunConfig
 
 
+def _key(name: str, default: Any = MISSING) -> Any:
+    """A field that holds the run file's key of that name."""
+    return field(default=default, metadata={"key": name})
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """See earl.config.scheduler for the meanings."""
+    """Keys of the run file that the ledger goes by; earl.config has their meanings."""
 
-    seed: int
-    warmup_batches: int
-    warmup_episodes: int
-    steps: int
-    group_size: int
-    batch_groups: int
-    staleness: int
-    attempts: int
-    lease_s: float
-    episode_s: float
-    membership_s: float
-    temperature: float
-    train_limit_s: float
-    checkpoint_every: int
-    evaluation_episodes: int
-    evaluate_at_start: bool
-    evaluate_at_end: bool
-    evaluate_every_steps: int
-    evaluate_every_episodes: int
-    evaluation_temperature: float
-    # Chance never decides what is trained: see Tickets.fail.
-    deterministic: bool = False
-    heartbeat_s: float = 1.0
-    heartbeats_per_s: float = 100.0
+    seed: int = _key("seed")
+    warmup_batches: int = _key("warmup.batches")
+    warmup_episodes: int = _key("warmup.batch_episodes")
+    steps: int = _key("scheduler.steps")
+    group_size: int = _key("scheduler.group_size")
+    batch_groups: int = _key("scheduler.batch_groups")
+    staleness: int = _key("scheduler.staleness")
+    attempts: int = _key("scheduler.attempts")
+    lease_s: float = _key("scheduler.lease_s")
+    episode_s: float = _key("scheduler.episode_s")
+    membership_s: float = _key("scheduler.membership_s")
+    temperature: float = _key("scheduler.temperature")
+    train_limit_s: float = _key("scheduler.train_limit_s")
+    checkpoint_every: int = _key("trainer.checkpoint_every")
+    evaluation_episodes: int = _key("evaluation.episodes")
+    evaluate_at_start: bool = _key("evaluation.at_start")
+    evaluate_at_end: bool = _key("evaluation.at_end")
+    evaluate_every_steps: int = _key("evaluation.every_steps")
+    evaluate_every_episodes: int = _key("evaluation.every_episodes")
+    evaluation_temperature: float = _key("evaluation.temperature")
+    # Chance never decides what is trained: see TicketAttempts.fail.
+    deterministic: bool = _key("deterministic", False)
+    heartbeat_s: float = _key("scheduler.heartbeat_s", 1.0)
+    heartbeats_per_s: float = _key("scheduler.heartbeats_per_s", 100.0)
     # Conversations of each batch and of each evaluation.
-    transcripts: int = 0
-    keep_best: bool = True
-    # Names what decides how an instance is played: see Evaluation.setting.
+    transcripts: int = _key("scheduler.transcripts", 0)
+    keep_best: bool = _key("evaluation.keep_best", True)
+    # Names what decides how an instance is played: see EvaluationRecord.setting.
     evaluation_setting: str = ""
 
 
 def rules_of(config: RunConfig) -> Rules:
     """What the run file says to the ledger."""
-    scheduler, warmup, evaluation = config.scheduler, config.warmup, config.evaluation
-    return Rules(
-        seed=config.seed,
-        warmup_batches=warmup.batches,
-        warmup_episodes=warmup.batch_episodes,
-        steps=scheduler.steps,
-        group_size=scheduler.group_size,
-        batch_groups=scheduler.batch_groups,
-        staleness=scheduler.staleness,
-        attempts=scheduler.attempts,
-        lease_s=scheduler.lease_s,
-        episode_s=scheduler.episode_s,
-        membership_s=scheduler.membership_s,
-        heartbeat_s=scheduler.heartbeat_s,
-        heartbeats_per_s=scheduler.heartbeats_per_s,
-        temperature=scheduler.temperature,
-        train_limit_s=scheduler.train_limit_s,
-        checkpoint_every=config.trainer.checkpoint_every,
-        evaluation_episodes=evaluation.episodes,
-        evaluate_at_start=evaluation.at_start,
-        evaluate_at_end=evaluation.at_end,
-        evaluate_every_steps=evaluation.every_steps,
-        evaluate_every_episodes=evaluation.every_episodes,
-        evaluation_temperature=evaluation.temperature,
-        deterministic=config.deterministic,
-        transcripts=scheduler.transcripts,
-        keep_best=evaluation.keep_best,
-        evaluation_setting=_evaluation_setting(config),
-    )
+    keys = {rule.name: rule.metadata["key"] for rule in fields(Rules) if rule.metadata}
+    values = {name: attrgetter(key)(config) for name, key in keys.items()}
+    return Rules(**values, evaluation_setting=_evaluation_setting(config))
 
 
 def _evaluation_setting(config: RunConfig) -> str:

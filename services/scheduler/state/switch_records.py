@@ -13,11 +13,10 @@ from enum import StrEnum
 
 import msgspec
 
-from earl.parallelism import Parallelism
+from earl.parallelism import Parallelism, Replica
 from earl.reparallelize import StageSwitch, SwitchCommand
 
 Degrees = tuple[int, int, int, int]
-Replica = tuple[int, int, int]
 
 
 class By(StrEnum):
@@ -58,8 +57,8 @@ class SwitchRecord(StageSwitch[Degrees]):
         return (self.stall_s + max(self.stall_s, self.seconds)) / 2
 
 
-class StageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is kept of a stage.
+class StageRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """What is kept of a stage. Changes through LedgerTables.change_stage.
 
     epoch: of its newest switch, 0 before the first. replica: what its workers should have; None while nobody
     has asked for anything. bad: replicas whose log-probs did not agree, with the reason for each. switch: in
@@ -78,7 +77,7 @@ class StageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """What one worker is told; the same command may be sent again."""
+    """The command for one worker; it may be sent again."""
 
     stage: str
     worker: str

@@ -51,7 +51,7 @@ class StageProbe:
         return probe
 
     async def visit(self, visit: Visit, deadline_s: float) -> ProfileSample:
-        """One window."""
+        """Measures one window."""
         assert self._process.stdin is not None
         with suppress(ConnectionError):  # it ended: its exit code says why
             self._process.stdin.write(encode(visit).encode())
@@ -77,7 +77,7 @@ class StageProbe:
         raise failure
 
     async def stop(self) -> None:
-        """End its input, and wait; what stays is killed with all that it started in its session."""
+        """Ends its input, and waits; what stays is killed with all that it started in its session."""
         process = self._process
         assert process.stdin is not None
         process.stdin.close()

@@ -21,7 +21,7 @@ from services.scheduler.selector import trace
 from services.scheduler.selector.decision import Outlook
 from services.scheduler.selector.policies import NAMES, policy_of
 from services.scheduler.selector.replay import Taken, Totals, oracle, run, totals
-from services.scheduler.selector.together import SharedTable
+from services.scheduler.selector.shared_devices import SharedTable
 
 app = typer.Typer(add_completion=False)
 
@@ -75,7 +75,7 @@ def replay(
     else:
         _show(taken, sums, chosen.name)
     if plot is not None:
-        from services.scheduler.selector.plot import draw
+        from services.scheduler.replay.plot import draw
 
         try:
             draw(plot, table, steps, taken, path, chosen.name)
@@ -107,18 +107,18 @@ def _text(path: Path) -> str:
 
 
 def _line(step: Taken) -> dict[str, object]:
-    rate = step.decision.predicted_tokens_per_device_s
+    chosen = step.decision.chosen
     return {
         "step": step.decision.step,
         "parallelism": step.decision.after.as_dict(),
         "switched": step.decision.switched,
         "reason": step.decision.reason,
-        "predicted_tokens_per_device_s": rate,
+        "predicted_tokens_per_device_s": chosen.tokens_per_device_s if chosen is not None else None,
     }
 
 
 def _print(line: dict[str, object]) -> None:
-    """At once, for whoever reads along."""
+    """Prints a line without delay, for a person who reads along."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

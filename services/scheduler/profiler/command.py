@@ -16,27 +16,30 @@ from typing import Annotated, Any
 
 import typer
 
-from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of
+from earl.cli.lib.exit_code import INTERRUPTED
+from earl.cli.lib.notices import waiting
+from earl.cli.run.launch import OverridableCommand, overrides_of
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ModelNotFound
 from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.stack.auto_dtype import settle
-from services.scheduler.profile.measure import LONGEST_S, Measuring, Say
 from services.scheduler.profile.rows import STAGES, ProfileRow, dump
-from services.scheduler.profile.stages import cache_of, plan_of
+from services.scheduler.profile.stages import plan_of
+from services.scheduler.profiler.facts import cache_of
+from services.scheduler.profiler.measure import LONGEST_S, Measuring, Say
 
 app = typer.Typer(add_completion=False)
 
 CREATE_S = 600.0
-# Of the time that was given: a last window may be slow, and processes have to end.
+# Share of the given time that is used: a last window may be slow, and processes have to end.
 USED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProfile:
-    """One stage: what is known of it, what is not yet, and where it is kept."""
+    """The profile of one stage: what is known, what is not known yet, and where it is kept."""
 
     stage: str
     rows: list[ProfileRow]
@@ -62,7 +65,7 @@ def profile(
     """Measure how fast and how large a run's stages are in each parallelism, at each length and load.
 
     What is measured is kept, for this model, hardware and settings, and not measured again: where the time
-    was too short, the same command goes on. docs/selector.md says what the figures mean. Any key of the
+    was too short, the same command continues. docs/selector.md says what the figures mean. Any key of the
     run file: --section.key VALUE.
     """
     config = settle(load_run(run_file, overrides_of(ctx)))
@@ -79,7 +82,8 @@ def profile(
         measuring = measure(
             config, stages, *grid, seconds=60 * minutes, fresh=fresh, say=_say, measured=measured
         )
-        asyncio.run(_until_stopped(measuring))
+        with waiting("measuring", 60 * minutes):
+            asyncio.run(_until_stopped(measuring))
     except asyncio.CancelledError:
         interrupted = True
     rows = [row for profile in measured for row in profile.rows]
@@ -89,7 +93,7 @@ def profile(
     lacking = [f"{profile.stage} {name}" for profile in measured for name in profile.lacking]
     if lacking:
         _say(f"not measured in {minutes:g} minutes: {'; '.join(lacking)}")
-        _say("the same command goes on from here")
+        _say("the same command continues from here")
     if as_json:
         summary = _summary(measured, rows, lacking, out, time.monotonic() - started)
         sys.stdout.write(json.dumps(summary) + "\n")
@@ -147,7 +151,7 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> None:
 
 
 def stages_of(name: str, config: RunConfig) -> list[str]:
-    """Raises ConfigError."""
+    """The stages that the option names. Raises ConfigError."""
     if name == "all":
         return [profile for profile in STAGES if profile != "reference" or config.trainer.kl_coefficient > 0]
     if name not in STAGES:
@@ -190,17 +194,7 @@ def _summary(
         "not_measured": lacking,
         "out": str(out) if out is not None else None,
         "caches": {profile.stage: str(profile.cache) for profile in measured},
-        "rows": [
-            {
-                "stage": row.stage,
-                **row.parallelism.as_dict(),
-                "context_tokens": row.context_tokens,
-                "concurrency": row.concurrency,
-                "tokens_per_device_s": "oom" if row.oom else row.tokens_per_device_s,
-                "peak_memory_fraction": row.peak_memory_fraction,
-            }
-            for row in rows
-        ],
+        "rows": [row.as_dict() for row in rows],
     }
 
 

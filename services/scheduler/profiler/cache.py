@@ -4,7 +4,7 @@
 
 The fingerprint says whether figures still hold: of the model's shape and dtype, of the hardware and torch's
 version, and of the run file's keys that change how fast or how large the stage is. Lines are appended as they
-are measured, so that whatever ends a measurement, the next one goes on from there.
+are measured, so that whatever ends a measurement, the next one continues from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
 
 
 class Cache:
-    """One stage's windows. `known` reads; whoever measures holds it (`held`)."""
+    """One stage's windows. `known` reads; a process that measures holds it (`held`)."""
 
     def __init__(self, directory: Path, stage: str, facts: Mapping[str, Any]) -> None:
         self.path = directory / f"{stage}-{fingerprint(facts)}.jsonl"
@@ -44,32 +44,32 @@ class Cache:
         self, points: Mapping[Parallelism, Iterable[ProfilePoint]] | None = None
     ) -> dict[Parallelism, ProfileProgress]:
         """What the file says, of these parallelisms and points, and of all others that it knows of."""
-        lines = [line for line in read_lines(self.path) if "context_tokens" in line]
-        points_by_layout = {parallelism: set(requested) for parallelism, requested in (points or {}).items()}
-        for line in lines:
-            points_by_layout.setdefault(_parallelism(line), set())
         progress = {
-            parallelism: ProfileProgress(parallelism, requested)
-            for parallelism, requested in points_by_layout.items()
+            layout: ProfileProgress(layout, requested) for layout, requested in (points or {}).items()
         }
-        for line in lines:
+        for line in read_lines(self.path):
+            if "context_tokens" not in line:
+                continue
+            layout = Parallelism(*(int(line[name]) for name in ("dp", "tp", "cp", "pp")))
+            known = progress.setdefault(layout, ProfileProgress(layout, ()))
             point = ProfilePoint(int(line["context_tokens"]), int(line["concurrency"]))
             if line.get("oom"):
-                progress[_parallelism(line)].note_oom(point)
+                known.note_oom(point)
             else:
                 fraction = line.get("peak_memory_fraction")
-                progress[_parallelism(line)].note(
-                    point, line["tokens_per_device_s"], line["visit_s"], fraction
-                )
+                known.note(point, line["tokens_per_device_s"], line["visit_s"], fraction)
         return progress
 
     def rows(self) -> list[ProfileRow]:
-        """All that is measured well enough."""
+        """The rows that have been measured well enough."""
         return [row for progress in self.known().values() for row in progress.rows(self._stage)]
 
     @contextmanager
     def held(self, *, fresh: bool) -> Iterator[None]:
-        """To be written; fresh: emptied first. Raises ConfigError while another process holds it."""
+        """Holds the cache for writing; fresh: it is emptied first.
+
+        Raises ConfigError while another process holds it.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             try:
@@ -98,14 +98,10 @@ class Cache:
         visit_s: float,
         fraction: float | None,
     ) -> None:
-        """One window. Only while held."""
+        """Adds one window. Only while held."""
         figures = {"tokens_per_device_s": rate, "visit_s": visit_s, "peak_memory_fraction": fraction}
         self._file.append({**parallelism.as_dict(), **point._asdict(), **figures})
 
     def note_oom(self, parallelism: Parallelism, point: ProfilePoint) -> None:
-        """It does not fit. Only while held."""
+        """Takes note that a point does not fit into memory. Only while held."""
         self._file.append({**parallelism.as_dict(), **point._asdict(), "oom": True})
-
-
-def _parallelism(line: Mapping[str, Any]) -> Parallelism:
-    return Parallelism(*(int(line[name]) for name in ("dp", "tp", "cp", "pp")))

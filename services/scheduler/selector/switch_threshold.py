@@ -1,9 +1,9 @@
-"""When a switch pays: a ladder of ever dearer switches, each rung following the one below. Pure.
+"""When a switch pays: a ladder of ever more expensive switches, each rung following the one below. Pure.
 
     best that fits ◄── rung 0: a switch is free ◄── rung 1: a millisecond ◄── ... ◄── rung n: what it costs
 
 A rung stays, or goes where the rung below stands. So it is never elsewhere than that one but for having made
-fewer switches, and has never made more: a dearer switch never makes more of them, whatever the trace.
+fewer switches, and has never made more: a more expensive switch never makes more of them, whatever the trace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the next step may bring at most, from what the last ones brought. Pure.
 
-    headroom = GROWTH, or the largest growth from one step to the next of late if that is more,
-               but not past GROWTH times the largest value of late
+    headroom = GROWTH, or the largest recent growth from one step to the next if that is more,
+               but not past GROWTH times the largest recent value
 
 A bound on growth is what makes "never out of memory" a promise: within it, what fits the headroom fits.
 """
@@ -17,7 +17,7 @@ from services.scheduler.selector.decision import Workload
 GROWTH = 1.25
 # Steps that count as late.
 WINDOW = 64
-# Headroom is cut in so many equal ratios where not all of it can be had.
+# Headroom is divided into so many equal ratios where not all of it can be had.
 LEVELS = 64
 
 # (length in tokens, concurrency)
@@ -26,7 +26,7 @@ Fits = Callable[[Corner], bool]
 
 
 def headroom(values: Sequence[float]) -> float:
-    """By what the last value may grow, as a factor >= GROWTH. values: of the last steps, one at least."""
+    """The factor, >= GROWTH, by which the last value may grow. values: of the last steps, at least one."""
     jump = max((b / a for a, b in pairwise(values)), default=GROWTH)
     return max(GROWTH, min(jump, GROWTH * max(values) / values[-1]))
 

@@ -1,24 +1,13 @@
-"""Evaluations and conversations ↔ the contracts' messages. Nothing here decides."""
+"""Conversations from the contracts' messages. Nothing here decides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, TranscriptTurn, shortened
 from earl.v1 import scheduler_pb2
-from services.scheduler.journal.events import encode_evaluation
-from services.scheduler.ledger.evaluation import Judgement
-from services.scheduler.state.records import EvaluationRecord
 
 ROLE_CHARACTERS = 32
-
-
-def encode_evaluations(
-    judged: Iterable[tuple[EvaluationRecord, Judgement]],
-) -> list[scheduler_pb2.EvaluationResult]:
-    """In the same order."""
-    return [encode_evaluation(evaluation, judgement) for evaluation, judgement in judged]
 
 
 def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[TranscriptTurn, ...]:

@@ -7,7 +7,7 @@ if each stage fits and the sum does. To a policy it looks like one stage's profi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -42,16 +42,13 @@ class Shared:
         return Shared(self.stages, fitting) if len(fitting) == len(changed) else None
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        return {
-            stage: parallelism.as_dict()
-            for stage, parallelism in zip(self.stages, self.parallelisms, strict=True)
-        }
+        return {stage: parallelism.as_dict() for stage, parallelism in self._each()}
 
     def __str__(self) -> str:
-        return " + ".join(
-            f"{stage} {parallelism}"
-            for stage, parallelism in zip(self.stages, self.parallelisms, strict=True)
-        )
+        return " + ".join(f"{stage} {parallelism}" for stage, parallelism in self._each())
+
+    def _each(self) -> Iterable[tuple[str, Parallelism]]:
+        return zip(self.stages, self.parallelisms, strict=True)
 
 
 class SharedTable:
@@ -77,7 +74,7 @@ class SharedTable:
         return tuple(Shared(self._stages, choice) for choice in product(*each))
 
     def predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
-        """As ProfileTable.predict, of all stages."""
+        """Predicts as ProfileTable.predict does, for all stages together."""
         return self._predicted(layout, context_tokens, concurrency)
 
     def _predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
@@ -94,7 +91,7 @@ class SharedTable:
         for stage, each in zip(self._stages, predictions, strict=True):
             if not each.fits:
                 return Prediction(rate, fraction, False, each.source, f"{stage}: {each.reason}")
-        if fraction is not None and fraction > 1.0:
-            reason = f"{fraction:.0%} of a device's memory predicted for {' and '.join(self._stages)}"
-            return Prediction(rate, fraction, False, source, reason)
-        return Prediction(rate, fraction, True, source)
+        fits = fraction is None or fraction <= 1.0
+        stages = " and ".join(self._stages)
+        reason = "" if fits else f"{fraction:.0%} of a device's memory predicted for {stages}"
+        return Prediction(rate, fraction, fits, source, reason)

@@ -14,14 +14,14 @@ from earl.config.run import RunConfig
 from earl.errors import DeadlineExceeded, OutOfMemory
 from earl.parallelism import Parallelism
 from earl.profiling import ProfileJob, Visit
-from services.scheduler.profile.cache import Cache
 from services.scheduler.profile.plan import LEAST, MOST, ProfilePoint, ProfileProgress, halves
-from services.scheduler.profile.probe import StageProbe
 from services.scheduler.profile.stages import StagePlan
+from services.scheduler.profiler.cache import Cache
+from services.scheduler.profiler.probe import StageProbe
 
 # Seconds of one window; what prepares it takes about as long again.
 SHORTEST_S, LONGEST_S = 0.2, 4.0
-# How long a visit may go on when the time is over.
+# How long a visit may still run when the time has run out.
 GRACE_S = 60.0
 
 Say = Callable[[str], None]
@@ -101,8 +101,10 @@ class Measuring:
         ends: float,
         window_s: float,
     ) -> None:
-        """One at least, whatever time the start has left: so a profile that goes on comes to an end. Raises
-        _DoesNotFit."""
+        """One at least, whatever time the start has left, so that a profile is complete after some runs.
+
+        Raises _DoesNotFit.
+        """
         point = progress.next(ends - time.monotonic(), group) or group[0]
         while point is not None:
             started = time.monotonic()

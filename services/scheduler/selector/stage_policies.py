@@ -1,6 +1,6 @@
 """A policy for each stage that has a profile, step by step in a run. Pure.
 
-Each follows its own course, as in a replay: `before` is what it chose last, whatever the stage runs with.
+Each follows its own assumed, as in a replay: `before` is what it chose last, whatever the stage runs with.
 Where the two differ, the verdict says what it would run instead. A run that carries decisions out says before
 each of them where the stage is: `stand`.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from earl.parallelism import Parallelism, Replica
+from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.decision import Decision, LayoutChoice, SelectorPolicy, Workload
 
 
@@ -37,16 +38,14 @@ class SelectorVerdict:
     @property
     def fits(self) -> bool:
         """Whether what it would have fits what is expected; without candidates nothing speaks against it."""
-        verdicts = (
-            candidate.fits
-            for candidate in self.decision.candidates
-            if candidate.parallelism == self.decision.after
-        )
-        return next(verdicts, True)
+        return self.decision.chosen is None or self.decision.chosen.fits
 
     @property
     def sentence(self) -> str:
-        """For example "rollout runs dp2; the selector goes to tp2: ..."; a reason is a predicate."""
+        """The verdict as a sentence: "rollout runs dp2; the selector goes to tp2: ...".
+
+        A reason is a predicate.
+        """
         if self.decision.after.replica == self.running.replica and not self.decision.switched:
             return f"{self.stage} {self.decision.reason}"
         return f"{self.stage} runs {self.running}; the selector {self.decision.reason}"
@@ -63,14 +62,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A former scheduler's decision for `step`, after what was observed. before: of its own course."""
+    """A former scheduler's decision for `step`, after what was observed. before: of its own assumed."""
 
     step: int
     observed: Observed
     before: Parallelism
 
 
-class Steered(SelectorPolicy, Protocol):
+class CorrectedPolicy(SelectorPolicy, Protocol):
     """A policy that hears what becomes of its decisions."""
 
     def settle(self, parallelism: Parallelism) -> None:
@@ -82,83 +81,73 @@ class Steered(SelectorPolicy, Protocol):
         ...
 
 
-class DecisionTable(Protocol):
-    """What a policy's predictions come from, where a run may correct and bound it."""
-
-    def observe(
-        self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
-    ) -> None: ...
-
-    def correction(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float: ...
-
-    def bar(self, barred: Mapping[Replica, str]) -> None: ...
-
-    def block(self, layout: Parallelism, context_tokens: float) -> None: ...
-
-
 class Stages:
-    """By stage. make: the policy that begins with a parallelism; tables: what its predictions come from."""
+    """The policies of all stages.
+
+    make: the policy that begins with a parallelism; tables: what its predictions come from.
+    """
 
     def __init__(
         self,
-        make: Mapping[str, Callable[[Parallelism], Steered]],
-        tables: Mapping[str, DecisionTable] | None = None,
+        make: Mapping[str, Callable[[Parallelism], CorrectedPolicy]],
+        tables: Mapping[str, LimitedTable] | None = None,
     ) -> None:
         self.names = frozenset(make)
         self._make = make
         self._tables = tables or {}
-        self._policies: dict[str, Steered] = {}
+        self._policies: dict[str, CorrectedPolicy] = {}
         # What each policy takes its stage to have.
-        self._courses: dict[str, LayoutChoice] = {}
+        self._assumed: dict[str, LayoutChoice] = {}
 
     def restore(self, stage: str, past: Sequence[Past]) -> None:
         """Brings a policy to where these decisions, oldest first, left it.
 
-        Raises ConfigError, and then the stage begins anew.
+        Raises ConfigError, and then the stage begins again.
         """
         if not past:
             return
         policy = self._make[stage](past[0].before)
-        course: LayoutChoice = past[0].before
+        assumed: LayoutChoice = past[0].before
         for decided in past:
             self._correct(stage, decided.observed)
             policy.observe(decided.observed.workload)
-            course = policy.decide(decided.step, decided.observed.running.devices).after
-        self._policies[stage], self._courses[stage] = policy, course
+            assumed = policy.decide(decided.step, decided.observed.running.devices).after
+        self._policies[stage], self._assumed[stage] = policy, assumed
 
     def decide(self, stage: str, observed: Observed, step: int) -> SelectorVerdict:
-        """For `step`, after the one that was observed. Raises ConfigError where the profile has no answer."""
+        """Decides for `step`, after the one observed. Raises ConfigError where the profile has no answer."""
         policy = self._policy(stage, observed.running)
         factor = self._correct(stage, observed)
         policy.observe(observed.workload)
         decision = policy.decide(step, observed.running.devices)
-        self._courses[stage] = decision.after
+        self._assumed[stage] = decision.after
         return SelectorVerdict(stage, observed.running, decision, policy.name, factor)
 
-    def stand(
+    def synchronise(
         self, stage: str, heading: Parallelism, cost_s: float | None, barred: Mapping[Replica, str]
     ) -> None:
         """Where a stage is before it is decided for.
 
-        heading: how it is cut or being cut. cost_s: of a switch, as measured. barred: no candidates, and why.
+        heading: the parallelism that it has or is being switched to. cost_s: of a switch, as measured.
+        barred: no candidates, with the reason for each.
         """
         policy = self._policy(stage, heading)
-        if self._courses[stage].replica != heading.replica:
+        if self._assumed[stage].replica != heading.replica:
             policy.settle(heading)
-            self._courses[stage] = heading
+            self._assumed[stage] = heading
         if cost_s is not None:
             policy.price(cost_s)
         if stage in self._tables:
             self._tables[stage].bar(barred)
 
     def block(self, stage: str, layout: Parallelism, context_tokens: float) -> None:
-        """A sequence of so many tokens waited, because no engine cut so could hold it."""
+        """A sequence of so many tokens waited, because no engine of that layout could hold it."""
         if stage in self._tables:
             self._tables[stage].block(layout, context_tokens)
 
-    def _policy(self, stage: str, start: Parallelism) -> Steered:
+    def _policy(self, stage: str, start: Parallelism) -> CorrectedPolicy:
         if stage not in self._policies:
-            self._policies[stage], self._courses[stage] = self._make[stage](start), start
+            self._policies[stage], self._assumed[stage] = self._make[stage](start), start
         return self._policies[stage]
 
     def _correct(self, stage: str, observed: Observed) -> float:

@@ -10,7 +10,7 @@ from earl.parallelism import Replica
 from services.scheduler.selector.decision import LayoutCandidate, LayoutChoice, Outlook, Workload
 
 # Points of a profile that are looked at to begin with, for all candidates together, and for each at least.
-_LOOKS, _LEAST = 256, 8
+_POINTS, _LEAST = 256, 8
 
 
 def weigh(
@@ -28,9 +28,8 @@ def weigh(
         rate = predicted.tokens_per_device_s
         predictions = [table.predict(layout, *corner) for corner in corners]
         worst = next((prediction for prediction in predictions if not prediction.fits), predictions[0])
-        fractions = [
-            prediction.memory_fraction for prediction in predictions if prediction.memory_fraction is not None
-        ]
+        known = (prediction.memory_fraction for prediction in predictions)
+        fractions = [fraction for fraction in known if fraction is not None]
         weighed.append(
             LayoutCandidate(
                 layout,
@@ -46,13 +45,14 @@ def weigh(
 
 
 def best(candidates: Sequence[LayoutCandidate]) -> LayoutCandidate:
-    """The quickest that fits; of equals the one that is cut least. If none fits, the one with most room."""
+    """The quickest candidate that fits; of equals the smallest replica.
+
+    If none fits, the one with most room.
+    """
     fitting = [candidate for candidate in candidates if candidate.fits]
-    if fitting:
-        return min(
-            fitting, key=lambda candidate: (candidate.step_s, _size(candidate), candidate.parallelism.replica)
-        )
-    return max(candidates, key=_room)
+    if not fitting:
+        return max(candidates, key=_room)
+    return min(fitting, key=lambda layout: (layout.step_s, _size(layout), layout.parallelism.replica))
 
 
 def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice, tuple[LayoutCandidate, ...]]:
@@ -63,7 +63,7 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice,
     points, then with most room.
     """
     points = table.points
-    most = max(_LEAST, _LOOKS // len(table.candidates(devices)))
+    most = max(_LEAST, _POINTS // len(table.candidates(devices)))
     if len(points) > most:
         # By lot, always the same: every n-th point of a grid might have the same load.
         points = random.Random(0).sample(points, most)
@@ -80,16 +80,14 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice,
         return sum(table.predict(candidate.parallelism, *point).fits for point in points)
 
     if safe:
-        return max(
-            safe, key=lambda candidate: (pace(candidate), candidate.parallelism.replica)
-        ).parallelism, candidates
-    return max(
-        candidates, key=lambda candidate: (fitting(candidate), *_room(candidate))
-    ).parallelism, candidates
+        chosen = max(safe, key=lambda candidate: (pace(candidate), candidate.parallelism.replica))
+    else:
+        chosen = max(candidates, key=lambda candidate: (fitting(candidate), *_room(candidate)))
+    return chosen.parallelism, candidates
 
 
 def _size(candidate: LayoutCandidate) -> int:
-    """Devices of a replica."""
+    """Number of devices of a replica."""
     return math.prod(candidate.parallelism.replica)
 
 

@@ -2,12 +2,12 @@
 
     what may come ─► what fits it ─► the quickest of those, at the mean length ─► does going there pay?
 
-- What does not fit the headroom (services.scheduler.selector.expect) is not chosen. Where nothing fits all of
-  it, as much of it is asked for as something fits; where nothing fits at all, the one with most room is used.
+- What does not fit the headroom (selector/headroom.py) is not chosen. Where nothing fits all of it, the bound
+  is lowered to what something fits; where nothing fits at all, the layout with most memory is used.
 - What is in use and no longer fits is left at once, for the quickest that does.
-- Otherwise a switch must pay (services.scheduler.selector.rungs): what it would have saved in the steps for
-  which it has been the better, and will in as many more, must exceed its cost, and 5 % of a step for noise;
-  four times that for each time within 64 steps that the layout was left before.
+- Otherwise a switch must pay (selector/switch_threshold.py): what it would have saved in the steps for which
+  it has been the better, and will in as many more, must exceed its cost, and 5 % of a step for noise; four
+  times that for each time within 64 steps that the layout was left before.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import math
 from collections import deque
 
 from earl.errors import ConfigError
-from services.scheduler.selector import expect
+from services.scheduler.selector import headroom
+from services.scheduler.selector.candidate_scores import best, roomiest, weigh
 from services.scheduler.selector.decision import Decision, LayoutCandidate, LayoutChoice, Outlook, Workload
-from services.scheduler.selector.rungs import Rung, RungVerdict, rungs
-from services.scheduler.selector.weigh import best, roomiest, weigh
+from services.scheduler.selector.switch_threshold import Rung, RungVerdict, rungs
 
 
 class EarlPolicy:
@@ -35,7 +35,7 @@ class EarlPolicy:
         self._table = table
         self._cost_s = switch_cost_s
         self._now = start
-        self._recent: deque[Workload] = deque(maxlen=expect.WINDOW)
+        self._recent: deque[Workload] = deque(maxlen=headroom.WINDOW)
         self._rungs = (
             [] if start is None else [Rung(cost_s, start.replica) for cost_s in rungs(switch_cost_s)]
         )
@@ -77,7 +77,7 @@ class EarlPolicy:
         self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
 
     def price(self, switch_cost_s: float) -> None:
-        """What a switch costs from now on, as measured. Rungs that are dearer end, new ones begin here."""
+        """What a switch costs from now on, as measured. More expensive rungs end, new ones begin here."""
         _check(switch_cost_s)
         self._cost_s = switch_cost_s
         if self._now is None:
@@ -85,14 +85,14 @@ class EarlPolicy:
         costs_s, here = rungs(switch_cost_s), self._now.replica
         kept = self._rungs[: len(costs_s)]
         if len(kept) < len(self._rungs) and kept[-1].replica != here:
-            # The stage is where the dearest rung says, and this one is the dearest now.
+            # The stage is where the most expensive rung says, which is this one now.
             kept[-1] = Rung(kept[-1].cost_s, here)
         self._rungs = [*kept, *(Rung(cost_s, here) for cost_s in costs_s[len(kept) :])]
 
     def _begin(self, step: int, devices: int) -> Decision:
         if self._now is not None and (now := self._now.over(devices)) is not None:
             return Decision(step, now, now, "stays: nothing was seen yet", cost_s=self._cost_s)
-        chosen, candidates = roomiest(self._table, devices, expect.GROWTH)
+        chosen, candidates = roomiest(self._table, devices, headroom.GROWTH)
         before = self._now
         self._now = chosen
         self._rungs = [Rung(cost_s, chosen.replica, chosen=False) for cost_s in rungs(self._cost_s)]
@@ -101,13 +101,13 @@ class EarlPolicy:
             step, before, chosen, f"begins with {chosen}: {reason}", candidates, cost_s=self._cost_s
         )
 
-    def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[LayoutCandidate, ...]]:
+    def _weighed(self, devices: int) -> tuple[tuple[headroom.Corner, ...], tuple[LayoutCandidate, ...]]:
         """The corners that have to fit, and the candidates weighed for them."""
 
-        def fitting(layout: LayoutChoice) -> expect.Fits:
+        def fitting(layout: LayoutChoice) -> headroom.Fits:
             return lambda corner: self._table.predict(layout, *corner).fits
 
-        corners = expect.corners(
+        corners = headroom.corners(
             list(self._recent), [fitting(layout) for layout in self._table.candidates(devices)]
         )
         return corners, weigh(self._table, devices, self._recent[-1], corners)
@@ -125,7 +125,7 @@ def _reason(verdict: RungVerdict, here: LayoutCandidate | None, chosen: LayoutCa
         verb = "goes to" if verdict.moves else "stays with"
         return f"{verb} {now}: nothing fits what is expected, and it has most room"
     if verdict.urgent:
-        reason = here.reason if here is not None else "the devices cannot be cut that way any more"
+        reason = here.reason if here is not None else "the devices cannot be split that way any more"
         return f"goes to {now} at once: {reason}"
     lead, paid = verdict.lead.parallelism, f"{verdict.saved_s:.3g} s"
     if verdict.moves:

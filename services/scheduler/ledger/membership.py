@@ -1,0 +1,129 @@
+"""Workers that take part in a run: when they joined last, whether they live, and what ends with them.
+
+    join ─► member ─┬─ heartbeat, lease, report: it lives ─┐
+              ▲     └──────────────────────────────────────┘
+              └─ no sign of life for membership_s, or it leaves: its tickets are tried again
+
+Pure: time is an argument (monotonic seconds). What an operation refuses raises UnknownWorker or
+WorkerReplaced and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from earl.errors import UnknownWorker, WorkerReplaced
+from services.scheduler.ledger.attempts import TicketAttempts
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.state.facts import WorkerJoined, WorkerLeft
+from services.scheduler.state.members import Lives, WorkerRecord
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.tickets import LIVE, TicketState
+
+# Incarnations of one name that are remembered.
+LIVES = 16
+# Heartbeats that a member may miss before it counts as gone.
+MISSED = 3
+
+
+class Membership:
+    """Transitions of workers. attempts: what becomes of the tickets of those that are gone."""
+
+    def __init__(self, rules: Rules, tables: LedgerTables, attempts: TicketAttempts) -> None:
+        self.rules = rules
+        self.tables = tables
+        self._attempts = attempts
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often each worker is to say how it is: all together `heartbeats_per_s` times a second at most.
+
+        Nomad's max_heartbeats_per_second bounds a cluster's beats in this way.
+        """
+        interval_s = min(self.rules.heartbeat_s, self.rules.membership_s / MISSED)
+        return max(interval_s, len(self.tables.members) / self.rules.heartbeats_per_s)
+
+    @property
+    def membership_s(self) -> float:
+        """How long ago a worker that takes part was last seen, at most."""
+        return max(self.rules.membership_s, MISSED * self.heartbeat_s)
+
+    def join(self, member: WorkerRecord, now: float) -> None:
+        """Adds a worker. An older incarnation of its name loses leases and arena at once.
+
+        Raises WorkerReplaced if this is the older one: frozen for a while, it is awake again.
+        """
+        tables = self.tables
+        self._refuse_replaced(member.name, member.incarnation)
+        lives = tables.lives.get(member.name, Lives()).incarnations
+        if member.incarnation not in lives:
+            tables.lives[member.name] = Lives((*lives, member.incarnation)[-LIVES:])
+        known = tables.members.get(member.name)
+        if known is not None and known.incarnation != member.incarnation:
+            self.leave(member.name, f"replaced by incarnation {member.incarnation:x}")
+            known = None
+            if member.name == tables.run.trainer:
+                # Its weights lay in the memory of the one that is gone.
+                tables.run.published, tables.run.weight_keys = 0, []
+        if known is None:
+            tables.record_fact(WorkerJoined(member))
+        else:
+            member = replace(member, version=known.version)
+            if known.epoch:
+                # What a switch has given it since it joined first.
+                member = replace(member, parallelism=known.parallelism, epoch=known.epoch)
+        tables.members[member.name] = member
+        if self.membership_s > tables.run.silent_s:
+            tables.run.silent_s = self.membership_s
+        tables.member_until.prolong(member.name, now + self.membership_s)
+
+    def mark_alive(self, name: str, incarnation: int, now: float, version: int | None = None) -> WorkerRecord:
+        """Notes a sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a member."""
+        member = self.member(name, incarnation)
+        self.tables.member_until.prolong(name, now + self.membership_s)
+        if version is not None and version != member.version:
+            member = replace(member, version=version)
+            self.tables.members.set_unstored(name, member)
+        return member
+
+    def leave(self, name: str, reason: str, *, drained: bool = False) -> None:
+        """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost.
+
+        drained: it leaves because it was asked to, so none of its attempts failed.
+        """
+        tables = self.tables
+        member = tables.members.pop(name, None)
+        if member is None:
+            return
+        tables.member_until.drop(name)
+        for number in sorted(tables.held.get((name, member.incarnation), ())):
+            ticket = tables.tickets.get(number)
+            if ticket is None or ticket.state not in LIVE:
+                continue  # fell with its group meanwhile
+            if ticket.state is not TicketState.PLANNED:
+                (self._attempts.retry if drained else self._attempts.fail)(ticket)
+            elif tables.batch is not None:
+                tables.batch.lose(number)
+        tables.record_fact(WorkerLeft(member, reason))
+
+    def expire(self, now: float) -> None:
+        """Ends memberships that have expired."""
+        for name in self.tables.member_until.take_due(now):
+            self.leave(name, f"sent nothing for {self.membership_s:g} s")
+
+    def member(self, name: str, incarnation: int) -> WorkerRecord:
+        self._refuse_replaced(name, incarnation)
+        member = self.tables.members.get(name)
+        if member is None or member.incarnation != incarnation:
+            raise UnknownWorker(
+                f"worker {name} ({incarnation:x}) is not a member of this run", "join (again)"
+            )
+        return member
+
+    def _refuse_replaced(self, name: str, incarnation: int) -> None:
+        known = self.tables.lives.get(name)
+        if known is not None and incarnation in known.incarnations[:-1]:
+            raise WorkerReplaced(
+                f"worker {name} ({incarnation:x}) was replaced by ({known.incarnations[-1]:x})",
+                "end this process: the newer one runs, and nothing of this one is needed any more",
+            )

@@ -1,0 +1,1 @@
+"""Measures what is not known of a stage yet: `earl profile`."""

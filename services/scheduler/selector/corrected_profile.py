@@ -1,0 +1,92 @@
+"""A profile as a run corrects and bounds it. Pure.
+
+What it predicts is multiplied by what was observed beside it; what failed is no candidate, nor what cannot
+hold a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from earl.parallelism import Parallelism, Replica
+from services.scheduler.profile.refine import Refinement
+from services.scheduler.profile.rows import ProfileRow
+from services.scheduler.profile.table import MemoryModel, Prediction, ProfileTable
+
+
+class LimitedTable(ProfileTable):
+    """Throughput is corrected; what fits is the profile's to say, or the memory model's, within bounds.
+
+    holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
+    longest: that a run can have at all.
+
+    Raises ConfigError if there are no rows.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[ProfileRow],
+        stage: str,
+        model: MemoryModel | None = None,
+        *,
+        holds: Callable[[Parallelism], float | None] = lambda layout: None,
+        longest: float = float("inf"),
+    ) -> None:
+        super().__init__(rows, stage, model)
+        self._refinement = Refinement()
+        self._factors: dict[tuple[Parallelism, float, float], float] = {}
+        self._holds = holds
+        self._longest = longest
+        self._barred: Mapping[Replica, str] = {}
+        # By replica, the shortest sequence that waited because its engines could not hold it.
+        self._blocked: dict[Replica, float] = {}
+
+    def observe(
+        self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
+    ) -> None:
+        """A step of this mean length did so much; of what the profile does not know, nothing is learned."""
+        if parallelism.replica not in {layout.replica for layout in self.parallelisms}:
+            return
+        predicted = super().predict(parallelism, context_tokens, concurrency).tokens_per_device_s
+        self._refinement.observe(parallelism, context_tokens, concurrency, predicted, tokens_per_device_s)
+        self._factors.clear()
+
+    def correction(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float:
+        """What the profile's throughput there is multiplied by; 1 where nothing near was observed."""
+        place = parallelism, context_tokens, concurrency
+        if place not in self._factors:
+            self._factors[place] = self._refinement.factor(*place)
+        return self._factors[place]
+
+    def bar(self, barred: Mapping[Replica, str]) -> None:
+        """Removes candidates from now on, each with its reason."""
+        self._barred = barred
+
+    def block(self, layout: Parallelism, context_tokens: float) -> None:
+        """A sequence of so many tokens waited, because no engine of that layout could hold it."""
+        least = min(context_tokens, self._longest)
+        self._blocked[layout.replica] = min(least, self._blocked.get(layout.replica, least))
+
+    def held(self, layout: Parallelism, context_tokens: float) -> bool:
+        """Whether its engines hold a sequence of so many tokens, as far as is known."""
+        most = self._holds(layout)
+        context_tokens = min(context_tokens, self._longest)
+        return (most is None or context_tokens <= most) and context_tokens < self._blocked.get(
+            layout.replica, float("inf")
+        )
+
+    def predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        """The profile's prediction with its throughput corrected and bounded."""
+        prediction = super().predict(layout, context_tokens, concurrency)
+        factor = self.correction(layout, context_tokens, concurrency)
+        prediction = replace(prediction, tokens_per_device_s=prediction.tokens_per_device_s * factor)
+        if layout.replica in self._barred:
+            # Without a throughput it is behind even where nothing fits.
+            reason = self._barred[layout.replica]
+            return replace(prediction, tokens_per_device_s=0.0, fits=False, reason=reason)
+        if prediction.fits and not self.held(layout, context_tokens):
+            tokens = min(context_tokens, self._longest)
+            reason = f"no replica of {layout} holds a sequence of {tokens:,.0f} tokens"
+            return replace(prediction, fits=False, reason=reason)
+        return prediction

@@ -1,0 +1,59 @@
+"""What the ledger states to the run's bus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.switch_records import SwitchEnded
+from services.scheduler.state.tickets import EpisodeResult, Purpose
+
+
+class TrajectoryReady(msgspec.Struct, frozen=True, gc=False):
+    ticket_id: int
+    attempt: int
+    worker: str
+    purpose: Purpose
+    result: EpisodeResult
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlanned:
+    batch_id: int
+    version: int
+    sequences: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted:
+    batch_id: int
+    version: int
+    descriptor_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDone:
+    """An evaluation is over. baseline: the run's first evaluation, None if this is the one."""
+
+    evaluation: EvaluationRecord
+    baseline: EvaluationRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    member: WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    member: WorkerRecord
+    reason: str
+
+
+Fact = (
+    TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft | SwitchEnded
+)

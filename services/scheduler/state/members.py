@@ -1,0 +1,28 @@
+"""Workers that take part in a run."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One life of one worker that takes part in the run.
+
+    parallelism: (dp, tp, cp, pp), and the epoch of the switch that led there, 0 as it joined.
+    """
+
+    name: str
+    incarnation: int
+    stage: int = 0
+    address: str = ""
+    capacity: int = 0
+    parallelism: tuple[int, int, int, int] = (1, 1, 1, 1)
+    epoch: int = 0
+    # Newest policy version it reported; not kept over a restart of the scheduler.
+    version: int = 0
+
+
+class Lives(msgspec.Struct, frozen=True):
+    """Incarnations that took part under one worker's name, in the order of their first join."""
+
+    incarnations: tuple[int, ...] = ()

@@ -1,0 +1,51 @@
+"""Where a run is: its counters and versions, and the batch in its trainer's hands."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.state.tickets import Purpose
+
+
+class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The one batch that is planned and not yet committed. lost: members whose arena is gone."""
+
+    id: int
+    version: int
+    purpose: Purpose
+    tickets: list[int]
+    publish: bool
+    checkpoint: bool
+    progress: float
+    first_of_phase: bool
+    lost: list[int] = []
+    handouts: int = 0
+
+    def lose(self, number: int) -> None:
+        """What was sampled of a ticket is gone. The trainer may have read it: only its next call tells."""
+        if number in self.tickets and number not in self.lost:
+            self.lost.append(number)
+
+
+class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Counters and versions. version: the one being trained, 0 until a trainer group reconciled.
+
+    takes: purpose -> index -> how many instances were given up there, so that a substitute is played.
+    """
+
+    version: int = 0
+    published: int = 0
+    weight_keys: list[str] = []
+    trainer: str = ""
+    trainer_incarnation: int = 0
+    next_ticket: int = 1
+    next_group: int = 1
+    next_batch: int = 1
+    last_batch: int = 0
+    fence: int = 0
+    takes: dict[str, dict[int, int]] = {}
+    train_over: bool = False
+    elapsed_s: float = 0.0
+    # The longest time for which a member did not have to report, ever.
+    silent_s: float = 0.0
+    train_began_s: float | None = None

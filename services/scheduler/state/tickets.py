@@ -1,0 +1,170 @@
+"""Tickets: what is to be played, in which state it is, and what came of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class TicketState(StrEnum):
+    """Where a ticket is. pending → leased → ready → planned → trained | evaluated | dropped."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    READY = "ready"
+    PLANNED = "planned"
+    TRAINED = "trained"
+    EVALUATED = "evaluated"
+    DROPPED = "dropped"
+
+
+LIVE = frozenset({TicketState.PENDING, TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
+
+
+# Which of these a ticket is in follows from two records for all: the planned batch, and the trained ids.
+BATCHED = frozenset({TicketState.READY, TicketState.PLANNED, TicketState.TRAINED})
+
+
+_HEADS = {state: f"{TicketState.READY if state in BATCHED else state}:" for state in TicketState}
+
+
+class Purpose(StrEnum):
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    WARMUP = "warmup"
+
+
+class EpisodeEnding(StrEnum):
+    OK = "ok"
+    TRUNCATED = "truncated"
+    ENV_ERROR = "env_error"
+    INFRA_ERROR = "infra_error"
+    TIMEOUT = "timeout"
+
+
+class Reason(StrEnum):
+    """Why a ticket was dropped."""
+
+    GROUP_INCOMPLETE = "group_incomplete"
+    TOO_STALE = "too_stale"
+    ROLLED_BACK = "rolled_back"
+    PHASE_OVER = "phase_over"
+    EVALUATION_FAILED = "evaluation_failed"
+    # Ids below a manifest's that this ledger never knew: its store was lost.
+    FORGOTTEN = "forgotten"
+
+
+class TicketVerdict(StrEnum):
+    ACCEPTED = "accepted"
+    RETRIED = "retried"
+    REFUSED = "refused"
+
+
+class EpisodeResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """What a finished attempt reports. Lengths in tokens; versions of its loss-masked tokens."""
+
+    ending: EpisodeEnding = EpisodeEnding.OK
+    reward: float = 0.0
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    trained_tokens: int = 0
+    turns: int = 0
+    oldest_version: int = 0
+    newest_version: int = 0
+    descriptor_key: str = ""
+    metrics: dict[str, float] = {}
+    message: str = ""
+    turn_tokens: list[int] = []
+
+    @property
+    def win(self) -> float:
+        """The metric "win", 0..1; without it, whether an episode that ran to its end earned anything."""
+        earned = self.ending is EpisodeEnding.OK and self.reward > 0
+        return min(1.0, max(0.0, self.metrics.get("win", float(earned))))
+
+
+class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
+    """One episode to run. Only the ledger's tables change one (LedgerTables.change, move).
+
+    floor: no loss-masked token of it is, or will be, of an older version.
+    index: its group's place in the schedule of its purpose (see admission.places); for an evaluation the
+    number of its instance. broken: an attempt ended in a way that the instance itself is to blame for.
+    """
+
+    id: int
+    group: int
+    purpose: Purpose
+    index: int = 0
+    env_seed: int
+    sample_seed: int
+    min_version: int
+    temperature: float
+    evaluation: str = ""
+    # Its conversation is wanted with the result.
+    transcript: bool = False
+    state: TicketState = TicketState.PENDING
+    fence: int = 0
+    attempt: int = 0
+    failures: int = 0
+    broken: bool = False
+    floor: int = 0
+    worker: str = ""
+    incarnation: int = 0
+    reason: str = ""
+    result: EpisodeResult | None = None
+
+    @property
+    def head(self) -> str:
+        """What the stored record begins with: it does not change while a batch takes the ticket."""
+        return _HEADS[self.state] + str(self.fence)
+
+    @property
+    def bucket(self) -> str:
+        """The part of the ledger's identity that counts it: a state, or "dropped:<reason>"."""
+        return f"dropped:{self.reason}" if self.state is TicketState.DROPPED else self.state
+
+
+class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
+    """A group of new tickets: `first` and the ids after it, each of whose samplers has a seed here.
+
+    transcripts: ids of those whose conversation is wanted.
+    """
+
+    group: int
+    purpose: Purpose
+    index: int
+    first: int
+    env_seed: int
+    sample_seeds: list[int]
+    min_version: int
+    temperature: float
+    evaluation: str = ""
+    transcripts: list[int] = []
+
+    def tickets(self) -> list[Ticket]:
+        """The tickets as they were issued."""
+        return [
+            Ticket(
+                id=number,
+                group=self.group,
+                purpose=self.purpose,
+                index=self.index,
+                env_seed=self.env_seed,
+                sample_seed=seed,
+                min_version=self.min_version,
+                floor=self.min_version,
+                temperature=self.temperature,
+                evaluation=self.evaluation,
+                transcript=number in self.transcripts,
+            )
+            for number, seed in enumerate(self.sample_seeds, self.first)
+        ]
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """Names one try at a ticket."""
+
+    ticket_id: int
+    attempt: int
+    fence: int

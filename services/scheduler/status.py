@@ -1,0 +1,120 @@
+"""A run as operators and metrics see it: one value, read from what the scheduler works with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from earl.parallelism import Parallelism
+from services.scheduler.batches import consumers
+from services.scheduler.batches.columns import ColumnProgress
+from services.scheduler.ledger import phases
+from services.scheduler.ledger.evaluation import Judgement, best_version
+from services.scheduler.loop import RunLoop
+from services.scheduler.monitor.length_sketch import Quantiles
+from services.scheduler.monitor.workers import STAGES, WorkerReport
+from services.scheduler.selector.stage_policies import SelectorVerdict
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.switch_records import StageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker that takes part. report: its last one, silent_s old; None before the first."""
+
+    member: WorkerRecord
+    report: WorkerReport | None
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """A stage that has workers. running: None while they differ; verdict: the selector's last."""
+
+    name: str
+    running: Parallelism | None
+    record: StageRecord
+    verdict: SelectorVerdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatus:
+    """counts: tickets by bucket, of `issued`. judged: evaluations in the order of the run, with figures.
+
+    step, steps: batches done and planned in this phase, or episodes of an evaluation. metrics: of the last
+    committed batch, with an estimate of the seconds that the phase will still take, phase_left_s. roles: how
+    far each is with the trajectories that are there.
+    """
+
+    run: str
+    phase: str
+    step: int
+    steps: int
+    version: int
+    published: int
+    counts: Mapping[str, int]
+    issued: int
+    worker_views: Sequence[WorkerView]
+    judged: Sequence[tuple[EvaluationRecord, Judgement]]
+    best_version: int
+    episode_tokens: Quantiles
+    turn_tokens: Quantiles
+    metrics: Mapping[str, float]
+    elapsed_s: float
+    done: bool
+    message: str
+    progress: Mapping[str, ColumnProgress]
+    stage_views: Sequence[StageView]
+    heartbeat_s: float
+
+
+def status_of(loop: RunLoop) -> SchedulerStatus:
+    """The status now."""
+    ledger, tables, lengths = loop.ledger, loop.ledger.tables, loop.monitor.lengths
+    phase, (step, steps) = phases.phase(ledger), phases.step(ledger)
+    left_s = loop.report.remaining.seconds(phase, step, steps, loop.elapsed_s)
+    return SchedulerStatus(
+        run=loop.config.name,
+        phase=phase,
+        step=step,
+        steps=steps,
+        version=tables.run.version,
+        published=tables.run.published,
+        counts=tables.counts(),
+        issued=tables.run.next_ticket - 1,
+        worker_views=_workers(loop),
+        judged=loop.report.judgements.judged(tables.evaluations.values()),
+        best_version=best_version(tables.evaluations.values()),
+        episode_tokens=lengths.episodes.summary(),
+        turn_tokens=lengths.turns.summary(),
+        metrics=loop.report.latest | ({} if left_s is None else {"phase_left_s": left_s}),
+        elapsed_s=loop.elapsed_s,
+        done=loop.stopping,
+        message=loop.message,
+        progress=consumers.progress(loop.columns, ledger),
+        stage_views=_stages(loop),
+        heartbeat_s=ledger.members.heartbeat_s,
+    )
+
+
+def _workers(loop: RunLoop) -> list[WorkerView]:
+    """The workers, sorted by name."""
+    now = time.monotonic()
+    views = []
+    for name, member in sorted(loop.ledger.tables.members.items()):
+        report = loop.fleet.reports.get(name)
+        if report is None or report.incarnation != member.incarnation:
+            report = None
+        views.append(WorkerView(member, report, now - report.seen_s if report is not None else 0.0))
+    return views
+
+
+def _stages(loop: RunLoop) -> list[StageView]:
+    switching, verdicts = loop.parallelism.switching, loop.parallelism.selector.last
+    return [
+        StageView(name, switching.running(name), switching.stage(name), verdicts.get(name))
+        for _, name in sorted(STAGES.items())
+        if switching.devices(name)
+    ]
