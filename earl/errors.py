@@ -7,7 +7,7 @@ status code that `earl.rpc` sends it as, `exit_code` what a command ends with (d
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from earl.visible import visible
 
@@ -22,6 +22,14 @@ class EarlError(Exception):
     status: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, status: str = "", exit_code: int = 0, **options: Any) -> None:
+        """A derived class has its base's status and exit code unless it names its own."""
+        super().__init_subclass__(**options)
+        if status:
+            cls.status = status
+        if exit_code:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str, remedy: str = "") -> None:
         self.message = visible(message)
         self.remedy = visible(remedy)
@@ -31,86 +39,62 @@ class EarlError(Exception):
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
-# --- what the person gave -------------------------------------------------------------------
+# --- run files and arguments ----------------------------------------------------------------
 
 
-class ConfigError(EarlError):
+class ConfigError(EarlError, status="INVALID_ARGUMENT", exit_code=2):
     """A run file, an override or an argument is wrong; nothing was started."""
 
-    status = "INVALID_ARGUMENT"
-    exit_code = 2
 
-
-class ModelNotFound(ConfigError):
+class ModelNotFound(ConfigError, exit_code=3):
     """The model directory is missing, or lacks a file or a key that it must have."""
-
-    exit_code = 3
 
 
 class UnsupportedModel(ConfigError):
     """The checkpoint is of a family or has a feature that EARL's decoders do not have."""
 
 
-class IllegalParallelism(ConfigError):
+class IllegalParallelism(ConfigError, exit_code=4):
     """The model does not allow this parallelism, for example a head count that tp does not divide."""
-
-    exit_code = 4
 
 
 class EngineNotInstalled(ConfigError):
     """The environment that an engine is installed in is not there."""
 
 
-class PortInUse(EarlError):
+class PortInUse(EarlError, status="UNAVAILABLE", exit_code=5):
     """An address that a service should listen on is taken."""
 
-    status = "UNAVAILABLE"
-    exit_code = 5
 
-
-class InsecureBind(ConfigError):
+class InsecureBind(ConfigError, exit_code=6):
     """A bind off loopback without TLS and token."""
 
-    exit_code = 6
 
-
-class InsecureCall(ConfigError):
+class InsecureCall(ConfigError, exit_code=InsecureBind.exit_code):
     """A token that would be sent off loopback without TLS; nothing was sent."""
-
-    exit_code = InsecureBind.exit_code
 
 
 # --- the bus and the ledger -----------------------------------------------------------------
 
 
-class BusUnavailable(EarlError):
+class BusUnavailable(EarlError, status="UNAVAILABLE", exit_code=7):
     """Redis or Valkey cannot be reached, refused the password, or failed."""
 
-    status = "UNAVAILABLE"
-    exit_code = 7
 
-
-class LedgerError(EarlError):
+class LedgerError(EarlError, status="FAILED_PRECONDITION"):
     """A command that the ledger refuses; it changed nothing."""
-
-    status = "FAILED_PRECONDITION"
 
 
 class LedgerFenced(LedgerError):
     """Another scheduler changed the ledger: this one must stop."""
 
 
-class UnknownWorker(LedgerError):
+class UnknownWorker(LedgerError, status="NOT_FOUND"):
     """The worker never joined, or a newer incarnation of it did."""
 
-    status = "NOT_FOUND"
 
-
-class WorkerReplaced(LedgerError):
+class WorkerReplaced(LedgerError, status="ABORTED", exit_code=16):
     """A newer process took part under this worker's name: this one has no place in the run any more."""
-
-    status = "ABORTED"
-    exit_code = 16
 
 
 class StaleEpoch(LedgerError):
@@ -120,16 +104,12 @@ class StaleEpoch(LedgerError):
 # --- the data plane -------------------------------------------------------------------------
 
 
-class DataPlaneError(EarlError):
+class DataPlaneError(EarlError, status="UNAVAILABLE"):
     """Base of what can go wrong between arenas and readers."""
 
-    status = "UNAVAILABLE"
 
-
-class LayoutError(DataPlaneError):
+class LayoutError(DataPlaneError, status="INVALID_ARGUMENT"):
     """A layout that is no partition of its tensor."""
-
-    status = "INVALID_ARGUMENT"
 
 
 class LayoutGap(LayoutError):
@@ -140,178 +120,147 @@ class LayoutOverlap(LayoutError):
     """Two shards of one target claim the same elements; the message names the box."""
 
 
-class ArenaFull(DataPlaneError):
+class ArenaFull(DataPlaneError, status="RESOURCE_EXHAUSTED"):
     """No room for a region now: back-pressure, not a failure."""
 
-    status = "RESOURCE_EXHAUSTED"
 
-
-class RegionGone(DataPlaneError):
+class RegionGone(DataPlaneError, status="NOT_FOUND"):
     """The region was freed or reused before or while it was read."""
 
-    status = "NOT_FOUND"
 
-
-class VersionGone(DataPlaneError):
+class VersionGone(DataPlaneError, status="NOT_FOUND"):
     """The weights' slot was reused: take the newer version."""
 
-    status = "NOT_FOUND"
 
-
-class DescriptorMissing(DataPlaneError):
+class DescriptorMissing(DataPlaneError, status="NOT_FOUND"):
     """The registry has no descriptor under this key: never published, or its lease ended."""
-
-    status = "NOT_FOUND"
 
 
 class PeerLost(DataPlaneError):
     """The owner of the memory died or cannot be reached."""
 
 
-class ReadTimeout(DataPlaneError):
+class ReadTimeout(DataPlaneError, status="DEADLINE_EXCEEDED"):
     """A read did not end before its deadline."""
 
-    status = "DEADLINE_EXCEEDED"
 
-
-class ChecksumMismatch(DataPlaneError):
+class ChecksumMismatch(DataPlaneError, status="DATA_LOSS"):
     """The bytes that arrived are not those that were published."""
 
-    status = "DATA_LOSS"
 
-
-class TransportUnavailable(DataPlaneError):
+class TransportUnavailable(DataPlaneError, status="FAILED_PRECONDITION", exit_code=8):
     """No transport reaches the owner under the configured requirements."""
-
-    status = "FAILED_PRECONDITION"
-    exit_code = 8
 
 
 # --- engines and training -------------------------------------------------------------------
 
 
 class EngineError(EarlError):
-    """An engine cannot do what was asked of it."""
+    """An engine cannot do what a request or a command requires."""
 
 
-class EngineLost(EngineError):
+class EngineLost(EngineError, status="UNAVAILABLE", exit_code=14):
     """The engine's processes died or were stopped with calls waiting."""
 
-    status = "UNAVAILABLE"
-    exit_code = 14
 
-
-class EngineOutOfMemory(EngineLost):
+class EngineOutOfMemory(EngineLost, exit_code=17):
     """A process of the engine needed more memory than its device has, or than it may take."""
 
-    exit_code = 17
 
-
-class EngineBusy(EngineError):
+class EngineBusy(EngineError, status="RESOURCE_EXHAUSTED"):
     """The engine's queue is full: back-pressure, not a failure."""
 
-    status = "RESOURCE_EXHAUSTED"
 
-
-class ReshapeRefused(EngineError):
+class ReshapeRefused(EngineError, status="FAILED_PRECONDITION"):
     """The engine cannot change its parallelism while it runs, or not to this one."""
 
-    status = "FAILED_PRECONDITION"
 
-
-class ContextTooLong(EngineError):
+class ContextTooLong(EngineError, status="OUT_OF_RANGE"):
     """The sequence does not fit the engine's context bound."""
 
-    status = "OUT_OF_RANGE"
 
-
-class WeightsIncomplete(EngineError):
+class WeightsIncomplete(EngineError, status="FAILED_PRECONDITION"):
     """A load failed part way: the engine refuses to generate until one version is wholly loaded."""
-
-    status = "FAILED_PRECONDITION"
 
 
 class TrainerError(EarlError):
     """A training step cannot be done, for example because its loss is not finite."""
 
 
-class CheckpointError(EarlError):
+class CheckpointError(EarlError, status="FAILED_PRECONDITION", exit_code=9):
     """A checkpoint is missing, incomplete or belongs to another model."""
-
-    status = "FAILED_PRECONDITION"
-    exit_code = 9
 
 
 # --- environments ---------------------------------------------------------------------------
 
 
-class EnvironmentFailure(EarlError):
+class EnvironmentFailure(EarlError, status="ABORTED"):
     """Base of what can go wrong between a session and its environment."""
 
-    status = "ABORTED"
 
-
-class EnvProtocolError(EnvironmentFailure):
+class EnvProtocolError(EnvironmentFailure, status="INVALID_ARGUMENT", exit_code=10):
     """A message that breaks the environment stream's rules; it was refused and counted."""
 
-    status = "INVALID_ARGUMENT"
-    exit_code = 10
 
-
-class DuplicateEnvironment(EnvProtocolError):
+class DuplicateEnvironment(EnvProtocolError, status="ALREADY_EXISTS"):
     """An environment's name is already taken on this host or with another schema."""
 
-    status = "ALREADY_EXISTS"
+
+class EpisodesFailing(EnvironmentFailure, exit_code=15):
+    """Too many episodes in a row failed: the run ends with the reason instead of trying forever."""
 
 
-class EpisodesFailing(EnvironmentFailure):
-    """Episode after episode came to nothing: the run ends and says why, instead of trying for ever."""
-
-    exit_code = 15
-
-
-class UnknownEnvironment(EnvironmentFailure):
+class UnknownEnvironment(EnvironmentFailure, status="NOT_FOUND", exit_code=24):
     """No attached host serves an environment of this name."""
-
-    status = "NOT_FOUND"
 
 
 class EnvironmentCrashed(EnvironmentFailure):
     """The process that an environment ran in died: the episode ended as ENV_ERROR, the host continues."""
 
 
-class ToolError(EnvironmentFailure):
-    """A tool cannot do what the agent asked; the agent is shown the message, the episode continues."""
-
-    status = "INVALID_ARGUMENT"
+class ToolError(EnvironmentFailure, status="INVALID_ARGUMENT"):
+    """A tool cannot do what the agent requested; the agent gets the message, the episode continues."""
 
 
 class SandboxUnavailable(ConfigError):
     """This machine does not permit what would confine agent-written code, so none of it is run."""
 
 
-class EnvHostLost(EnvironmentFailure):
+class EnvHostLost(EnvironmentFailure, status="UNAVAILABLE"):
     """The env host died, froze or left with the session open: INFRA_ERROR, never a reward."""
-
-    status = "UNAVAILABLE"
 
 
 class EnvBackendLost(EnvHostLost):
-    """What an environment stands on, a server or a process of its own, is gone: INFRA_ERROR as well."""
+    """The server or process that an environment depends on is gone: INFRA_ERROR as well."""
+
+
+class DiskFull(EarlError, status="RESOURCE_EXHAUSTED", exit_code=25):
+    """A disk has no room left. Of a run, what had been acknowledged is kept."""
+
+
+def file_error(error: OSError) -> EarlError | None:
+    """What to tell of a file that cannot be used; None if neither room nor permission is the reason."""
+    path = error.filename2 or error.filename
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f"{path} cannot be written: " if path else ""
+        return DiskFull(f"{where}the disk is full", "free some space, or choose another folder")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        reason = (error.strerror or "not permitted").lower()
+        return ConfigError(
+            f"{path or 'a file'} cannot be used: {reason}", "choose a folder in which you may write"
+        )
+    return None
 
 
 # --- memory ---------------------------------------------------------------------------------
 
 
-class OutOfMemory(EarlError):
+class OutOfMemory(EarlError, status="RESOURCE_EXHAUSTED", exit_code=EngineOutOfMemory.exit_code):
     """A process needed more memory than its device has, or than it may take."""
-
-    status = "RESOURCE_EXHAUSTED"
-    exit_code = EngineOutOfMemory.exit_code
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says so: Python's, the system's, or that of torch's allocators."""
+    """Whether the error means too little memory: Python's, the system's, or that of torch's allocators."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
@@ -333,47 +282,29 @@ class MeasurementWrong(EarlError):
 # --- RPC and processes ----------------------------------------------------------------------
 
 
-class RpcError(EarlError):
+class RpcError(EarlError, status="UNKNOWN"):
     """A call failed for a reason that is not in this catalogue."""
 
-    status = "UNKNOWN"
 
-
-class Unauthenticated(RpcError):
+class Unauthenticated(RpcError, status="UNAUTHENTICATED", exit_code=18):
     """The token is missing, wrong, expired or revoked."""
 
-    status = "UNAUTHENTICATED"
-    exit_code = 18
 
-
-class MalformedRequest(RpcError):
+class MalformedRequest(RpcError, status="INVALID_ARGUMENT"):
     """The bytes of a call are no message of its contract, or hold text that is no UTF-8."""
 
-    status = "INVALID_ARGUMENT"
 
-
-class PermissionDenied(RpcError):
+class PermissionDenied(RpcError, status="PERMISSION_DENIED", exit_code=19):
     """The token is of a role that may not do this."""
 
-    status = "PERMISSION_DENIED"
-    exit_code = 19
 
-
-class ServiceUnavailable(RpcError):
+class ServiceUnavailable(RpcError, status="UNAVAILABLE", exit_code=11):
     """The service cannot be reached, after the retries that were allowed."""
 
-    status = "UNAVAILABLE"
-    exit_code = 11
 
-
-class DeadlineExceeded(RpcError):
+class DeadlineExceeded(RpcError, status="DEADLINE_EXCEEDED", exit_code=12):
     """No answer before the deadline."""
 
-    status = "DEADLINE_EXCEEDED"
-    exit_code = 12
 
-
-class ProcessFailed(EarlError):
+class ProcessFailed(EarlError, exit_code=13):
     """A process of the local stack ended when it should not have."""
-
-    exit_code = 13

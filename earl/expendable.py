@@ -19,7 +19,7 @@ class ExpendableFile:
 
     @contextmanager
     def written(self) -> Iterator[None]:
-        """Around a write. An OSError is logged, unless the write before this one failed, too."""
+        """Surrounds a write: an OSError is logged, unless the write before it failed too."""
         try:
             yield
         except OSError as error:

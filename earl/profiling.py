@@ -85,7 +85,7 @@ def answers() -> IO[str]:
 
 
 def bound_memory(device: str, ranks: int) -> None:
-    """Limit the private memory of this process, and of each that it starts, to its part of the host's memory.
+    """Limits the private memory of this process, and of each that it starts, to its part of the host's.
 
     Only if they compute on the host. What does not fit then fails, instead of making the host kill a process
     of its choice. device: as in the run file, "auto", "cpu" or "cuda".

@@ -15,16 +15,37 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
 from earl.config.scheduler import SwitchConfig, SwitchDeadlines
-from earl.errors import ConfigError
+from earl.errors import ConfigError, StaleEpoch
 from earl.parallelism import Parallelism
 
 LOGPROB_TOLERANCE: float = SwitchConfig().logprob_tolerance
 
 # How a parallelism is written: as Parallelism, as text such as "dp2·tp2", or as its four degrees.
 Written = TypeVar("Written")
+# What a worker reads the outcome of a running or ended switch from: a task, or a future of another thread.
+Pending = TypeVar("Pending")
+
+
+class SwitchStage(StrEnum):
+    """A part of a switch that ends by a deadline of its own; the value is how texts name it.
+
+    Trainer ranks have no QUIESCE: their switch begins at a step boundary, for which PREPARE waits. RECOVER
+    is the pool's alone: engines that had ended start again after a switch that failed.
+    """
+
+    PREPARE = "prepare"
+    QUIESCE = "quiesce"
+    SWITCH = "switch"
+    VERIFY = "verify"
+    RECOVER = "recover"
+
+    def deadline_s(self, deadlines: SwitchDeadlines) -> float:
+        """The seconds that the stage may take: SwitchDeadlines has a field for each stage."""
+        return getattr(deadlines, f"{self.value}_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +68,40 @@ class SwitchCommand:
     def __post_init__(self) -> None:
         if math.isnan(self.logprob_tolerance):
             raise ConfigError("logprob_tolerance is not a number", "give the largest difference allowed")
+
+
+class CommandSlot(Generic[Pending]):
+    """The newest command that a worker accepted, with its pending outcome. An epoch is accepted at most once.
+
+    last_epoch: the first command must have a newer epoch. Not thread-safe.
+    """
+
+    def __init__(self, last_epoch: int = 0) -> None:
+        self._last_epoch = last_epoch
+        self._newest: SwitchCommand | None = None
+        self.pending: Pending | None = None
+
+    def accept(self, command: SwitchCommand, begin: Callable[[SwitchCommand | None], Pending]) -> Pending:
+        """Returns the pending outcome of a command; one that was accepted before is not begun again.
+
+        begin: called for a new command with the newest one before it, which may still be running. It begins
+        the new one, or raises to refuse it: then its epoch may be used again. Raises StaleEpoch and what
+        `begin` does.
+        """
+        newest = self._newest
+        epoch, parallelism = command.epoch, command.parallelism
+        same = newest is not None and (newest.epoch, newest.parallelism) == (epoch, parallelism)
+        if same and self.pending is not None:
+            return self.pending
+        if epoch <= self._last_epoch:
+            last = f" ({newest.parallelism})" if newest is not None else ""
+            raise StaleEpoch(
+                f"epoch {epoch} ({parallelism}) is not newer than epoch {self._last_epoch}{last}",
+                "read the stage's parallelism, and give every switch a new epoch",
+            )
+        self.pending = begin(newest)
+        self._newest, self._last_epoch = command, epoch
+        return self.pending
 
 
 def _farther(first: float, second: float) -> float:
@@ -79,11 +134,11 @@ class SwitchFigures:
     moved_bytes: int = _figure(0, operator.add, _mib("{:,.1f} MiB moved"))
     # Tokens whose KV was computed again instead of moved.
     kv_recomputed_tokens: int = _figure(0, operator.add)
-    # Of the rank that needed most beside the larger of its shards before and after.
+    # Most that a rank needed beyond the larger of its shards before and after.
     peak_extra_bytes: int = _figure(0, max)
     # Between canaries' log-probs before and after; NaN if one was not a number.
     max_logprob_difference: float = _figure(0.0, _farther)
-    # Old engines ended before new ones began, for want of memory: stall_s is the gap.
+    # Old engines ended before new ones began, for lack of memory: stall_s is the gap.
     cold: bool = _figure(False, operator.or_)
     # Canaries' log-probs that were compared before and after; 0: nothing vouches for the new parallelism.
     logprobs_compared: int = _figure(0, operator.add, "{:,} log-probs compared".format)

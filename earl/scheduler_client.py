@@ -4,7 +4,7 @@
                 └─ UnknownWorker ─► join again, once for all calls refused together ─► the call again
 
 Promise: a scheduler that cannot be reached is tried for retry_s a call, then ServiceUnavailable is raised.
-One that gave this worker up, or has started anew and lost it, is joined again, at most once a call.
+One that gave this worker up, or has started again and lost it, is joined again, at most once a call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEARTBEATS_UNTIL_LOST = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class JoinReply:
     """What joining a run gives.
 
     lease_s: for how long the scheduler keeps a worker without a heartbeat. version, weight_keys: the newest
@@ -88,8 +88,8 @@ class SchedulerClient:
         self._joining = asyncio.Lock()
         self._joins = 0
 
-    async def join(self, address: str) -> Membership:
-        """Become a worker of the run. address: host:port of the worker's own server."""
+    async def join(self, address: str) -> JoinReply:
+        """Becomes a worker of the run. address: host:port of the worker's own server."""
         self.worker.address = address
         return await self._join()
 
@@ -102,7 +102,7 @@ class SchedulerClient:
         spans: Iterable[BusySpan],
         transfers: Iterable[TransferTotals],
     ) -> HeartbeatReply:
-        """Report what the worker does. running: of its capacity. version: of the weights that it has.
+        """Reports what the worker does. running: of its capacity. version: of the weights that it has.
 
         spans: since the last heartbeat. transfers: totals since the worker started.
         """
@@ -129,16 +129,16 @@ class SchedulerClient:
         return HeartbeatReply(answer.stop, answer.next_s)
 
     def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:
-        """Report this parallelism from now on; on the loop that calls are made on."""
+        """Reports this parallelism from now on; on the loop that calls are made on."""
         self.parallelism, self.epoch = parallelism, epoch
 
     async def leave(self, reason: str, deadline_s: float) -> None:
-        """Leave the run: what the worker still holds goes to others at once. Raises as Client.call."""
+        """Leaves the run: what the worker still holds goes to others at once. Raises as Client.call."""
         request = scheduler_pb2.LeaveRequest(worker=self.worker, reason=reason)
         await self._client.call("Leave", request, deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """Close the connection; calls in flight are cancelled."""
+        """Closes the connection; calls in flight are cancelled."""
         await self._client.close()
 
     async def call(
@@ -161,11 +161,11 @@ class SchedulerClient:
                     self._on_rejoin()
             return await self._client.call(method, request, deadline_s=deadline_s)
 
-    async def _join(self) -> Membership:
+    async def _join(self) -> JoinReply:
         request = scheduler_pb2.JoinRequest(
             worker=self.worker, capacity=self._capacity, parallelism=encode_parallelism(self.parallelism)
         )
         answer = await self._client.call("Join", request, deadline_s=self._retry_s)
         self._joins += 1
         self.lost_after_s = answer.lease_s
-        return Membership(answer.lease_s, answer.version, tuple(answer.weight_keys))
+        return JoinReply(answer.lease_s, answer.version, tuple(answer.weight_keys))

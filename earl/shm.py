@@ -3,7 +3,7 @@
     inherited   parent: os.memfd_create ─ pass_fds ─► every child: SharedRegion.inherit(descriptor, size)
     by handle   owner: SharedRegion.create(name, size) ─ handle, by any channel ─► peer: SharedRegion.attach
 
-Promise: whoever attaches has the memory that the handle was made for, or an OSError: a process id may be of
+Promise: who attaches has the memory that the handle was made for, or an OSError: a process id may be of
 another process by then, or of another host, so size and a random number at the memory's start are compared.
 Memory exists as long as anyone maps it or holds a descriptor of it; it has no name in a file system. Arenas
 (earl/dispatch/memory) are files with names instead: their readers come later, from other containers too, and
@@ -38,7 +38,7 @@ class RegionHandle:
 
     @classmethod
     def decode(cls, data: bytes) -> RegionHandle:
-        """Raises ValueError for what is no handle."""
+        """The handle that these bytes encode. Raises ValueError if they encode none."""
         pid, descriptor, nonce = json.loads(data)
         return cls(int(pid), int(descriptor), str(nonce))
 
@@ -101,11 +101,14 @@ class SharedRegion:
 
     @property
     def handle(self) -> RegionHandle:
-        """For others to attach; of a region that this process created and still shares."""
+        """The handle with which others attach; of a region that this process created and still shares."""
         assert self._descriptor >= 0
         return RegionHandle(os.getpid(), self._descriptor, self._nonce)
 
     def end_sharing(self) -> None:
-        """Nobody attaches any more; who did keeps the memory. For its creator, once."""
+        """Prevents others from attaching from now on; those that have attached keep the memory.
+
+        Called once, by the creator.
+        """
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)

@@ -76,5 +76,5 @@ class RangeSet:
 
     @property
     def stop(self) -> int:
-        """One past the largest member, 0 if empty."""
+        """The largest member plus one, 0 if the set is empty."""
         return self.ranges[-1][1] if self.ranges else 0

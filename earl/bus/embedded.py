@@ -6,7 +6,7 @@ read its data (a directory of mode 0700);
 the password is in no argv and no environment; one server a directory; it ends with the process that
 started it, even if that is killed.
 
-    <directory>/appendonlydir/  the data      <directory>/valkey.log  what the server said
+    <directory>/appendonlydir/  the data      <directory>/valkey.log  the output of the server
     <directory>/valkey.lock     held while an EmbeddedValkey owns the directory; names the server's pid
 """
 
@@ -33,7 +33,7 @@ from earl.errors import BusUnavailable
 # sun_path holds 108 bytes with its closing zero.
 SOCKET_PATH_BYTES = 107
 POLL_S = 0.01
-# Of its log, in an error.
+# Lines of its log that an error quotes.
 LAST_LINES = 3
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
@@ -72,7 +72,7 @@ class EmbeddedValkey:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status of the server, None while it runs."""
+        """Exits status of the server, None while it runs."""
         return self._process.returncode if self._process else None
 
     async def start(self, directory: Path, *, start_s: float = 30.0) -> str:
@@ -184,7 +184,7 @@ class EmbeddedValkey:
 
 
 def _own_directory(directory: Path) -> Path:
-    """For this user alone: the data has the run's secret, and the server makes files that all may read."""
+    """Makes the directory private to this user: it will contain the run's secret."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
@@ -209,7 +209,7 @@ def _end_with_parent() -> Callable[[], None] | None:
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
-            os._exit(1)  # it died before the kernel was told
+            os._exit(1)  # it died before prctl took effect
 
     return prepare
 

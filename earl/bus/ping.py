@@ -1,6 +1,6 @@
 """`python -m earl.bus.ping`: does the Redis or Valkey of EARL_REDIS_URL (or EARL_REDIS_URL_FILE) answer?
 
-For health checks of containers: exit code 0 if it does, otherwise one line that says why and another code.
+For health checks of containers: exit code 0 if it does, otherwise one line with the reason and another code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from earl.rpc.peers import peer
 
 
 async def ping(stop: asyncio.Event) -> None:
-    """Raises BusUnavailable, ConfigError."""
+    """Sends one PING to the server at EARL_REDIS_URL. Raises BusUnavailable, ConfigError."""
     url = peer("EARL_REDIS_URL")
     client = open_redis(url)
     try:

@@ -23,7 +23,7 @@ from earl.errors import BusUnavailable
 
 
 async def facts_of(url: str) -> dict[str, Any]:
-    """Server, version, persistence, clock. Raises BusUnavailable."""
+    """The server's name, version, persistence and clock. Raises BusUnavailable."""
     client = open_redis(url)
     try:
         info = await client.info("everything")

@@ -117,7 +117,7 @@ class Bus:
     async def follow(
         self, after: str = "$", *, trajectories: bool = False
     ) -> AsyncIterator[tuple[str, Event]]:
-        """Every event after the stream id `after`, in order, as (id, event); waits for more for ever.
+        """Every event after the stream id `after`, in order, as (id, event); waits for more forever.
 
         trajectories: the stream of trajectories that are ready; otherwise that of all other events.
 
@@ -178,7 +178,7 @@ class Bus:
                     continue
             outage.over()
             events = [(entry_id, _decode(fields)) for entry_id, fields in entries]
-            # What is no event at all is acknowledged too: kept pending it would come back for ever.
+            # What is no event at all is acknowledged too: kept pending it would come back forever.
             unseen = [entry_id for entry_id, event in events if event is None or not _of_kinds(event, kinds)]
             if unseen:
                 with redis_errors(self.url):

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from earl.config.engines import check_engine
-from earl.config.model import ModelConfig
+from earl.config.model import ModelConfig, ScratchModel
 from earl.config.packaged import gguf_file, packaged
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
@@ -37,17 +37,7 @@ def check_model(config: RunConfig) -> None:
     check_framing(config.model)
     if not config.model.path:
         scratch = config.model.scratch
-        if scratch.hidden_size % (2 * scratch.heads):
-            raise ConfigError(
-                f"model.scratch.hidden_size = {scratch.hidden_size} does not give "
-                f"{scratch.heads} heads an even size",
-                f"give a multiple of {2 * scratch.heads}",
-            )
-        if scratch.heads % scratch.kv_heads:
-            raise ConfigError(
-                f"model.scratch.heads = {scratch.heads} is no multiple of kv_heads = {scratch.kv_heads}",
-                "give a kv_heads that divides heads",
-            )
+        check_scratch(scratch)
         check_heads(config, scratch.heads, scratch.kv_heads, "model.scratch")
         return
     model = packaged(config.model.path)
@@ -75,6 +65,21 @@ def check_model(config: RunConfig) -> None:
             "give a Llama or Qwen checkpoint",
         ) from None
     check_heads(config, heads, kv_heads, config.model.path)
+
+
+def check_scratch(scratch: ScratchModel) -> None:
+    """Raises ConfigError unless a model from scratch has heads of an even size, a multiple of kv_heads."""
+    if scratch.hidden_size % (2 * scratch.heads):
+        raise ConfigError(
+            f"model.scratch.hidden_size = {scratch.hidden_size} does not give "
+            f"{scratch.heads} heads an even size",
+            f"give a multiple of {2 * scratch.heads}",
+        )
+    if scratch.heads % scratch.kv_heads:
+        raise ConfigError(
+            f"model.scratch.heads = {scratch.heads} is no multiple of kv_heads = {scratch.kv_heads}",
+            "give a kv_heads that divides heads",
+        )
 
 
 def check_framing(model: ModelConfig) -> None:

@@ -14,22 +14,29 @@ GRAIN_BYTES = 4 << 10
 
 
 class DataPlaneConfig(ConfigSection):
-    # A tmpfs; arenas are files in a directory of the run's own below it.
+    # A tmpfs that has room for the run's arenas, which are files in a directory below it. Change it if
+    # /dev/shm is small, as in many containers.
     arena_dir: str = "/dev/shm"
-    # Where arenas are written: "cpu", or a GPU such as "cuda:0", from where what is sealed is copied into
-    # the arena's file in arena_dir.
+    # Memory into which arenas are written: "cpu", or a GPU such as "cuda:0", from which published data are
+    # copied into the arena's file in arena_dir.
     arena_device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    # "auto": shared memory where the reader can open the arena, otherwise the wire (UCX). "nixl": NIXL (extra
-    # `nixl`), over RDMA where a port of the machine is up.
+    # How tensors are read. "auto": through shared memory where the reader can open the arena, otherwise over
+    # UCX. "nixl": over NIXL (extra `nixl`), with RDMA if the machine has an active RDMA port.
     transport: Literal["auto", "shm", "ucx", "nixl"] = "auto"
-    # Refuse to start, and to read a single arena, over anything else. "rdma": NIXL over an RDMA port.
+    # Refuses to start, and to read, over anything else: "shm" is shared memory, "rdma" NIXL over an RDMA
+    # port. Set it where a slow transport would be a mistake.
     require: Literal["", "shm", "rdma"] = ""
-    # Off loopback the wire carries no TLS: say that the network is trusted, or stay on loopback.
+    # Allows tensors to be read over a network that is not loopback. That traffic is not encrypted: set it
+    # only for a network that you trust.
     trusted_network: bool = False
+    # Address of the interface at which arenas are served to other machines. Set it to this machine's address
+    # in a fleet.
     bind: str = "127.0.0.1"
+    # Seconds that a read may take. Raise it for large models on slow networks.
     read_s: float = Field(default=30.0, gt=0)
-    # Descriptors lapse this long after their owner last renewed them.
+    # Seconds after which the descriptors of an owner expire that no longer renews them.
     descriptor_lease_s: float = Field(default=60.0, gt=0)
+    # Which reads verify checksums: those over a network ("wire"), all ("always") or none ("off").
     checksums: Literal["wire", "always", "off"] = "wire"
 
     @property
@@ -56,7 +63,8 @@ class DataPlaneConfig(ConfigSection):
 
 
 class BusConfig(ConfigSection):
-    # A Redis or Valkey server; empty: an embedded Valkey that keeps its data in the run's directory.
+    # A Redis or Valkey server, for example "redis://127.0.0.1:6379/0". Empty: the run starts a Valkey of its
+    # own, with its data in the run's directory.
     redis_url: str = ""
-    # Events kept in the stream, about.
+    # Approximate number of events that the bus keeps. Raise it if consumers of yours read rarely.
     stream_events: int = Field(default=100_000, ge=1000)

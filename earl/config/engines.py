@@ -1,4 +1,4 @@
-"""What the engines of other projects can and cannot do that a run file may ask for. No engine is imported."""
+"""Which settings of a run file the engines of other projects support. No engine is imported."""
 
 from __future__ import annotations
 

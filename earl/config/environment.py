@@ -10,31 +10,52 @@ from earl.config.base import ConfigSection
 
 
 class EnvironmentConfig(ConfigSection):
-    # Registered name, for example "open_spiel/tic_tac_toe".
+    # Registered name of the environment, for example "open_spiel/tic_tac_toe"; docs/adapters.md lists those
+    # that come with EARL.
     name: str
-    # Given to every reset.
+    # Settings of the task, given to every reset. Which ones exist is up to the environment.
     task: dict[str, Any] = {}
-    # "package.module:Class or factory" that the run's own hosts serve; empty: hosts dial in from outside.
+    # What the run's own host processes serve, as "package.module:Class" or "package.module:factory". Empty:
+    # the run starts none, and hosts connect from outside (`earl env serve`).
     serve: str = ""
+    # Number of host processes that the run starts. Raise it if `earl top` shows that engines wait for the
+    # environment and cores are free.
     hosts: int = Field(default=1, ge=0)
+    # Episodes that one host process plays at the same time. Lower it for environments that need much memory
+    # or processor time.
     sessions_per_host: int = Field(default=512, ge=1)
+    # Seconds that a run waits for the first host that serves the environment; then it ends. Raise it if hosts
+    # are started by hand, or after the run by somebody else.
+    wait_s: float = Field(default=600.0, gt=0)
+    # Seconds that an episode waits until a host has room for it; then its attempt fails. Raise it if hosts
+    # start slowly or have few sessions.
     queue_s: float = Field(default=60.0, gt=0)
+    # Seconds that a reset may take. Raise it for environments that start containers or servers.
     reset_s: float = Field(default=30.0, gt=0)
+    # Seconds that a step may take. Raise it for tools that compute for long.
     step_s: float = Field(default=30.0, gt=0)
 
 
 class GatewayConfig(ConfigSection):
+    # host:port at which the environment gateway listens; port 0 takes any free one. Give a fixed port if
+    # hosts connect from outside; off loopback it needs TLS and a token.
     bind: str = "127.0.0.1:0"
-    # "host:port" of env hosts that listen: the gateway dials them, others dial the gateway.
+    # Addresses, "host:port", of environment hosts that listen: the gateway connects to them. All other hosts
+    # connect to the gateway.
     dial: list[Annotated[str, StringConstraints(pattern=r"^.+:[0-9]+$")]] = []
-    # How long after its last message a host counts as gone.
+    # Seconds after its last message until a host counts as lost. Raise it for hosts whose event loop is
+    # blocked for longer.
     lease_s: float = Field(default=5.0, gt=0)
-    # A host whose stream broke keeps its sessions if it is back within this.
+    # Seconds within which a host whose connection broke may return and keep its sessions. Raise it on
+    # networks that lose connections.
     reconnect_s: float = Field(default=0.5, ge=0)
-    # Hosts that a session's reset is tried on: one whose host is lost before its first step starts anew on
-    # another.
+    # Number of hosts on which the reset of an episode is tried: one whose host is lost before the first step
+    # starts again on another host.
     reset_attempts: int = Field(default=3, ge=1)
+    # Largest message of a host, in bytes of the whole result. Raise it for environments with long
+    # observations.
     max_text_bytes: int = Field(default=1 << 20, ge=1024)
-    # Host faults in a row after which the host is quarantined, and for how long.
+    # Consecutive faults of a host's environment after which it gets no sessions for quarantine_s.
     quarantine_faults: int = Field(default=5, ge=1)
+    # Seconds for which an environment of a host gets no sessions after quarantine_faults faults.
     quarantine_s: float = Field(default=30.0, gt=0)

@@ -14,7 +14,7 @@ from earl.config.run import RunConfig
 
 
 def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key with its field, sections before their contents: ("model", ...), ("model.path", ...)."""
+    """Each key with its field, sections before their contents: ("model", ...), ("model.path", ...)."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
@@ -30,6 +30,13 @@ def field_of(key: str) -> FieldInfo | None:
 def is_section(field: FieldInfo) -> bool:
     """Whether the key is a table with keys of its own."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def section_of(field: FieldInfo) -> type[BaseModel]:
+    """The class of a section's keys. Raises TypeError for a field that is no section."""
+    if not is_section(field):
+        raise TypeError(f"{field!r} is no section")
+    return field.annotation  # type: ignore[return-value]
 
 
 def is_table(field: FieldInfo) -> bool:
@@ -72,6 +79,15 @@ def describe(annotation: Any) -> str:
     return "a table"
 
 
+def with_last_word(word: str) -> list[str]:
+    """Keys of sections whose last word this is: "lr" → ["trainer.lr", "warmup.lr"]."""
+    return [
+        key
+        for key, field in fields()
+        if not is_section(field) and "." in key and key.rsplit(".", 1)[-1] == word
+    ]
+
+
 def closest(key: str) -> str:
     """The existing key that was most likely meant by an unknown one; "" if none is near.
 
@@ -93,5 +109,9 @@ def closest(key: str) -> str:
     abbreviated = key.removesuffix(last) + initials
     if abbreviated in known:
         return abbreviated
-    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.7)
-    return near[0] if near else ""
+    # A section in common is no similarity: the last words must be alike, too.
+    near = difflib.get_close_matches(key, candidates, n=3, cutoff=0.7)
+    alike = [
+        name for name in near if difflib.SequenceMatcher(None, last, name.rsplit(".", 1)[-1]).ratio() > 0.6
+    ]
+    return alike[0] if alike else ""

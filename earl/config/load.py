@@ -8,8 +8,9 @@ remedy. Nothing here imports torch: what needs the model itself is checked by th
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 
 Override = tuple[str, str]
+# Named in one line.
+MOST_MISTAKES = 5
 
 
 def load_run(path: Path, overrides: Sequence[Override] = ()) -> RunConfig:
@@ -33,7 +36,7 @@ def load_run(path: Path, overrides: Sequence[Override] = ()) -> RunConfig:
     table = read_toml(path)
     for key, text in overrides:
         set_override(table, key, text)
-    config = validate(table, str(path))
+    config = validate(table, str(path), frozenset(key for key, _ in overrides))
     cross_check(config)
     return config
 
@@ -41,13 +44,32 @@ def load_run(path: Path, overrides: Sequence[Override] = ()) -> RunConfig:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file as nested tables; ConfigError if it is missing, unreadable or no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"run file {path} does not exist", "see examples/ for run files") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"run file {path} cannot be read: {error}", "give a TOML file") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"run file {path} cannot be read: {reason}", "give a TOML file") from None
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"run file {path} is not TOML: {error}", "correct the line that it names") from None
+        raise not_toml(path, text, str(error)) from None
+
+
+def not_toml(path: Path, text: str, reason: str) -> ConfigError:
+    """The error for a file that is no TOML: with the line that is wrong, as it is written.
+
+    reason: tomllib's, which ends with "(at line 3, column 5)" or "(at end of document)".
+    """
+    what, _, where = reason.rpartition(" (at ")
+    position = re.match(r"line (\d+)", where)
+    lines = text.rstrip("\n").split("\n")
+    number = min(int(position[1]) if position else len(lines), len(lines))
+    what = what[:1].lower() + what[1:] or reason
+    return ConfigError(
+        f"run file {path} is not TOML: line {number}, {lines[number - 1].strip()!r}: {what}",
+        'correct that line; texts are written in quotes: name = "first"',
+    )
 
 
 # --- overrides ------------------------------------------------------------------------------
@@ -76,7 +98,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[Override]
 
 
 def set_override(table: dict[str, Any], key: str, text: str) -> None:
-    """Sets a dotted key in nested tables; the text is read as the schema's type asks."""
+    """Sets a dotted key in nested tables; the text is read as the key's type requires."""
     parts = key.split(".")
     field = keys.field_of(key)
     if field is None and not keys.free_table_above(key):
@@ -106,41 +128,56 @@ def example_of(section: str) -> str:
 # --- validation -----------------------------------------------------------------------------
 
 
-def validate(table: Mapping[str, Any], source: str) -> RunConfig:
-    """The schema's verdict on nested tables, with the first of its complaints as one line."""
+def validate(table: Mapping[str, Any], source: str, overridden: Collection[str] = ()) -> RunConfig:
+    """Nested tables as a RunConfig. Raises ConfigError with the schema's errors in one line.
+
+    source: where the table is from. overridden: keys that the command line gave.
+    """
     try:
         return RunConfig.model_validate(table)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        # A misspelt key explains a missing one: say the spelling first.
-        details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
-        raise complaint(details[0], source, len(details) - 1) from None
+        raise refused(error, source, overridden) from None
 
 
-def complaint(detail: ErrorDetails, source: str, others: int) -> ConfigError:
-    """One pydantic error in a person's words."""
+def refused(error: ValidationError, source: str, overridden: Collection[str] = ()) -> ConfigError:
+    """All mistakes that pydantic found, in one error."""
+    details = error.errors(include_url=False)
+    # A misspelt key explains a missing one: report the spelling first.
+    details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
+    first, *others = [complaint(detail, source, overridden) for detail in details[:MOST_MISTAKES]]
+    if not others:
+        return first
+    *between, last = others
+    texts = [str(mistake).removeprefix(f"{source}: ").rstrip("?") for mistake in between]
+    texts.append(last.message.removeprefix(f"{source}: "))
+    more = len(details) - MOST_MISTAKES
+    remedy = last.remedy + (f". There are {more} more mistakes" if more > 0 else "")
+    return ConfigError(f"{str(first).rstrip('?')}. Also: {'. '.join(texts)}", remedy)
+
+
+def complaint(detail: ErrorDetails, source: str, overridden: Collection[str] = ()) -> ConfigError:
+    """A pydantic error as a ConfigError that names the key, the value and the remedy."""
     key = ".".join(str(part) for part in detail["loc"])
     in_list = any(isinstance(part, int) for part in detail["loc"])
-    more = f" (and {others} more)" if others else ""
     if detail["type"] == "extra_forbidden":
-        return unknown_key(key, source, more)
+        return unknown_key(key, source)
     if detail["type"] == "missing" and not in_list:
-        return ConfigError(f"{source}: {key} is missing{more}", f"add {key}, {expected(key)}")
+        return ConfigError(f"{source}: {key} is missing", f"add {key}, {expected(key)}")
     value = json.dumps(detail["input"], default=str)
     if len(value) > 80:
         value = value[:77] + "..."
-    reason = detail["msg"][0].lower() + detail["msg"][1:]
-    return ConfigError(f"{source}: {key} = {value} is wrong: {reason}{more}", f"give {expected(key)}")
+    given = f"--{key} {value}" if key in overridden else f"{source}: {key} = {value}"
+    return ConfigError(f"{given} is wrong", f"give {expected(key)}")
 
 
-def unknown_key(key: str, source: str, more: str = "") -> ConfigError:
+def unknown_key(key: str, source: str) -> ConfigError:
     near = keys.closest(key)
-    remedy = f"did you mean {near}?" if near else "see docs/run-file.md for the keys"
-    return ConfigError(f"{source}: there is no key {key}{more}", remedy)
+    remedy = f"did you mean {near}?" if near else "`earl config keys` lists the keys"
+    return ConfigError(f"{source}: there is no key {key}", remedy)
 
 
 def expected(key: str) -> str:
-    """What a key takes: its type and its bounds."""
+    """The type and the bounds of a key's value."""
     parts = key.split(".")
     for count in range(len(parts), 0, -1):  # an element of a list has its index at the end
         field = keys.field_of(".".join(parts[:count]))

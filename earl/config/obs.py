@@ -12,17 +12,18 @@ from earl.config.base import ConfigSection
 class ObsConfig(ConfigSection):
     """Where a run sends metrics and traces besides its own files."""
 
-    # Where each service serves GET /metrics for Prometheus: port 0 for any free one, "" for none. The local
-    # stack writes what it got to endpoints.json in the run's directory. Off loopback it needs TLS and token.
+    # host:port at which each service serves GET /metrics for Prometheus; port 0 takes any free one, ""
+    # switches it off. The addresses are in endpoints.json of the run's directory. Off loopback it needs TLS
+    # and a token.
     metrics: str = "127.0.0.1:0"
-    # An OTLP collector (gRPC) that gets traces of tickets and switches, for example
-    # "http://127.0.0.1:4317"; needs the extra `otel`. Off loopback https:// alone. "" for none.
+    # Address of an OTLP collector (gRPC) that receives traces of tickets and switches, for example
+    # "http://127.0.0.1:4317"; "" for none. It needs the extra `otel`; off loopback only https:// is allowed.
     traces: str = Field(default="", pattern=r"^(https?://[^/\s]+)?/?$")
-    # The fraction of tickets that are traced; the same tickets whenever the run is repeated.
+    # Fraction of tickets that are traced; the same tickets whenever the run is repeated.
     trace_fraction: float = Field(default=0.01, ge=0, le=1)
 
-    # Besides its own files, give the run's figures to these, each by a process of its own: needs the extra
-    # of that name. Their failure is not the run's.
+    # Services that also receive the run's metrics, each through a process of its own and with the extra of
+    # its name. If one fails, the run continues.
     sinks: list[Literal["tensorboard", "wandb"]] = []
 
     @property

@@ -10,40 +10,51 @@ from earl.config.base import ConfigSection
 
 
 class RolloutConfig(ConfigSection):
+    # Inference engine: EARL's own ("torch"), vLLM or SGLang (docs/engines.md compares them).
     engine: Literal["torch", "vllm", "sglang"] = "torch"
-    # Python interpreter of the engine's own environment (docs/engines.md); empty: the one that
-    # `make setup-vllm` makes for "vllm", the service's own for "torch".
+    # Python interpreter of the engine's own environment (docs/engines.md). Empty: for "vllm" the one that
+    # `make setup-vllm` makes, for "torch" the service's own.
     engine_python: str = ""
-    # Rollout services on this machine; each has a pool of engines x tp devices.
+    # Rollout workers on this machine; each has a pool of engines x tp devices.
     workers: int = Field(default=1, ge=1)
+    # Engines of each worker when the run starts (data parallelism). More engines play more episodes at once.
     engines: int = Field(default=1, ge=1)
+    # Devices of each engine when the run starts (tensor parallelism). Raise it if the model or its longest
+    # contexts do not fit into the memory of one device.
     tp: int = Field(default=1, ge=1)
+    # Where engines compute; "auto" takes a GPU if there is one.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # torch threads of each engine process.
+    # torch threads of each engine process. On a CPU, engines x tp x threads should not exceed the cores.
     threads: int = Field(default=1, ge=1)
-    # What the engine computes in; empty: model.dtype. "auto": bfloat16 if the device computes it without
-    # emulation, else float32; decided once, by the machine that launches the run.
+    # Dtype in which engines compute; empty: model.dtype. "auto": bfloat16 if the device computes it without
+    # emulation, else float32, decided once by the machine that starts the run.
     dtype: Literal["", "float32", "bfloat16", "auto"] = ""
-    # Tokens that the KV cache of one engine holds; when they are used up the youngest sequences are
-    # put back and computed again later. 0: max_sequences x max_context_tokens.
+    # Tokens that the KV cache of one engine holds. When they are used up, the youngest sequences wait and are
+    # computed again later. 0: max_sequences x max_context_tokens.
     kv_tokens: int = Field(default=0, ge=0)
-    # Sequences in the KV cache of one engine at once, and their longest length.
+    # Sequences that one engine generates at once. More raise throughput until memory or the processor is
+    # full.
     max_sequences: int = Field(default=64, ge=1)
+    # Longest context of an episode, in tokens: prompt, answers and observations together. An episode that
+    # reaches it ends as TRUNCATED.
     max_context_tokens: int = Field(default=256, ge=8)
-    # Longest answer of one turn.
+    # Most tokens of one answer.
     max_new_tokens: int = Field(default=16, ge=1)
-    # What a running sequence's KV becomes when new weights arrive.
+    # What happens to the KV cache of running sequences when new weights arrive: "keep" is faster, "recompute"
+    # makes every token depend on the new weights alone.
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    # Episodes that one worker runs at once; 0: as many as its engines hold sequences.
+    # Episodes that one worker plays at once. 0: as many as its engines hold sequences. Raise it if the
+    # environment is slow and engines wait for it.
     episodes: int = Field(default=0, ge=0)
-    # Finished trajectories that wait for the trainer; while there is no room for more, workers pause.
-    # 0: what (staleness + 2) batches of the longest episodes need, at least 64 MiB.
+    # Memory for finished trajectories that wait for the trainer; while it is full, workers pause. 0: what
+    # staleness + 2 batches of the longest episodes need, at least 64 MiB.
     arena_bytes: int = Field(default=0, ge=0)
-    # How often a worker starts an engine again that died, before it gives up itself.
+    # How many times a worker starts an engine that died before it gives up itself.
     engine_restarts: int = Field(default=2, ge=0)
-    # How long running episodes may continue after SIGTERM.
+    # Seconds that running episodes may continue after SIGTERM.
     drain_s: float = Field(default=5.0, ge=0)
-    # How long it then continues to serve trajectories that are not trained yet, while other workers play.
+    # Seconds that a worker then still serves trajectories that are not trained yet, while other workers play.
     # What is not trained by then is played again.
     linger_s: float = Field(default=0.0, ge=0)
+    # host:port at which the worker listens; port 0 takes any free one. Off loopback it needs TLS and a token.
     bind: str = "127.0.0.1:0"

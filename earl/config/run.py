@@ -18,28 +18,37 @@ from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 class StackConfig(ConfigSection):
     """The local stack: the processes that `earl train` starts."""
 
-    # How often a crashed worker is started again before the run gives up.
+    # How many times a process that crashed is started again before the run fails. 0 while you look for the
+    # cause of a crash.
     restarts: int = Field(default=2, ge=0)
+    # Seconds that a process may take to become ready. Raise it for a large model on a slow disk.
     start_s: float = Field(default=60.0, gt=0)
+    # Seconds that workers may take to finish at the end of a run, the trainer's last checkpoint included;
+    # then they are killed. Raise it if saving your model takes longer.
     stop_s: float = Field(default=20.0, gt=0)
 
 
 class DashboardConfig(ConfigSection):
     """The web page of the run, which reads and changes nothing (docs/dashboard.md)."""
 
-    # Where it listens; empty: there is none. Its link stands in dashboard.url of the run's directory.
+    # host:port at which the page listens; port 0 takes any free one, "" switches the page off. The link is in
+    # dashboard.url of the run's directory. Off loopback the page needs TLS and a token.
     bind: str = "127.0.0.1:0"
 
 
 class RunConfig(ConfigSection):
     """Everything a run needs to know; every service reads the same file."""
 
+    # Name of the run and of its directory.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    # Seed of every random choice: tasks, sampling, initial weights. Runs that differ only in it show how much
+    # of a result is chance.
     seed: int = Field(default=0, ge=0, lt=1 << 31)
-    # The same tokens and parameters, bit for bit, however often the run is killed and resumed; needs
-    # scheduler.staleness = 0 and a scheduler.selector that is not "on", and costs speed.
+    # The same tokens and parameters, bit for bit, however often the run is killed and resumed. It needs
+    # scheduler.staleness = 0 and a scheduler.selector other than "on", and costs speed: for debugging and for
+    # proofs.
     deterministic: bool = False
-    # Directory of runs; this one is <runs_dir>/<name>.
+    # Directory of all runs; this one is <runs_dir>/<name>.
     runs_dir: str = "runs"
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig
@@ -59,7 +68,7 @@ class RunConfig(ConfigSection):
 
     @property
     def rollout_dtype(self) -> DType:
-        """What engines compute in. Raises ConfigError if it has not been resolved."""
+        """The dtype in which engines compute. Raises ConfigError if it has not been resolved."""
         return settled("rollout.dtype", self.rollout.dtype or self.model.weight_dtype)
 
     @property

@@ -10,82 +10,109 @@ from earl.config.base import ConfigSection
 
 
 class SchedulerConfig(ConfigSection):
-    # Trajectories of one task instance, and groups of one batch.
+    # Trajectories of one task instance. Advantages are relative to the others of the group: with more of them
+    # they are less noisy, with 1 there is no signal.
     group_size: int = Field(default=16, ge=1)
+    # Groups of one batch; a step trains group_size x batch_groups trajectories.
     batch_groups: int = Field(default=16, ge=1)
-    steps: int = Field(default=100, ge=1)
-    # Training ends at the first boundary after this; 0: no bound.
+    # Training steps after the warm-up; 0 only evaluates. Raise it to continue a run that is complete.
+    steps: int = Field(default=100, ge=0)
+    # Seconds after which training ends at the next step, whatever steps is; 0: no limit.
     train_limit_s: float = Field(default=0.0, ge=0)
-    # 0: synchronous; 1: one step off. Groups issued and not yet trained stay within
-    # (staleness + 1) batches.
+    # How many versions older than the trained weights a token may be. 0: sampling and training take turns. 1:
+    # they overlap. More keeps engines busy if episodes differ much in length.
     staleness: int = Field(default=1, ge=0, le=8)
-    # Group-relative advantages: (reward - mean), divided by the group's deviation if "grpo".
+    # "mean": reward - mean of the group. "grpo": that, divided by the group's standard deviation.
     advantage: Literal["grpo", "mean"] = "grpo"
+    # How many times an episode is tried before its group is dropped.
     attempts: int = Field(default=3, ge=1)
-    # The run ends when this many tickets in a row used up their attempts and not one succeeded.
+    # The run ends when so many tickets in a row used up their attempts and none succeeded.
     give_up_after: int = Field(default=64, ge=1)
+    # Seconds after which an episode is given to another worker if its worker does not renew it.
     lease_s: float = Field(default=30.0, gt=0)
+    # Seconds that an episode may take; then its attempt fails. Raise it for long episodes with slow tools.
     episode_s: float = Field(default=300.0, gt=0)
+    # Most actions of an episode; one that reaches it ends as TRUNCATED.
     max_turns: int = Field(default=64, ge=1)
+    # Sampling temperature of training episodes. Below 1 they explore less; 0 always takes the most probable
+    # token.
     temperature: float = Field(default=1.0, ge=0)
-    # Trajectories of each batch, and episodes of each evaluation, that are kept as conversations.
-    transcripts: int = Field(default=2, ge=0, le=64)
-    # "on": after every step, decide the parallelism of each stage that has a profile, log the decision
-    # with its reasons (earl explain), and switch. "observe": the same, but nothing is switched. "static":
-    # nothing is decided. earl parallelism works with each of them.
+    # Trajectories of each batch, group by group, and episodes of each evaluation, that are kept as readable
+    # conversations.
+    transcripts: int = Field(default=8, ge=0, le=64)
+    # "on": after every step decides the parallelism of each stage that has a profile, logs the decision with
+    # its reasons (`earl explain`), and switches. "observe": decides and logs, but does not switch. "static":
+    # decides nothing. `earl parallelism` works with each of them.
     selector: Literal["on", "observe", "static"] = "on"
-    # CSV file of `earl profile`, with the stages that are to be decided for. Empty: what it has kept for
-    # this model, machine and settings; if there is nothing, nothing is decided.
+    # CSV file of `earl profile` for the selector. Empty: the measurements that `earl profile` kept for this
+    # model, machine and settings; without any, nothing is decided.
     profile: str = ""
-    # What a switch of a stage's parallelism is taken to cost until the first one is measured.
+    # Most seconds that a launch spends on a profile, by prediction. It measures the layouts that a stage may
+    # choose from where `profile` is empty and nothing was kept of them; later runs find the figures. 0: none.
+    profile_s: float = Field(default=30.0, ge=0)
+    # Seconds that a change of parallelism is assumed to cost until the first one has been measured.
     switch_cost_s: float = Field(default=1.0, ge=0)
-    # How often a worker says how it is, and how long after its last report it counts as gone.
+    # Seconds between the heartbeats of a worker.
     heartbeat_s: float = Field(default=1.0, gt=0)
+    # Seconds after its last heartbeat until a worker counts as lost, and its episodes are played again.
     membership_s: float = Field(default=10.0, gt=0)
-    # Reports of all workers together. In a fleet that would exceed this, each reports less often, and counts
-    # as gone after three times as long.
+    # Most heartbeats a second of all workers together. In a larger fleet each worker sends fewer, and counts
+    # as lost after three of its intervals.
     heartbeats_per_s: float = Field(default=100.0, gt=0)
+    # host:port at which the scheduler listens; port 0 takes any free one. Off loopback it needs TLS and a
+    # token.
     bind: str = "127.0.0.1:0"
 
 
 class SwitchDeadlines(ConfigSection):
     """Seconds that each part of a switch of a stage's parallelism may take."""
 
-    # New engines start beside the old ones and load the weights.
+    # Seconds until new engines have started beside the old ones and loaded the weights, or until the trainer
+    # has finished its step and its ranks are prepared. Raise it for models that load slowly.
     prepare_s: float = Field(default=300.0, gt=0)
-    # Engines pause, a trainer comes to the end of its step.
+    # Seconds until engines have paused; where the new ones do not fit beside them, the old ones end here.
+    # Trainer ranks do not use it.
     quiesce_s: float = Field(default=120.0, gt=0)
-    # Sequences, or parameters and moments, are handed over.
+    # Seconds until sequences, or parameters and moments, are handed over.
     switch_s: float = Field(default=120.0, gt=0)
-    # Log-probs of a few fixed prompts are compared with those of before.
+    # Seconds for comparing the log-probs of a few fixed prompts with those before.
     verify_s: float = Field(default=60.0, gt=0)
+    # Seconds until engines that had ended for lack of memory are started again after a switch that failed.
+    recover_s: float = Field(default=300.0, gt=0)
 
     @property
     def total_s(self) -> float:
-        """The most seconds of a whole switch: a roll-back hands state over and verifies it once more."""
-        return self.prepare_s + self.quiesce_s + 2 * (self.switch_s + self.verify_s)
+        """The most seconds of a whole switch: a roll-back hands state over and verifies it once more, or
+        brings engines back that had ended."""
+        roll_back_s = max(2 * self.switch_s + self.verify_s, self.recover_s)
+        return self.prepare_s + self.quiesce_s + self.verify_s + roll_back_s
 
 
 class SwitchConfig(SwitchDeadlines):
     """Bounds of a switch of a stage's parallelism. Past one of them the stage keeps the former one."""
 
-    # Largest difference of those log-probs, in nats: bfloat16 sums in another order differ by some 0.02. A
+    # Largest difference of those log-probs, in nats: bfloat16 sums in another order differ by about 0.02. A
     # layout that differs by more is not used again in the run.
     logprob_tolerance: float = Field(default=0.05, gt=0)
-    # For so long what failed otherwise is not tried again.
+    # Seconds during which a layout that failed in another way is not tried again.
     retry_s: float = Field(default=120.0, ge=0)
 
 
 class EvaluationConfig(ConfigSection):
     """Evaluation tickets: seeds that training never uses, the same in every evaluation, never trained on."""
 
+    # Episodes of the evaluations at the start and the end; 0: no evaluation. The confidence interval narrows
+    # with the square root of their number.
     episodes: int = Field(default=512, ge=0, le=16_384)
+    # Evaluates the policy before training, after the warm-up.
     at_start: bool = True
+    # Evaluates the policy after training.
     at_end: bool = True
     # Steps between evaluations during training, which waits for them; 0: none.
     every_steps: int = Field(default=0, ge=0)
-    # Episodes of those in between; 0: as many as at the end.
+    # Episodes of the evaluations during training; 0: as many as at the end.
     every_episodes: int = Field(default=0, ge=0, le=16_384)
+    # Sampling temperature of evaluations; 0 always takes the most probable token.
     temperature: float = Field(default=1.0, ge=0)
-    # Keep the checkpoint of the version with the best mean reward, whatever keep_checkpoints says.
+    # Keeps the checkpoint of the version with the best mean reward, whatever keep_checkpoints is.
     keep_best: bool = True

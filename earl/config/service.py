@@ -2,7 +2,7 @@
 
 FILE is a run file (.toml) or the run.json that a launcher wrote. The run's directory is EARL_RUN_DIR,
 otherwise the file's: services of one run share it (model, checkpoints, records). A dtype "auto" is
-what that directory's run.json says. EARL_BIND is where the
+taken from that directory's run.json. EARL_BIND is where the
 service listens, in place of its section's `bind`, so that one run file does for machines of all kinds.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from earl.config.auto_dtype import auto_keys, resolve_as_before
-from earl.config.load import complaint, load_run
+from earl.config.load import load_run, refused
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 
@@ -47,5 +47,4 @@ def read_run(file: Path) -> RunConfig:
             f"run file {file} cannot be read: {error.strerror}", "give a .toml run file or a run.json"
         ) from None
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        raise complaint(details[0], str(file), len(details) - 1) from None
+        raise refused(error, str(file)) from None

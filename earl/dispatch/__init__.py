@@ -1,4 +1,4 @@
-"""The data plane: tensors described by layouts, held in arenas, read directly by whoever needs them.
+"""The data plane: tensors described by layouts, held in arenas, read directly by their consumers.
 
 ```
  owner                                                reader

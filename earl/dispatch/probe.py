@@ -1,7 +1,7 @@
 """`python -m earl.dispatch.probe NAME`, with `[data_plane]` as JSON on stdin, tries out what works here.
 
 It prints one line, {"facts": {…}, "error": null or {"message", "remedy"}}. A process for each probe, so that
-a library that crashes or hangs takes nothing else with it; whoever starts it bounds its time. Every probe
+a library that crashes or hangs takes nothing else with it; its caller bounds its time. Every probe
 of a way moves bytes on it, from an arena, and compares what arrived.
 """
 
@@ -107,6 +107,8 @@ def device(config: DataPlaneConfig, facts: Facts) -> None:
         _arrived(facts, seconds, torch.equal(arrived, written.cpu()))
 
 
+# Where a probe needs another extra than stack.
+EXTRAS = {"ucx": "ucx", "nixl": "nixl", "rdma": "nixl"}
 PROBES: dict[str, Callable[[DataPlaneConfig, Facts], None]] = {
     "memory": memory,
     "ucx": ucx,
@@ -125,7 +127,10 @@ def probe(name: str, config: DataPlaneConfig) -> dict[str, Any]:
     except EarlError as failure:
         error = {"message": failure.message, "remedy": failure.remedy}
     except ImportError as failure:
-        error = {"message": f"{failure.name} is not installed", "remedy": "install earl[stack]"}
+        error = {
+            "message": f"{failure.name} is not installed",
+            "remedy": f"install earl[{EXTRAS.get(name, 'stack')}]",
+        }
     return {"facts": facts, "error": error}
 
 

@@ -1,4 +1,4 @@
-"""What `data_plane.require` asks for, checked before anything starts: owners and readers alike."""
+"""Checks `data_plane.require` before anything starts, for owners and readers alike."""
 
 from __future__ import annotations
 

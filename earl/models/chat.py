@@ -24,6 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earl.errors import ConfigError, ModelNotFound
+from earl.models.prompt_defaults import own_template
 
 # Stand for contents while a template is rendered; no template changes or contains them.
 _OBSERVATION = "EARLobservationEARL"
@@ -80,20 +81,11 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: str | Path, system: str = "") -> ChatTemplate:
-        """The template of a checkpoint: chat_template.jinja, or tokenizer_config.json's chat_template.
+        """The template of a checkpoint, without the defaults that `earl export` added to it.
 
         Raises ConfigError if it has none, ModelNotFound if a file cannot be read.
         """
-        file, written = Path(directory) / "tokenizer_config.json", {}
-        try:
-            if file.is_file():
-                written = json.loads(file.read_text(encoding="utf-8"))
-            jinja = Path(directory) / "chat_template.jinja"
-            source = jinja.read_text(encoding="utf-8") if jinja.is_file() else written.get("chat_template")
-        except (OSError, ValueError, AttributeError) as error:
-            raise ModelNotFound(f"{file.parent}: {error}", "save the tokenizer again") from None
-        if isinstance(source, list):  # several templates with names
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        source, written = read_template(directory)
         if not source:
             raise ConfigError(
                 f"model.chat = true, and {str(directory)!r} has no chat template",
@@ -130,6 +122,25 @@ class ChatTemplate:
             raise jinja2.TemplateError(f"it does not show the {role}'s message exactly once")
         kept = start.endswith(" ") and end.startswith(" ")
         return ChatFrame(start.removesuffix(" "), end.removeprefix(" "), strip=not kept)
+
+
+def read_template(directory: str | Path) -> tuple[str, Mapping[str, Any]]:
+    """(a checkpoint's own chat template, "" if it has none; its tokenizer_config.json, {} without one).
+
+    The template is that of chat_template.jinja, or else the one that tokenizer_config.json names "default".
+    Raises ModelNotFound if a file cannot be read.
+    """
+    file, written = Path(directory) / "tokenizer_config.json", {}
+    try:
+        if file.is_file():
+            written = json.loads(file.read_text(encoding="utf-8"))
+        jinja = Path(directory) / "chat_template.jinja"
+        source = jinja.read_text(encoding="utf-8") if jinja.is_file() else written.get("chat_template")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelNotFound(f"{file.parent}: {error}", "save the tokenizer again") from None
+    if isinstance(source, list):  # several templates with names
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return own_template(source or ""), written
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **other: Any) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from earl.config.check import check_scratch
 from earl.config.model import ModelConfig, ScratchModel
 from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
@@ -28,7 +29,7 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwe
 
 
 def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
-    """Make `directory` the run's model; returns it. Raises ModelNotFound, UnsupportedModel, ConfigError."""
+    """Makes `directory` the run's model; returns it. Raises ModelNotFound, UnsupportedModel, ConfigError."""
     if config.path:
         source = resolve(config.path)
         check_model(source)
@@ -51,17 +52,8 @@ def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
 
 
 def write_scratch(directory: Path, scratch: ScratchModel, seed: int, dtype: str) -> None:
-    """Write a checkpoint with random weights; the directory appears whole. Raises ConfigError."""
-    if scratch.hidden_size % scratch.heads or (scratch.hidden_size // scratch.heads) % 2:
-        raise ConfigError(
-            f"model.scratch: hidden_size {scratch.hidden_size} is no even multiple of heads {scratch.heads}",
-            "make hidden_size / heads a whole, even number",
-        )
-    if scratch.heads % scratch.kv_heads:
-        raise ConfigError(
-            f"model.scratch: heads {scratch.heads} is no multiple of kv_heads {scratch.kv_heads}",
-            "make kv_heads divide heads",
-        )
+    """Writes a checkpoint with random weights; the directory appears whole. Raises ConfigError."""
+    check_scratch(scratch)
     tokenizer = scratch_tokenizer(scratch.words)
     config = _config(scratch, tokenizer.get_vocab_size(), dtype)
     decoder = Decoder(spec_of(config))

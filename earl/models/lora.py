@@ -75,7 +75,7 @@ class LoraRow(_Adapted, RowLinear):
 
 
 def adapt(decoder: Decoder, lora: LoraSpec) -> None:
-    """Give every target of a decoder an adapter (float32, not yet filled); freeze all other parameters."""
+    """Gives every target of a decoder an adapter (float32, not yet filled); freeze all other parameters."""
     decoder.requires_grad_(False)
     for block in decoder.model.layers:
         for part, names in (("self_attn", ATTENTION), ("mlp", MLP)):

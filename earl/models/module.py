@@ -280,8 +280,8 @@ def decoder_on_meta(
 ) -> Decoder:
     """A decoder that has shapes and no memory yet.
 
-    No first values are drawn, which nobody could read: on the meta device torch would import its compiler
-    for that (0.4 s of CPU).
+    No initial values are drawn, which a meta device cannot hold: torch would import its compiler for that
+    (0.4 s of CPU).
     """
     with torch.device("meta"), _Uninitialised():
         return Decoder(spec, tp, cp)

@@ -18,54 +18,31 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from earl.models.custom_gradient import custom_gradient
+
 # Length of the shortest sequence of a bucket, as a fraction of the longest.
 SHORTEST = 0.75
 # Below this length the CPU kernel's backward pass is several times faster in float32 than in bfloat16.
 NARROW_TOKENS = 512
 
 
-class _Gather(torch.autograd.Function):
-    """Rows there and back: both passes are a plain copy of rows, because padding has no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        ctx.back = back
-        return x.index_select(0, there)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grads[0].index_select(0, ctx.back), None, None
+def _gathered(x: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Padded rows of packed rows x: both passes are a plain copy of rows, because padding has no gradient."""
+    there, back = packing.there, packing.back
+    return custom_gradient(x, lambda x: x.index_select(0, there), lambda grad: grad.index_select(0, back))
 
 
-class _GatherShared(torch.autograd.Function):
-    """_Gather for keys and values: a row that several sequences read has the sum of their gradients,
+def _gathered_shared(x: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """_gathered for keys and values: a row that several sequences read has the sum of their gradients,
     added up in float32.
     """
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packing: Packing) -> torch.Tensor:
-        ctx.packing = packing
-        return x.index_select(0, packing.there)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad, packing = grads[0], ctx.packing
+    def backward(grad: torch.Tensor) -> torch.Tensor:
         total = grad.index_select(0, packing.back).flatten(1).float()
         total.index_add_(0, packing.again_to, grad.index_select(0, packing.again).flatten(1).float())
-        return total.to(grad.dtype).view(-1, *grad.shape[1:]), None
+        return total.to(grad.dtype).view(-1, *grad.shape[1:])
 
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        ctx.back, ctx.rows = back, x.shape[0]
-        return x.index_select(0, back)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad = grads[0]
-        padded = grad.new_zeros((ctx.rows, *grad.shape[1:]))
-        return padded.index_copy_(0, ctx.back, grad.contiguous()), None
+    return custom_gradient(x, lambda x: x.index_select(0, packing.there), backward)
 
 
 class _ShortFlash(torch.autograd.Function):
@@ -186,14 +163,10 @@ def causal_attention(
     """Each sequence attends to itself, causally, what it shares included. query [T, heads, D], key and value
     [T, kv_heads, D] → [T, heads, D]."""
     if not packing.identity:
-        # Of a shared row's queries only those of its own sequence are kept: the others have no gradient.
-        query = _Gather.apply(query, packing.there, packing.back)  # type: ignore[assignment]
-        if len(packing.again):
-            key = _GatherShared.apply(key, packing)  # type: ignore[assignment]
-            value = _GatherShared.apply(value, packing)  # type: ignore[assignment]
-        else:
-            key = _Gather.apply(key, packing.there, packing.back)  # type: ignore[assignment]
-            value = _Gather.apply(value, packing.there, packing.back)  # type: ignore[assignment]
+        # Only the queries of a row's own sequence are kept: the others have no gradient.
+        query = _gathered(query, packing)
+        gathered = _gathered_shared if len(packing.again) else _gathered
+        key, value = gathered(key, packing), gathered(value, packing)
     grouped = query.shape[1] != key.shape[1]
     if grouped and not query.is_cuda:
         # The CPU flash kernel takes equal head counts only.
@@ -212,9 +185,14 @@ def causal_attention(
         outputs.append(out.transpose(1, 2).flatten(0, 1))
         row = rows.stop
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output if packing.identity else _Scatter.apply(output, packing.back)  # type: ignore[return-value]
+    return output if packing.identity else take_rows(output, packing.back)
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """x[rows] for rows int64 [N], none of them twice: the backward pass is a copy, not a sum."""
-    return _Scatter.apply(x, rows)  # type: ignore[return-value]
+    shape = x.shape
+    return custom_gradient(
+        x,
+        lambda x: x.index_select(0, rows),
+        lambda grad: grad.new_zeros(shape).index_copy_(0, rows, grad.contiguous()),
+    )

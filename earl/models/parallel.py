@@ -13,12 +13,15 @@ a term of a sum over cp; those of the embedding, the last norm and lm_head are a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+
+from earl.models.custom_gradient import custom_gradient, unchanged
 
 
 @dataclass(frozen=True)
@@ -58,88 +61,42 @@ class ContextParallel:
         return [total * (i + 1) // self.size - total * i // self.size for i in range(self.size)]
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad = grads[0].contiguous()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        x = x.contiguous()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0], None
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, size: int) -> torch.Tensor:
-        ctx.size = size
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0] / ctx.size, None
-
-
-class _ToHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
-        ctx.cp, ctx.total = cp, total
-        return _to_heads(x, cp, total)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _to_rows(grads[0], ctx.cp, ctx.total), None, None
-
-
-class _ToRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
-        ctx.cp, ctx.total = cp, total
-        return _to_rows(x, cp, total)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _to_heads(grads[0], ctx.cp, ctx.total), None, None
+def _summed(x: torch.Tensor, group: Any) -> torch.Tensor:
+    x = x.contiguous()
+    dist.all_reduce(x, group=group)
+    return x
 
 
 def enter(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """Before column-parallel linears, and of a parameter that ranks share: identity; the gradient is summed
-    over the group."""
-    return x if tp.size == 1 else _Enter.apply(x, tp.group)  # type: ignore[return-value]
+    """The identity, before column-parallel linears and of shared parameters.
+
+    Its gradient is summed over the group.
+    """
+    return x if tp.size == 1 else custom_gradient(x, unchanged, partial(_summed, group=tp.group))
 
 
 def leave(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """After row-parallel linears: the sum over the group; the gradient passes."""
-    return x if tp.size == 1 else _Leave.apply(x, tp.group)  # type: ignore[return-value]
+    """The sum over the group after row-parallel linears; the gradient passes unchanged."""
+    return x if tp.size == 1 else custom_gradient(x, partial(_summed, group=tp.group), unchanged)
 
 
 def spread(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """After what every rank computes alike: identity; each has an equal part of the gradient."""
-    return x if tp.size == 1 else _Spread.apply(x, tp.size)  # type: ignore[return-value]
+    """The identity after what every rank computes alike; each rank has an equal part of the gradient."""
+    return x if tp.size == 1 else custom_gradient(x, unchanged, lambda grad: grad / tp.size)
 
 
 def to_heads(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
     """[this rank's rows, heads, D] → [total rows, heads / cp, D]: rank r gets the r-th part of the heads."""
-    return x if cp.size == 1 else _ToHeads.apply(x, cp, total)  # type: ignore[return-value]
+    if cp.size == 1:
+        return x
+    return custom_gradient(x, partial(_to_heads, cp=cp, total=total), partial(_to_rows, cp=cp, total=total))
 
 
 def to_rows(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
     """[total rows, heads / cp, D] → [this rank's rows, heads, D]."""
-    return x if cp.size == 1 else _ToRows.apply(x, cp, total)  # type: ignore[return-value]
+    if cp.size == 1:
+        return x
+    return custom_gradient(x, partial(_to_rows, cp=cp, total=total), partial(_to_heads, cp=cp, total=total))
 
 
 def _to_heads(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
@@ -184,7 +141,7 @@ class RowLinear(nn.Linear):
         self.tp = tp
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """This rank's term."""
+        """The term of the product that this rank computes."""
         return F.linear(input, self.weight, bias)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Whether a run's model can be loaded, as far as its files tell: `python -m earl.models.probe`.
+"""Whether a run's model can be loaded, judged by its files: `python -m earl.models.probe`.
 
 `[model]` as JSON on standard input; {"facts", "error"} as one line of JSON on standard output. A package's
 model is not converted for this.
@@ -7,7 +7,6 @@ model is not converted for this.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import Any
 
@@ -32,12 +31,11 @@ def facts_of(config: ModelConfig) -> dict[str, Any]:
     directory = resolve(config.path)
     spec = load_spec(directory)
     Tokenizer.load(directory, config)
-    parameters = sum(math.prod(shape) for shape in spec.shapes().values())
     return {
         "path": str(directory),
         "family": spec.family,
-        "parameters": parameters,
-        "bytes": parameters * ITEM_BYTES[config.weight_dtype],
+        "parameters": spec.parameters,
+        "bytes": spec.parameters * ITEM_BYTES[config.weight_dtype],
         "max_positions": spec.max_positions,
         "chat_template": config.chat,
     }

@@ -52,7 +52,7 @@ _LLAMA = Family(
     fused={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
     tied={"lm_head.weight": "model.embed_tokens.weight"},
 )
-# The three name their parameters alike; which of them a model has is ModelSpec.shapes()'s to say.
+# The three name their parameters alike; ModelSpec.shapes() lists those that a model has.
 FAMILIES: dict[str, Family] = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA}
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says about its decoder, as one value.
+"""A decoder's description in a checkpoint's config.json, as one value.
 
 Promise: a spec that exists can be built (earl.models.module) and reproduces transformers; whatever
 the decoders here do not have is refused while the spec is read, with the key and its value.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -53,40 +54,39 @@ class ModelSpec:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every parameter by its transformers name, with its whole shape, in the order of computation."""
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        block = self._block_shapes()
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, self.hidden)}
         for layer in range(self.layers):
-            layer_name = f"model.layers.{layer}."
-            shapes[layer_name + "input_layernorm.weight"] = (self.hidden,)
-            for letter, rows in (("q", query), ("k", key), ("v", key)):
-                shapes[f"{layer_name}self_attn.{letter}_proj.weight"] = (rows, self.hidden)
-                if self.qkv_bias:
-                    shapes[f"{layer_name}self_attn.{letter}_proj.bias"] = (rows,)
-            if self.qk_norm:
-                shapes[layer_name + "self_attn.q_norm.weight"] = (self.head_dim,)
-                shapes[layer_name + "self_attn.k_norm.weight"] = (self.head_dim,)
-            shapes[layer_name + "self_attn.o_proj.weight"] = (self.hidden, query)
-            if self.o_bias:
-                shapes[layer_name + "self_attn.o_proj.bias"] = (self.hidden,)
-            shapes[layer_name + "post_attention_layernorm.weight"] = (self.hidden,)
-            shapes[layer_name + "mlp.gate_proj.weight"] = (self.intermediate, self.hidden)
-            shapes[layer_name + "mlp.up_proj.weight"] = (self.intermediate, self.hidden)
-            shapes[layer_name + "mlp.down_proj.weight"] = (self.hidden, self.intermediate)
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in block.items()}
         shapes["model.norm.weight"] = (self.hidden,)
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocab, self.hidden)
         return shapes
 
+    def _block_shapes(self) -> dict[str, tuple[int, ...]]:
+        hidden, inner = self.hidden, self.intermediate
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+        for letter, rows in (("q", query), ("k", key), ("v", key)):
+            shapes[f"self_attn.{letter}_proj.weight"] = (rows, hidden)
+            if self.qkv_bias:
+                shapes[f"self_attn.{letter}_proj.bias"] = (rows,)
+        if self.qk_norm:
+            shapes |= {f"self_attn.{letter}_norm.weight": (self.head_dim,) for letter in "qk"}
+        shapes["self_attn.o_proj.weight"] = (hidden, query)
+        if self.o_bias:
+            shapes["self_attn.o_proj.bias"] = (hidden,)
+        shapes["post_attention_layernorm.weight"] = (hidden,)
+        return shapes | {
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+        }
+
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        total = 0
-        for shape in self.shapes().values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
+        return sum(map(prod, self.shapes().values()))
 
 
 def load_spec(path: str | Path) -> ModelSpec:
@@ -141,7 +141,7 @@ def spec_of(config: dict[str, Any], source: str = "config.json") -> ModelSpec:
             intermediate=int(config["intermediate_size"]),
             vocab=int(config["vocab_size"]),
             eps=float(config.get("rms_norm_eps", 1e-6)),
-            # Families' defaults agree: untied unless the file says otherwise.
+            # Families' defaults agree: untied unless the file names another value.
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
             o_bias=bias and family != "qwen2",

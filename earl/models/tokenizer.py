@@ -9,7 +9,9 @@ encoded as one, from control token to control token.
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +21,13 @@ from tokenizers import models, pre_tokenizers, processors
 from earl.config.model import ModelConfig
 from earl.errors import ConfigError, ModelNotFound
 from earl.models.chat import ChatFrame, ChatTemplate
+from earl.models.export_record import read_record
+
+log = logging.getLogger(__name__)
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+# Words outside of the vocabulary that are remembered, and named in the log.
+UNKNOWN_WORDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,10 @@ class Tokenizer:
     """
 
     stop_ids: frozenset[int]
+    # End-of-sequence ids of the checkpoint's files alone, in the order in which they are tried.
+    checkpoint_eos_ids: tuple[int, ...]
+    # Words that a word-level tokenizer was given and does not have, at most UNKNOWN_WORDS, in their order.
+    unknown_words: dict[str, None]
 
     def __init__(
         self,
@@ -53,7 +64,8 @@ class Tokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = tokenizer.get_vocab_size()
-        # Of a chat, else empty: its system message, and how every answer begins (read, not generated).
+        self.checkpoint_eos_ids = eos_ids
+        # A chat's system message, and how every answer begins (read, not generated); empty without a chat.
         self.system = config.system if chat else ""
         self.opening = config.action_prefix if chat else ""
         self._start = self._marked("", add_special_tokens=True)
@@ -68,12 +80,14 @@ class Tokenizer:
         # Ends an action whose own text does not end in a stop token.
         self._end = stops[0] if stops else (eos_ids[0] if eos_ids else None)
         self._words = isinstance(tokenizer.model, models.WordLevel)
+        self._unknown_id = tokenizer.token_to_id(tokenizer.model.unk_token) if self._words else None
+        self.unknown_words = {}
         # From here on special tokens in texts are plain text.
         tokenizer.encode_special_tokens = True
 
     @classmethod
     def load(cls, directory: str | Path, config: ModelConfig | None = None) -> Tokenizer:
-        """Read tokenizer.json and the end-of-sequence ids. Raises ModelNotFound, ConfigError."""
+        """Reads tokenizer.json and the end-of-sequence ids. Raises ModelNotFound, ConfigError."""
         file = Path(directory) / "tokenizer.json"
         if not file.is_file():
             raise ModelNotFound(
@@ -135,9 +149,30 @@ class Tokenizer:
             )
         return ids[0]
 
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary writes it; "" if it has none with this id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def encode_text(self, text: str) -> list[int]:
-        """The ids of plain text; special tokens in it are not recognised."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """The ids of plain text; special tokens in it are not recognised.
+
+        A word-level tokenizer remembers what it does not have, and says each word once in the log.
+        """
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = encoded.ids
+        if self._unknown_id is not None and self._unknown_id in ids:
+            self._remember(text[slice(*encoded.offsets[i])] for i, token in enumerate(ids)
+                           if token == self._unknown_id)  # fmt: skip
+        return ids
+
+    def _remember(self, words: Iterable[str]) -> None:
+        for word in words:
+            if word in self.unknown_words or len(self.unknown_words) == UNKNOWN_WORDS:
+                continue
+            self.unknown_words[word] = None
+            log.warning(
+                "the model reads <unk> for %r: add the word to model.scratch.words of a new run", word[:80]
+            )
 
     def encode_observation(
         self, text: str, first: bool, role: str = "user", after: int | None = None
@@ -186,7 +221,13 @@ class Tokenizer:
 
 
 def _eos_ids(directory: Path, tokenizer: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """End-of-sequence ids of the tokenizer, generation and model configurations."""
+    """End-of-sequence ids of the tokenizer, generation and model configurations.
+
+    generation_config.json of an exported model also has what its run stopped at: earl.json tells them apart.
+    """
+    record = read_record(directory)
+    if record is not None:
+        return record.eos_token_ids
     ids: dict[int, None] = {}
     for name in ("generation_config.json", "config.json"):
         if (directory / name).is_file():

@@ -1,6 +1,6 @@
 """The tensor and context parallel degrees that a model's heads allow. Pure.
 
-earl.models.slices says what each rank then holds.
+earl.models.slices lists what each rank then holds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def legal_parallelisms(spec: ModelSpec, devices: int) -> list[Parallelism]:
 
 
 def check_tp(spec: ModelSpec, tp: int) -> None:
-    """Raises IllegalParallelism, naming the model's numbers and the degrees that it allows."""
+    """Raises IllegalParallelism for a tp that the model forbids.
+
+    The error names the degrees that are allowed.
+    """
     legal = legal_tp(spec)
     if tp not in legal:
         raise IllegalParallelism(

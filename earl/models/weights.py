@@ -1,6 +1,6 @@
 """Reading and writing checkpoint directories: config.json, *.safetensors, tokenizer.json.
 
-Tensors are read one by one, and only the slice that is asked for: no state dict of the whole model
+Tensors are read one by one, and only the slice that is needed: no state dict of the whole model
 ever exists. Never torch.load, never pickle.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +118,7 @@ def check_model(directory: str | Path) -> ModelSpec:
 
 
 def load_decoder(decoder: Decoder, directory: str | Path) -> None:
-    """Fill a decoder (its tp slices) from a checkpoint, casting to the parameters' dtype."""
+    """Fills a decoder (its tp slices) from a checkpoint, casting to the parameters' dtype."""
     checkpoint, spec = Checkpoint(directory), decoder.spec
     with torch.no_grad():
         parameters = rank_parameters(spec, decoder.tp.rank, decoder.tp.size)
@@ -125,32 +127,58 @@ def load_decoder(decoder: Decoder, directory: str | Path) -> None:
                 parameter[part.target.slices()].copy_(checkpoint.read(part.source, part.box))
 
 
-def save_checkpoint(
-    directory: str | Path, source: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str = ""
-) -> None:
-    """Write a directory that transformers reads: `tensors` (whole, transformers names) and the
-    configuration and tokenizer files of `source`. dtype: of the tensors, for the configuration to say,
-    since transformers computes in what it says; empty: as in `source`.
+@contextmanager
+def written_whole(directory: str | Path) -> Iterator[Path]:
+    """Yields an empty directory that is renamed to `directory` at the end, or removed after an error.
 
-    The directory appears whole (renamed into place) and must not exist. Shards of SHARD_BYTES are
-    written as tensors come, so an iterator that gathers one tensor at a time stays small.
+    `directory` must not exist. Its files get one mode, that of any new file under the process's umask:
+    safetensors makes files that only their owner reads, and copies have the mode of their source.
     """
     target = Path(directory)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
     try:
-        for name in SIDE_FILES:
-            if (Path(source) / name).is_file():
-                shutil.copy(Path(source) / name, partial / name)
+        yield partial
+        mode = stat.S_IMODE(partial.stat().st_mode) & 0o777
+        for path in partial.rglob("*"):
+            path.chmod(mode if path.is_dir() else mode & 0o666)
+        os.rename(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def save_checkpoint(
+    directory: str | Path,
+    source: str | Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: str = "",
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a directory that transformers reads: `tensors` (whole, transformers names) and the
+    configuration and tokenizer files of `source`. dtype: of the tensors, written into the
+    configuration, since transformers computes in it; empty: as in `source`. texts: further files by name,
+    which take the place of those of `source`.
+
+    The directory appears whole (renamed into place) and must not exist. Shards of SHARD_BYTES are
+    written as tensors come, so an iterator that gathers one tensor at a time stays small.
+    """
+    with written_whole(directory) as partial:
+        copy_side_files(source, partial, SIDE_FILES, texts or {})
         if dtype:
             config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
             config.pop("torch_dtype", None)  # its name before transformers 5
             text = json.dumps(config | {"dtype": dtype}, indent=2)
             (partial / "config.json").write_text(text + "\n", encoding="utf-8")
         _write_shards(partial, tensors)
-        os.rename(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def copy_side_files(source: str | Path, target: Path, names: Iterable[str], texts: Mapping[str, str]) -> None:
+    """Copies the files of `source` with these names, where it has them, and writes `texts` by their names."""
+    for name in names:
+        if name not in texts and (Path(source) / name).is_file():
+            shutil.copyfile(Path(source) / name, target / name)
+    for name, text in texts.items():
+        (target / name).write_text(text, encoding="utf-8")
 
 
 def _write_shards(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

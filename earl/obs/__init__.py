@@ -1,1 +1,1 @@
-"""What a process says about itself: logs now; metrics, traces and the timeline as they come."""
+"""What a process reports about itself: logs, metrics, traces and the timeline."""

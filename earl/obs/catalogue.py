@@ -37,168 +37,158 @@ class Sample:
 # Called for every scrape, on the loop that owns what it reads.
 Source = Callable[[], Iterable[Sample]]
 
+
+def gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", help, labels)
+
+
+def counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "counter", help, labels)
+
+
+def histogram(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "histogram", help, labels)
+
+
 _RPC = [
-    Metric(
+    counter(
         "earl_rpc_requests_total",
-        "counter",
         "Calls that ended, by method and gRPC code; streams count at their end.",
-        ("method", "code"),
+        "method",
+        "code",
     ),
-    Metric(
+    histogram(
         "earl_rpc_request_seconds",
-        "histogram",
         "Duration of unary calls; those that wait for work (LeaseTickets, NextBatch) contain the wait.",
-        ("method",),
+        "method",
     ),
-    Metric("earl_rpc_requests_in_flight", "gauge", "Calls and streams in progress."),
-    Metric("earl_build_info", "gauge", "Always 1; what runs here.", ("version",)),
+    gauge("earl_rpc_requests_in_flight", "Calls and streams in progress."),
+    gauge("earl_build_info", "Always 1; what runs here.", "version"),
 ]
 
 _SCHEDULER = [
-    Metric("earl_scheduler_phase", "gauge", "1 for the phase that the run is in.", ("phase",)),
-    Metric("earl_scheduler_done", "gauge", "1 once the run has ended."),
-    Metric("earl_scheduler_step", "gauge", "Steps of the phase that are done."),
-    Metric("earl_scheduler_policy_version", "gauge", "Version that is being trained."),
-    Metric("earl_scheduler_published_version", "gauge", "Newest version that engines can load."),
-    Metric(
+    gauge("earl_scheduler_phase", "1 for the phase that the run is in.", "phase"),
+    gauge("earl_scheduler_done", "1 once the run has ended."),
+    gauge("earl_scheduler_step", "Steps of the phase that are done."),
+    gauge("earl_scheduler_policy_version", "Version that is being trained."),
+    gauge("earl_scheduler_published_version", "Newest version that engines can load."),
+    gauge(
         "earl_scheduler_since_commit_seconds",
-        "gauge",
         "Since the last committed batch, or since this scheduler began.",
     ),
-    Metric("earl_scheduler_issued_tickets_total", "counter", "Tickets issued."),
-    Metric(
+    counter("earl_scheduler_issued_tickets_total", "Tickets issued."),
+    gauge(
         "earl_scheduler_tickets",
-        "gauge",
         "Tickets by state; trained ones that a roll-back gives up become dropped.",
-        ("state",),
+        "state",
     ),
-    Metric("earl_scheduler_dropped_tickets", "gauge", "Dropped tickets by reason.", ("reason",)),
-    Metric("earl_scheduler_episodes_total", "counter", "Attempts that ended, by how.", ("ending",)),
-    Metric("earl_scheduler_out_of_memory_episodes_total", "counter", "Attempts lost to an engine's memory."),
-    Metric("earl_scheduler_failing_tickets", "gauge", "Tickets in a row that came to nothing."),
-    Metric(
-        "earl_scheduler_trajectories",
-        "gauge",
-        "Trajectories by what a consumer has done with them.",
-        ("role", "state"),
+    gauge("earl_scheduler_dropped_tickets", "Dropped tickets by reason.", "reason"),
+    counter("earl_scheduler_episodes_total", "Attempts that ended, by how.", "ending"),
+    counter("earl_scheduler_out_of_memory_episodes_total", "Attempts lost to an engine's memory."),
+    gauge("earl_scheduler_failing_tickets", "Tickets in a row that failed."),
+    gauge(
+        "earl_scheduler_trajectories", "Trajectories by what a consumer has done with them.", "role", "state"
     ),
-    Metric(
+    gauge(
         "earl_scheduler_batch_staleness_versions",
-        "gauge",
         "Versions behind, of the last committed batch.",
-        ("statistic",),
+        "statistic",
     ),
-    Metric("earl_scheduler_batch_reward", "gauge", "Mean reward of the last committed batch."),
-    Metric("earl_scheduler_batch_win_ratio", "gauge", "Wins in the last committed batch."),
-    Metric("earl_scheduler_batch_tokens", "gauge", "Tokens of the last committed batch."),
-    Metric("earl_scheduler_batch_loss", "gauge", "Loss of the last committed batch."),
-    Metric(
-        "earl_scheduler_tokens_per_second",
-        "gauge",
-        "Tokens trained on a second, at the last committed batch.",
-    ),
-    Metric("earl_scheduler_episode_tokens", "gauge", "Lengths of recent episodes.", ("statistic",)),
-    Metric("earl_scheduler_evaluation_version", "gauge", "Version that was evaluated last."),
-    Metric("earl_scheduler_evaluation_reward", "gauge", "Mean reward of the last evaluation."),
-    Metric("earl_scheduler_evaluation_win_ratio", "gauge", "Wins in the last evaluation."),
-    Metric("earl_scheduler_workers", "gauge", "Workers that take part.", ("stage",)),
-    Metric(
-        "earl_scheduler_worker_silent_seconds",
-        "gauge",
-        "Since a worker's last heartbeat.",
-        ("worker", "stage"),
-    ),
-    Metric(
+    gauge("earl_scheduler_batch_reward", "Mean reward of the last committed batch."),
+    gauge("earl_scheduler_batch_win_ratio", "Wins in the last committed batch."),
+    gauge("earl_scheduler_batch_tokens", "Tokens of the last committed batch."),
+    gauge("earl_scheduler_batch_loss", "Loss of the last committed batch."),
+    gauge("earl_scheduler_tokens_per_second", "Tokens trained on a second, at the last committed batch."),
+    gauge("earl_scheduler_episode_tokens", "Lengths of recent episodes.", "statistic"),
+    gauge("earl_scheduler_evaluation_version", "Version that was evaluated last."),
+    gauge("earl_scheduler_evaluation_reward", "Mean reward of the last evaluation."),
+    gauge("earl_scheduler_evaluation_win_ratio", "Wins in the last evaluation."),
+    gauge("earl_scheduler_workers", "Workers that take part.", "stage"),
+    gauge("earl_scheduler_worker_silent_seconds", "Since a worker's last heartbeat.", "worker", "stage"),
+    gauge(
         "earl_scheduler_parallelism",
-        "gauge",
         "The parallelism of a stage, by degree; absent while its workers differ.",
-        ("stage", "degree"),
+        "stage",
+        "degree",
     ),
-    Metric("earl_scheduler_switches_total", "counter", "Switches that ended.", ("stage", "outcome")),
-    Metric(
+    counter("earl_scheduler_switches_total", "Switches that ended.", "stage", "outcome"),
+    histogram(
         "earl_scheduler_switch_stall_seconds",
-        "histogram",
         "Longest time of a switch in which a worker made nothing.",
-        ("stage",),
+        "stage",
     ),
-    Metric("earl_scheduler_switch_running", "gauge", "1 while a stage changes its parallelism.", ("stage",)),
+    gauge("earl_scheduler_switch_running", "1 while a stage changes its parallelism.", "stage"),
 ]
 
 _GATEWAY = [
-    Metric("earl_gateway_hosts", "gauge", "Environment hosts that are attached."),
-    Metric("earl_gateway_capacity_sessions", "gauge", "Sessions that hosts can hold.", ("environment",)),
-    Metric("earl_gateway_open_sessions", "gauge", "Sessions on hosts.", ("environment",)),
-    Metric("earl_gateway_queued_sessions", "gauge", "Sessions that wait for a host.", ("environment",)),
-    Metric("earl_gateway_quarantined_hosts", "gauge", "Hosts kept from an environment.", ("environment",)),
-    Metric("earl_gateway_sessions_total", "counter", "Sessions opened."),
-    Metric("earl_gateway_results_total", "counter", "Results that were passed on."),
-    Metric("earl_gateway_failed_sessions_total", "counter", "Sessions that failed, by error.", ("reason",)),
-    Metric("earl_gateway_refused_messages_total", "counter", "Messages that broke a rule.", ("reason",)),
-    Metric("earl_gateway_hosts_lost_total", "counter", "Hosts that left or were lost."),
-    Metric("earl_gateway_host_reconnects_total", "counter", "Streams of hosts that came back."),
-    Metric("earl_gateway_moved_sessions_total", "counter", "Sessions that went on with another host."),
-    Metric("earl_gateway_quarantines_total", "counter", "Quarantines that began."),
-    Metric("earl_gateway_queue_wait_seconds", "histogram", "Wait of sessions that found a host."),
-    Metric("earl_gateway_reset_seconds", "histogram", "A reset on its host.", ("environment",)),
-    Metric("earl_gateway_step_seconds", "histogram", "A step on its host.", ("environment",)),
+    gauge("earl_gateway_hosts", "Environment hosts that are attached."),
+    gauge("earl_gateway_capacity_sessions", "Sessions that hosts can hold.", "environment"),
+    gauge("earl_gateway_open_sessions", "Sessions on hosts.", "environment"),
+    gauge("earl_gateway_queued_sessions", "Sessions that wait for a host.", "environment"),
+    gauge("earl_gateway_quarantined_hosts", "Hosts kept from an environment.", "environment"),
+    counter("earl_gateway_sessions_total", "Sessions opened."),
+    counter("earl_gateway_results_total", "Results that were passed on."),
+    counter("earl_gateway_failed_sessions_total", "Sessions that failed, by error.", "reason"),
+    counter("earl_gateway_refused_messages_total", "Messages that broke a rule.", "reason"),
+    counter("earl_gateway_hosts_lost_total", "Hosts that left or were lost."),
+    counter("earl_gateway_host_reconnects_total", "Streams of hosts that came back."),
+    counter("earl_gateway_moved_sessions_total", "Sessions that were moved to another host."),
+    counter("earl_gateway_quarantines_total", "Quarantines that began."),
+    histogram("earl_gateway_queue_wait_seconds", "Wait of sessions that found a host."),
+    histogram("earl_gateway_reset_seconds", "A reset on its host.", "environment"),
+    histogram("earl_gateway_step_seconds", "A step on its host.", "environment"),
 ]
 
 _ROLLOUT = [
-    Metric("earl_rollout_generated_tokens_total", "counter", "Tokens sampled.", ("engine",)),
-    Metric("earl_rollout_prefilled_tokens_total", "counter", "Tokens read as context.", ("engine",)),
-    Metric("earl_rollout_engine_step_seconds_total", "counter", "Time in an engine's steps.", ("engine",)),
-    Metric(
-        "earl_rollout_engine_sequences", "gauge", "Sequences in an engine, by state.", ("engine", "state")
-    ),
-    Metric("earl_rollout_preemptions_total", "counter", "Sequences put back for want of KV.", ("engine",)),
-    Metric("earl_rollout_kv_tokens", "gauge", "KV by use: capacity, used, committed.", ("engine", "use")),
-    Metric("earl_rollout_engine_version", "gauge", "Policy version in an engine.", ("engine",)),
-    Metric("earl_rollout_engines", "gauge", "Engines that are alive."),
-    Metric("earl_rollout_episodes_total", "counter", "Episodes that ended here, by how.", ("ending",)),
-    Metric("earl_rollout_leased_episodes", "gauge", "Attempts held, by state.", ("state",)),
-    Metric("earl_rollout_capacity_episodes", "gauge", "Attempts that may be held."),
-    Metric("earl_rollout_env_steps_total", "counter", "Steps that environments answered."),
-    Metric("earl_rollout_env_wait_seconds_total", "counter", "Time that episodes waited for those steps."),
-    Metric("earl_rollout_arena_used_ratio", "gauge", "Of the arena that trajectories lie in."),
-    Metric("earl_rollout_arena_blocked", "gauge", "1 while finished episodes wait for room in the arena."),
-    Metric("earl_rollout_memory_used_ratio", "gauge", "Of the fullest device's memory."),
-    Metric(
-        "earl_rollout_blocked_sequences", "gauge", "Sequences that no engine can hold in its parallelism."
-    ),
-    Metric("earl_rollout_blocked_context_tokens", "gauge", "The longest of those."),
-    Metric("earl_rollout_contexts_refused_total", "counter", "Turns that no parallelism could hold."),
+    counter("earl_rollout_generated_tokens_total", "Tokens sampled.", "engine"),
+    counter("earl_rollout_prefilled_tokens_total", "Tokens read as context.", "engine"),
+    counter("earl_rollout_engine_step_seconds_total", "Time in an engine's steps.", "engine"),
+    gauge("earl_rollout_engine_sequences", "Sequences in an engine, by state.", "engine", "state"),
+    counter("earl_rollout_preemptions_total", "Sequences put back for want of KV.", "engine"),
+    gauge("earl_rollout_kv_tokens", "KV by use: capacity, used, committed.", "engine", "use"),
+    gauge("earl_rollout_engine_version", "Policy version in an engine.", "engine"),
+    gauge("earl_rollout_engines", "Engines that are alive."),
+    counter("earl_rollout_episodes_total", "Episodes that ended here, by how.", "ending"),
+    gauge("earl_rollout_leased_episodes", "Attempts held, by state.", "state"),
+    gauge("earl_rollout_capacity_episodes", "Attempts that may be held."),
+    counter("earl_rollout_env_steps_total", "Steps that environments answered."),
+    counter("earl_rollout_env_wait_seconds_total", "Time that episodes waited for those steps."),
+    gauge("earl_rollout_arena_used_ratio", "Of the arena that trajectories lie in."),
+    gauge("earl_rollout_arena_blocked", "1 while finished episodes wait for room in the arena."),
+    gauge("earl_rollout_memory_used_ratio", "Of the fullest device's memory."),
+    gauge("earl_rollout_blocked_sequences", "Sequences that no engine can hold in its parallelism."),
+    gauge("earl_rollout_blocked_context_tokens", "The longest of those."),
+    counter("earl_rollout_contexts_refused_total", "Turns that no parallelism could hold."),
 ]
 
 
 def _stage(service: str, what: str) -> list[Metric]:
     """The metrics that trainer and reference stage both have."""
     return [
-        Metric(f"earl_{service}_policy_version", "gauge", "Version of the parameters."),
-        Metric(f"earl_{service}_phase_seconds_total", "counter", f"Time of {what}, by phase.", ("phase",)),
-        Metric(f"earl_{service}_doing", "gauge", "1 for what rank 0 does now.", ("phase",)),
-        Metric(f"earl_{service}_memory_used_ratio", "gauge", "Of the fullest device's memory."),
+        gauge(f"earl_{service}_policy_version", "Version of the parameters."),
+        counter(f"earl_{service}_phase_seconds_total", f"Time of {what}, by phase.", "phase"),
+        gauge(f"earl_{service}_doing", "1 for what rank 0 does now.", "phase"),
+        gauge(f"earl_{service}_memory_used_ratio", "Of the fullest device's memory."),
     ]
 
 
 def _transfers(service: str) -> list[Metric]:
     """What a service read through the data plane; seconds are of all reads together."""
     return [
-        Metric(f"earl_{service}_transfer_bytes_total", "counter", "Bytes read, by path.", ("path",)),
-        Metric(f"earl_{service}_transfer_seconds_total", "counter", "Time of reads, by path.", ("path",)),
-        Metric(f"earl_{service}_transfers_total", "counter", "Reads, by path.", ("path",)),
-        Metric(
-            f"earl_{service}_transfer_retries_total", "counter", "Requests sent again, by path.", ("path",)
-        ),
+        counter(f"earl_{service}_transfer_bytes_total", "Bytes read, by path.", "path"),
+        counter(f"earl_{service}_transfer_seconds_total", "Time of reads, by path.", "path"),
+        counter(f"earl_{service}_transfers_total", "Reads, by path.", "path"),
+        counter(f"earl_{service}_transfer_retries_total", "Requests sent again, by path.", "path"),
     ]
 
 
 _STAGES = [
     *_stage("trainer", "rank 0 of the trainer"),
-    Metric("earl_trainer_batch_id", "gauge", "Batch that was trained last."),
+    gauge("earl_trainer_batch_id", "Batch that was trained last."),
     *_transfers("trainer"),
     *_stage("reference", "rank 0 of the reference stage"),
-    Metric("earl_reference_waiting_tokens", "gauge", "Of trajectories that wait for their log-probs."),
-    Metric("earl_reference_arena_used_ratio", "gauge", "Of the arena that log-probs lie in."),
+    gauge("earl_reference_waiting_tokens", "Of trajectories that wait for their log-probs."),
+    gauge("earl_reference_arena_used_ratio", "Of the arena that log-probs lie in."),
     *_transfers("reference"),
     *_transfers("rollout"),
 ]

@@ -1,6 +1,6 @@
 """Samples in Prometheus's text format.
 
-prometheus-client is imported by the first call, not with this module: a service that nobody scrapes
+prometheus-client is imported by the first call, not with this module: a service that is never scraped
 starts without it.
 """
 
@@ -17,7 +17,7 @@ from earl.obs.histogram import Histogram
 
 
 def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
-    """The text and its content type, as `accept` (an Accept header) asks.
+    """The text and its content type, as `accept` (an Accept header) requires.
 
     Raises ConfigError for a sample that the catalogue does not have so.
     """

@@ -38,7 +38,7 @@ class JsonLines(logging.Formatter):
 
 
 def setup(name: str) -> None:
-    """Send this process's logs to stderr under `name`; an unknown EARL_LOG_LEVEL counts as INFO."""
+    """Sends this process's logs to stderr under `name`; an unknown EARL_LOG_LEVEL counts as INFO."""
     level = logging.getLevelNamesMapping().get(os.environ.get("EARL_LOG_LEVEL", "").upper(), logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(name))

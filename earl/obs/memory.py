@@ -1,7 +1,8 @@
 """How much memory processes take of the device that they compute on.
 
-A CUDA device says so itself, whoever fills it. On a CPU the device is the host's memory, which all of its
-processes share: each says what it holds alone (anonymous pages; not arenas, which many map), and they add up.
+A CUDA device reports it, whichever process uses it. On a CPU the device is the host's memory, which all of
+its processes share: each reports what it holds alone (anonymous pages; not arenas, which many map), and these
+add up.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def fullest(parts: Iterable[DeviceMemory]) -> float | None:
 
 
 def forget_peaks(pids: Iterable[int]) -> None:
-    """Reset the peaks that `peak_bytes` reads for these processes, where the system allows it."""
+    """Resets the peaks that `peak_bytes` reads for these processes, where the system allows it."""
     for pid in pids:
         try:
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")

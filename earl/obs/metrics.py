@@ -34,7 +34,10 @@ class LineFile:
         return False
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """One line a record; numbers that JSON cannot hold (NaN, infinity) become null. Raises OSError."""
+        """Appends one line for each record; numbers that JSON cannot hold (NaN, infinity) become null.
+
+        Raises OSError.
+        """
         lines = [json.dumps(plain(record), allow_nan=False, ensure_ascii=False) + "\n" for record in records]
         if self._file is None:
             self._file = self._open()

@@ -9,13 +9,14 @@ ONEDNN_MAX_CPU_ISA:
     AVX-512 with BF16            0.62    1.7
     AMX                          8.6     2.8
 
-torch.ops.mkldnn._is_mkldnn_bf16_supported() is true from the second line on: it tells whether oneDNN takes
+torch.ops.mkldnn._is_mkldnn_bf16_supported() is true from the second line on: it shows whether oneDNN takes
 such tensors, not whether that is fast. So the flags decide here. No torch is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 # As /proc/cpuinfo names them, the fastest first; the last is Arm's.
@@ -23,14 +24,32 @@ BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 # CUDA devices compute bfloat16 from this capability (Ampere) on.
 BFLOAT16_CAPABILITY = (8, 0)
 CPUINFO = Path("/proc/cpuinfo")
+# oneDNN limits itself by it; and how the flags begin that each of its values rules out.
+LIMIT = "ONEDNN_MAX_CPU_ISA"
+RULED_OUT: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), ("avx512", "amx")),
+    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), ("avx512_bf16", "avx512_fp16", "amx")),
+    "AVX512_CORE_BF16": ("avx512_fp16", "amx"),
+    **dict.fromkeys(("AVX512_CORE_FP16", "AVX10_1_512"), ("amx",)),
+}
 
 
 def flags() -> frozenset[str]:
-    """The instruction sets of this machine's first processor; empty where the system does not list them."""
+    """The instruction sets of this machine's first processor that oneDNN may use.
+
+    Empty where the system does not list them. ONEDNN_MAX_CPU_ISA in the environment limits them.
+    """
     try:
-        return parse_flags(CPUINFO.read_text(encoding="utf-8", errors="replace"))
+        listed = parse_flags(CPUINFO.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return frozenset()
+    return usable(listed, os.environ.get(LIMIT, ""))
+
+
+def usable(flags: Collection[str], limit: str) -> frozenset[str]:
+    """Those of the flags that a value of ONEDNN_MAX_CPU_ISA leaves; "" or one that is not known: all."""
+    ruled_out = RULED_OUT.get(limit.strip().upper(), ())
+    return frozenset(flag for flag in flags if not flag.startswith(ruled_out))
 
 
 def parse_flags(cpuinfo: str) -> frozenset[str]:
@@ -43,7 +62,7 @@ def parse_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def bfloat16_instructions(flags: Collection[str]) -> list[str]:
-    """Those of a processor's instruction sets that compute bfloat16, the fastest first."""
+    """The instruction sets of a processor that compute bfloat16, the fastest first."""
     return [name for name in BFLOAT16_INSTRUCTIONS if name in flags]
 
 

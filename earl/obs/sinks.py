@@ -27,7 +27,7 @@ from earl.obs.tail import Tail
 NAMES = ("tensorboard", "wandb")
 # A server of W&B's that does not answer: well within stack.start_s.
 INIT_S = 30.0
-# Fields of a record: those that say when it was, and those that are no single number.
+# Fields of a record: those that give its time, and those that are no single number.
 _WHEN = ("step", "phase", "version", "time_s", "name")
 _LEFT_OUT = ("length_histogram.", "rewards", "wins")
 # In the state, beside how far each file was read.
@@ -77,13 +77,13 @@ class Following:
         self._state_path = directory / "sinks" / f"{name}.json"
         self._state: dict[str, Any] = _read(self._state_path)
         marks = self._state.get(_MARKS, {})
-        # All at once: when the run began is told by the last line.
+        # All at once: the last line gives the start of the run.
         self._files = {
             group: Tail(
                 directory / f"{stem}.jsonl",
                 int(self._state.get(stem, 0)),
                 str(marks.get(stem, "")),
-                look_bytes=-1,
+                scan_bytes=-1,
             )
             for stem, group in (("metrics", ""), ("evaluations", "evaluation"))
         }
@@ -100,7 +100,7 @@ class Following:
         return new_points
 
     def keep(self) -> None:
-        """Record that everything `new` returned has reached the sink."""
+        """Records that everything `new` returned has reached the sink."""
         self._state |= {file.path.stem: file.offset for file in self._files.values()}
         self._state[_MARKS] = {file.path.stem: file.mark for file in self._files.values()}
         self._state_path.parent.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ class Following:
 
 
 def pour(following: Following, sink: Sink) -> int:
-    """Give the sink all new points; returns their number."""
+    """Gives the sink all new points; returns their number."""
     new_points = following.new()
     for point in new_points:
         sink.add(point)

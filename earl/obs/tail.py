@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from earl.obs.metrics import parsed
 
 # Read at once at most; the rest with the next read.
-LOOK_BYTES = 32 << 20
+SCAN_BYTES = 32 << 20
 # What a file is known by: the last of what was read of it. A line is longer than few of these.
 KNOWN_BYTES = 4 << 10
 
@@ -19,17 +19,17 @@ class Tail:
     """Follows a JSON-lines file.
 
     offset: bytes of the file that were read. mark: a digest of the last of them, "" if unknown. With both
-    another process can continue. look_bytes: read at once at most, -1: all.
-    renewed: the last `read` began anew, because the file was replaced or truncated: forget earlier records.
+    another process can continue. scan_bytes: read at once at most, -1: all.
+    renewed: the last `read` began again, because the file was replaced or truncated: forget earlier records.
     Contents are compared too: a file that replaces another one may get its inode number.
     """
 
-    def __init__(self, path: Path, offset: int = 0, mark: str = "", *, look_bytes: int = LOOK_BYTES) -> None:
+    def __init__(self, path: Path, offset: int = 0, mark: str = "", *, scan_bytes: int = SCAN_BYTES) -> None:
         self.path = path
         self.offset = offset
         self.mark = mark
         self.renewed = False
-        self._look_bytes = look_bytes
+        self._scan_bytes = scan_bytes
         self._file: tuple[int, int] | None = None
 
     def skip_to_last(self, size_bytes: int) -> None:
@@ -58,9 +58,9 @@ class Tail:
         if self.renewed:
             self.offset, before = 0, b""
         file.seek(self.offset)
-        data = file.read(self._look_bytes)
+        data = file.read(self._scan_bytes)
         end = data.rfind(b"\n") + 1
-        if not end and len(data) == self._look_bytes:
+        if not end and len(data) == self._scan_bytes:
             end = len(data)  # no line is that long
         self.offset += end
         self.mark = digest((before + data[:end])[-KNOWN_BYTES:])

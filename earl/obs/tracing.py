@@ -8,7 +8,7 @@
 
 A trace is a ticket's: its id, and whether it is sampled at all, follow from run, seed and ticket, so that
 every service that knows the ticket knows the same, and no service keeps state for one that is not sampled.
-Others are told in messages: a W3C traceparent ("00-<trace>-<span>-01"), "" for what is not sampled, and for
+Messages carry a W3C traceparent ("00-<trace>-<span>-01"), "" for what is not sampled, and for
 that every function here returns at once.
 
 Spans are recorded when they have ended, with the times that the service measured, and leave in the background
@@ -121,7 +121,7 @@ def record(
     traceparent: str = "",
     root: bool = False,
 ) -> None:
-    """Record a span that has ended. Times: Unix nanoseconds. traceparent: its own, if it has child spans.
+    """Records a span that has ended. Times: Unix nanoseconds. traceparent: its own, if it has child spans.
 
     root: it has no parent, and is `parent` itself. attributes: numbers and short texts, never texts of
     agents or environments; they are sent as earl.<name>.
@@ -224,7 +224,7 @@ class _Exporter:
         )
 
     def close(self) -> None:
-        """Send what is left, if the collector takes it within CLOSE_S."""
+        """Sends what is left, if the collector takes it within CLOSE_S."""
         closing = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(CLOSE_S)

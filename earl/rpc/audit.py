@@ -33,7 +33,7 @@ MINUTE_S = 60.0
 # Others hold the lock while they write a line.
 LOCK_TRIES = 10
 LOCK_PAUSE_S = 0.002
-# Of one value of a request, and of an error's words.
+# Most bytes of one value of a request, and of an error's text.
 VALUE_BYTES = 200
 
 
@@ -48,12 +48,12 @@ class Audit:
         self._refusals = 0
 
     def called(self, method: str, bearer: Bearer, peer: str, outcome: str, request: Any = None) -> None:
-        """Write a call and its outcome: "ok", for streams "opened" or "ended", or the name of an error."""
+        """Writes a call and its outcome: "ok", for streams "opened" or "ended", or the name of an error."""
         about = summary(request) if isinstance(request, Message) else {}
         self.write(method, outcome=outcome, role=bearer.role, token=bearer.id, peer=peer, request=about)
 
     def refused(self, method: str, peer: str, error: EarlError) -> None:
-        """Write a call that was refused; beyond REFUSALS a minute they are only counted."""
+        """Writes a call that was refused; beyond REFUSALS a minute they are only counted."""
         now = time.monotonic()
         if now - self._began_s >= MINUTE_S:
             missing = max(0, self._refusals - REFUSALS)
@@ -66,7 +66,7 @@ class Audit:
             self.write(method, outcome=type(error).__name__, peer=peer, message=message)
 
     def write(self, what: str, **fields: Any) -> None:
-        """Write one line; empty fields are left out."""
+        """Writes one line; empty fields are left out."""
         moment = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         record = {"time": moment, "service": self._service, "what": what}
         record |= {name: value for name, value in fields.items() if value not in (None, "", {})}

@@ -1,7 +1,7 @@
 """Where a server may listen and how a call is carried: addresses, TLS, and the token in its metadata.
 
 No bind off loopback without TLS and a token that cannot be guessed, and no token sent there without TLS:
-whoever answered would have it. tokens.py finds out whose token it is.
+anyone who answered would have it. tokens.py identifies the holder of a token.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TlsFiles:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split "host:port" or "[v6]:port" into host and port. Raises ConfigError."""
+    """Splits "host:port" or "[v6]:port" into host and port. Raises ConfigError."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"address {address!r} is not host:port", 'give, for example, "127.0.0.1:0"')

@@ -28,7 +28,7 @@ class Calls:
     def counted(
         self, method: str, context: grpc.aio.ServicerContext, *, stream: bool = False
     ) -> Iterator[None]:
-        """Around the call; its code is what the context has when it ends."""
+        """Surrounds a call and counts it, with the code that its context has when it ends."""
         self.in_flight += 1
         began = time.perf_counter()
         cancelled = False
@@ -47,7 +47,7 @@ class Calls:
                 histogram.add(time.perf_counter() - began)
 
     def samples(self) -> Iterator[Sample]:
-        """For GET /metrics."""
+        """The samples for GET /metrics."""
         yield Sample("earl_rpc_requests_in_flight", float(self.in_flight))
         for (method, code), count in self.ended.items():
             yield Sample("earl_rpc_requests_total", float(count), {"method": method.strip("/"), "code": code})

@@ -1,6 +1,6 @@
 """A private certificate authority, for machines that trust each other and no other authority.
 
-    DIR/ca.pem   ca.key       the authority: ca.pem goes to whoever calls, ca.key stays where it was made
+    DIR/ca.pem   ca.key       the authority: ca.pem goes to all callers, ca.key stays where it was made
     DIR/server.pem  server.key   what servers show, for the names by which callers know them
     DIR/NAME.pem    NAME.key     what one server shows that shares its key with no other
 
@@ -57,11 +57,10 @@ def make(
 ) -> Made:
     """An authority and a server's certificate for `hosts` (DNS names, "*.name", IP addresses).
 
-    With `force` servers' own certificates are made anew, too. Raises ConfigError for names that are none, and
+    With `force` servers' certificates are made again, too. Raises ConfigError for names that are none, and
     for files that are there already unless `force`.
     """
-    names = tuple(dict.fromkeys((*hosts, *LOCAL)))
-    alternatives = [alternative(name) for name in names]
+    names = [alternative(name) for name in (*hosts, *LOCAL)]
     if not force and (there := [name for name in FILES if (directory / name).exists()]):
         raise ConfigError(
             f"{directory} has {', '.join(there)} already",
@@ -69,16 +68,15 @@ def make(
         )
     others = own_certificates(directory)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    authority_ends = now + datetime.timedelta(days=authority_days)
-    server_ends = min(now + datetime.timedelta(days=days), authority_ends)
-    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EARL development CA")])
+    authority_ends = now + datetime.timedelta(days=authority_days)
     ca = _signed(_authority(subject, ca_key), now, authority_ends, ca_key)
-    server = _signed(_server(subject, ca_key, server_key, alternatives), now, server_ends, ca_key)
-    _write(directory, {"ca.key": ca_key, "ca.pem": ca, "server.key": server_key, "server.pem": server})
+    _write(directory, {"ca.key": ca_key, "ca.pem": ca})
+    made = _issue(directory, SERVER, names, days)
     for other in others:
         renew(directory, name=other, days=days)
-    return Made(directory, names, server_ends, authority_ends)
+    return made
 
 
 def own_certificates(directory: Path) -> list[str]:

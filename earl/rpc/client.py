@@ -1,7 +1,7 @@
 """One way to call: every call has a deadline, and only UNAVAILABLE is tried again.
 
 Retries back off exponentially with jitter and end with the call's deadline, so a caller never waits
-longer than it said. A call may therefore be executed twice: EARL's unary methods are idempotent.
+longer than its deadline. A call may therefore be executed twice: EARL's unary methods are idempotent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from earl.obs import tracing
 from earl.rpc import auth, options
 from earl.rpc.errors import code_of, from_call
 from earl.rpc.tokens import Token, current
-from earl.rpc.watched import Watched
+from earl.rpc.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ class Client:
     """Calls one service at one address.
 
     address: "host:port". stub: generated stub class, for example SchedulerServiceStub. With `tls`, the
-    connection is encrypted; the token is sent with every call: one that is asked for each time may change.
-    So may the authority's file: where no connection comes about any more, it is read again.
+    connection is encrypted. The token is sent with every call; a function as `token` is called for each.
+    Where no connection succeeds any more, the authority's file is read again.
     Raises ConfigError for an address that is none, InsecureCall for a token without TLS off loopback.
     """
 
@@ -52,7 +52,7 @@ class Client:
         self._token = token
         self._tls = tls
         self._make_stub = stub
-        self._authority = Watched(tls.authority) if tls is not None and tls.authority else None
+        self._authority = WatchedFiles(tls.authority) if tls is not None and tls.authority else None
         self._closing: set[asyncio.Task[None]] = set()
         self._connect()
 
@@ -76,7 +76,7 @@ class Client:
             except ConfigError as error:
                 log.error("the authority changed and is not taken: %s", error)
             else:
-                log.info("the authority changed: %s is called anew", self.address)
+                log.info("the authority changed: %s is called again", self.address)
                 closing = asyncio.ensure_future(former.close(FORMER_S))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
@@ -85,13 +85,18 @@ class Client:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return auth.metadata(current(self._token))
 
-    async def call(self, method: str, request: Any, *, deadline_s: float) -> Any:
+    async def call(
+        self, method: str, request: Any, *, deadline_s: float, retry_s: float | None = None
+    ) -> Any:
         """The response to `request`.
 
+        retry_s: how long calls to a service that cannot be reached are repeated; None: until the deadline.
         Raises the EarlError that the servicer raised; ServiceUnavailable if the service could not be
-        reached within `deadline_s`; DeadlineExceeded if it did not answer; RpcError for the rest.
+        reached; DeadlineExceeded if it did not answer within `deadline_s`; RpcError for the rest.
         """
-        ends = time.monotonic() + deadline_s
+        began = time.monotonic()
+        ends = began + deadline_s
+        retries_end = ends if retry_s is None else min(ends, began + retry_s)
         traceparent = tracing.current()
         traced = ((tracing.TRACEPARENT, traceparent),) if traceparent else ()
         backoff_s = FIRST_BACKOFF_S
@@ -102,12 +107,12 @@ class Client:
                 return await self._method(method)(request, timeout=max(left_s, 0.001), metadata=sent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
-                    break  # the last attempt was shortened by our own retries: the earlier cause tells more
+                    break  # our own retries shortened the last attempt: the earlier cause explains more
                 if code_of(error) is not grpc.StatusCode.UNAVAILABLE:
                     raise self._typed(error, method, deadline_s) from error
                 last = error
             pause_s = backoff_s * random.uniform(0.5, 1.0)
-            if time.monotonic() + pause_s >= ends:
+            if time.monotonic() + pause_s >= retries_end:
                 break
             await asyncio.sleep(pause_s)
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
@@ -129,7 +134,7 @@ class Client:
         return self._method(method)(timeout=deadline_s, metadata=self._metadata())
 
     async def close(self) -> None:
-        """Close the connection; calls in flight are cancelled."""
+        """Closes the connection; calls in flight are cancelled."""
         for closing in self._closing:
             closing.cancel()
         await self._channel.close()

@@ -17,10 +17,25 @@ from earl.errors import EarlError
 
 DOMAIN = "earl"
 DETAILS_KEY = "grpc-status-details-bin"
-# What grpc.aio says, on this side, of a write into a stream whose connection just broke; and on the other
-# of a call for which the server had no place.
+# grpc.aio's error, on this side, for a write into a stream whose connection just broke; on the other side
+# for a call beyond the server's limit, and for one that arrived while the server stopped and was never
+# executed. (A call that this process cancels ends with asyncio.CancelledError.)
 _BROKEN_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 _NO_PLACE = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+_SERVER_STOPS = (grpc.StatusCode.CANCELLED, "CANCELLED")
+# Parts of gRPC's texts about connections, and what they mean.
+_REASONS = {
+    "Connection refused": "nothing listens there",
+    "DNS resolution failed": "its host name is not known",
+    "errors resolving": "its host name is not known",
+    "Connection timed out": "its host does not answer",
+    "No route to host": "there is no route to its host",
+    "Network is unreachable": "the network is unreachable",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of an authority that is trusted here",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "Socket closed": "the connection was closed",
+    "Connection reset": "the connection was closed",
+}
 # Trailing metadata is bounded by the peer (8 KiB by default); a message is never that long.
 MAX_TEXT_BYTES = 1024
 
@@ -99,7 +114,7 @@ def sent_by_service(error: grpc.aio.AioRpcError) -> EarlError | None:
 
 def code_of(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
     """The code of a failed call: UNAVAILABLE also for other codes of gRPC where a retry may succeed."""
-    passing = (error.code(), error.details()) in (_BROKEN_WRITE, _NO_PLACE)
+    passing = (error.code(), error.details()) in (_BROKEN_WRITE, _NO_PLACE, _SERVER_STOPS)
     return grpc.StatusCode.UNAVAILABLE if passing else error.code()
 
 
@@ -110,5 +125,15 @@ def from_call(error: grpc.aio.AioRpcError, called: str) -> EarlError:
         return sent
     code = code_of(error)
     cls = _BY_CODE.get(code, errors.RpcError)
-    text = bounded(f"{called} failed with {code.name}: {error.details() or 'no details'}")
-    return cls(text, _REMEDIES.get(cls, ""))
+    return cls(bounded(f"{called} failed: {reason_of(error)}"), _REMEDIES.get(cls, ""))
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Why gRPC failed a call, in words; its own text where there are none for it here."""
+    details = error.details() or ""
+    if (error.code(), details) == _SERVER_STOPS:
+        return "the service is stopping"
+    for part, words in _REASONS.items():
+        if part in details:
+            return words
+    return f"{code_of(error).name}: {details or 'no details'}"

@@ -58,7 +58,7 @@ async def translated(method: str, context: grpc.aio.ServicerContext):
     except grpc.aio.AbortError:
         raise
     except NotImplementedError as error:
-        # A generated servicer's own method says so; anybody else's is an error like others.
+        # A generated servicer's own method raises this; from other code it is an error like others.
         unserved = context.code() is grpc.StatusCode.UNIMPLEMENTED
         if not unserved:
             log.exception("unexpected error in %s", method)

@@ -22,14 +22,14 @@ from earl.errors import EarlError
 
 Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 SIGNALLED_TWICE = 130
-# Set by a launcher that says on standard input when to begin.
+# Set by a launcher that signals on standard input when to begin.
 AWAIT_VARIABLE = "EARL_AWAIT_PEERS"
 
 
 def await_peers(*modules: str) -> None:
-    """Waits until what this process needs is ready, if its launcher will say so; imports these meanwhile.
+    """Waits until what this process needs is ready, if its launcher will signal it; imports these meanwhile.
 
-    The word is a line of JSON on standard input: variables, such as addresses that were not known before.
+    The signal is a line of JSON on standard input: variables, such as addresses that were not known before.
     """
     if not os.environ.pop(AWAIT_VARIABLE, ""):
         return
@@ -43,9 +43,9 @@ def await_peers(*modules: str) -> None:
 
 
 def run(main: Main) -> NoReturn:
-    """Run `main(stop)` and exit: 0 when it returns, the error's exit_code when it raises EarlError."""
+    """Runs `main(stop)` and exits: 0 when it returns, the error's exit_code when it raises EarlError."""
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_supervised(main))
     except EarlError as error:
         raise SystemExit(ended_by(error)) from None
@@ -55,17 +55,18 @@ def run(main: Main) -> NoReturn:
 
 
 def ended_by(error: EarlError) -> int:
-    """Says the error as one line on stderr; the exit code that a process ends with because of it."""
+    """Prints the error as one line on stderr; returns the exit code that the process should end with."""
     sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
     sys.stderr.flush()
     return error.exit_code
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes an event loop: uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
-        return None
+        return asyncio.new_event_loop
     return uvloop.new_event_loop
 
 
@@ -85,7 +86,7 @@ async def _supervised(main: Main) -> None:
 
 
 def announce(name: str, address: str, metrics: str = "") -> None:
-    """Print the ready line on stdout: JSON with the name, its address, and the address of its metrics."""
+    """Prints the ready line on stdout: JSON with the name, its address, and the address of its metrics."""
     line = {"ready": name, "address": address} | ({"metrics": metrics} if metrics else {})
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -6,7 +6,7 @@ thread, by the first scrape. A few lines of HTTP/1.1 are enough for that, where 
 every process 0.2 s of its start.
 
 Promise: nothing that a caller does, or a source raises, disturbs the service: requests are small, few at
-once, and answered within REQUEST_S or aborted; connections without a request give way to new ones.
+once, and answered within REQUEST_S or aborted; connections without a request are closed for new ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from earl.errors import PortInUse, Unauthenticated
 from earl.obs.catalogue import Sample, Source
 from earl.obs.machine import installed
 from earl.rpc.auth import TlsFiles, check_bind, split_address, token_of
-from earl.rpc.token_file import LOOKS
+from earl.rpc.token_file import READERS
 from earl.rpc.tokens import AcceptedTokens
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class MetricsEndpoint:
             self._open.pop(writer, None)
 
     def _made_room(self) -> bool:
-        """Abort the oldest connection without a request yet; returns whether there was one."""
+        """Aborts the oldest connection without a request yet; returns whether there was one."""
         idle = next((writer for writer, requested in self._open.items() if not requested), None)
         if idle is not None:
             del self._open[idle]
@@ -144,7 +144,7 @@ class MetricsEndpoint:
             bearer = self._tokens.identify(token_of(headers.items()))
         except Unauthenticated:
             return _plain(HTTPStatus.UNAUTHORIZED)
-        if bearer.role not in (None, *LOOKS):
+        if bearer.role not in (None, *READERS):
             return _plain(HTTPStatus.FORBIDDEN)
         try:
             await asyncio.to_thread(importlib.import_module, "prometheus_client.exposition")

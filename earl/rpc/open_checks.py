@@ -2,7 +2,7 @@
 
 gRPC gives a unary call its place among a server's calls before the message has come, for as long as the
 caller likes. So this one is served as a stream of which one message is read, within MESSAGE_S. Where
-AT_ONCE wait for theirs, the one that has waited longest gives way: a caller that means it sends its message
+AT_ONCE wait for theirs, the one that has waited longest is ended: a well-behaved caller sends its message
 with the call.
 """
 

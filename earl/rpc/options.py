@@ -3,7 +3,7 @@
 Keepalive notices a peer whose machine vanished. `ping_timeout_ms` is needed beside the keepalive
 options: without it a frozen peer is noticed only after 60 s. It is a backstop, slow enough that a
 machine with ten times the load it can bear drops no connection; leases of the application's own are
-faster and say who was lost.
+faster and name who was lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 MAX_MESSAGE_BYTES = 32 << 20
-# Of what workers are told: commands, no data.
+# Largest message to a worker: commands, no data.
 COMMAND_BYTES = 1 << 20
 # A server's calls at once, of one connection (further ones wait) and of all (further ones are refused).
 # Most of them wait for something; a thousand workers may share a connection.
@@ -19,7 +19,7 @@ CONNECTION_CALLS = 4096
 SERVER_CALLS = 16_384
 # Until a connection speaks TLS and HTTP/2; gRPC alone gives it two minutes.
 HANDSHAKE_MS = 10_000
-# Of one call: a token, a trace and little else.
+# Most bytes of a call's metadata: a token, a trace and little else.
 METADATA_BYTES = 16 << 10
 
 _KEEPALIVE = [

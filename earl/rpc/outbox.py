@@ -46,7 +46,7 @@ class Outbox:
         return self._closed
 
     def put(self, message: Any) -> None:
-        """Queue `message`; after `close` it is dropped. Past a bound the outbox closes with RpcError."""
+        """Queues `message`; after `close` it is dropped. Past a bound the outbox closes with RpcError."""
         if self._closed:
             return
         size_bytes = message.ByteSize()
@@ -63,13 +63,13 @@ class Outbox:
         return len(self._messages) > self._limit * ROOM or self._bytes > self._limit_bytes * ROOM
 
     async def room(self) -> None:
-        """Wait until the peer has read enough, or the outbox is closed."""
+        """Waits until the peer has read enough, or the outbox is closed."""
         while self.crowded and not self._closed:
             self._less.clear()
             await self._less.wait()
 
     def close(self, error: EarlError | None = None) -> None:
-        """End the stream: at once with `error`, otherwise after what is queued. Idempotent."""
+        """Ends the stream: at once with `error`, otherwise after what is queued. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -82,7 +82,7 @@ class Outbox:
         self._less.set()
 
     async def failed(self) -> NoReturn:
-        """Wait until closed with an error, and raise it; also while a write waits for a peer that does not
+        """Waits until closed with an error, and raises it; also while a write waits for a peer that does not
         read.
         """
         await self._failed.wait()
@@ -90,7 +90,7 @@ class Outbox:
         raise self._error
 
     async def drain_to(self, write: Callable[[list[Any]], Awaitable[Any]]) -> None:
-        """Write until closed, in bounded frames; raises the error given to `close`."""
+        """Writes until closed, in bounded frames; raises the error given to `close`."""
         messages = self._messages
         while True:
             if not messages:

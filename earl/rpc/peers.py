@@ -4,7 +4,7 @@
     EARL_REDIS_URL                 Redis or Valkey; EARL_REDIS_URL_FILE: a file with it, for it has a password
     EARL_ADVERTISE                 host, or host:port, by which others reach this process
 
-The launcher of a local run sets the addresses; containers get them from whoever runs them.
+The launcher of a local run sets the addresses; containers get them from their operator.
 """
 
 from __future__ import annotations

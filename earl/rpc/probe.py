@@ -1,8 +1,8 @@
 """`python -m earl.rpc.probe ADDRESS [SERVICE]`: is the service at host:port able to work?
 
-For health checks of containers, which know no gRPC over TLS: exit code 0 if it says SERVING, otherwise 1 and
-one line with the reason. SERVICE is a full name such as earl.v1.SchedulerService; without it the server as a
-whole is asked. Health is open to all, so no token is sent; EARL_TLS_CA is whom to trust.
+For health checks of containers, which know no gRPC over TLS: exit code 0 if it answers SERVING, otherwise
+1 and one line with the reason. SERVICE is a full name such as earl.v1.SchedulerService; without it the server
+as a whole is checked. Health is open to all, so no token is sent; EARL_TLS_CA names the trusted authorities.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 
 from earl.errors import ConfigError
-from earl.rpc.watched import Watched
+from earl.rpc.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ServerCertificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
         self._key = key
-        self._watched = Watched(certificate, key)
+        self._watched = WatchedFiles(certificate, key)
         self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -58,7 +58,7 @@ class ServerCertificate:
         return grpc.ssl_server_certificate_configuration([self._pair])
 
     def _renewed(self) -> bool:
-        """Load files that have changed; returns whether another certificate is shown from now on."""
+        """Loads files that have changed; returns whether another certificate is shown from now on."""
         if not self._watched.changed():
             return False
         try:

@@ -1,8 +1,8 @@
-"""One way to serve: health that tells the truth, reflection, typed errors, drain on stop.
+"""One way to serve: health that follows the service, reflection, typed errors, drain on stop.
 
 A service is NOT_SERVING until it is set serving, and the server as a whole ("") serves only while
 all of its services do. `start` either listens or raises: a taken port is `PortInUse`, an unsafe bind
-`InsecureBind`, and nothing is left half-started. `stop` says NOT_SERVING first, then lets RPCs in
+`InsecureBind`, and nothing is left half-started. `stop` sets NOT_SERVING first, then lets RPCs in
 flight finish within `drain_s`.
 """
 
@@ -78,7 +78,7 @@ class Server:
     def add(
         self, add_to_server: Callable[[Any, Any], None], servicer: object, full_service_name: str
     ) -> None:
-        """Serve `servicer`: add(add_SchedulerServiceServicer_to_server, s, "earl.v1.SchedulerService").
+        """Serves `servicer`: add(add_SchedulerServiceServicer_to_server, s, "earl.v1.SchedulerService").
 
         Raises ConfigError for a service with a method whose contract names no role.
         """
@@ -114,7 +114,7 @@ class Server:
             self._audit.write("token file", outcome=words)
 
     async def _watch_tokens(self) -> None:
-        """For ever: reads changed tokens, and ends the streams of tokens that are no longer accepted."""
+        """Reads changed tokens, and ends the streams of tokens that are no longer accepted. Never returns."""
         while True:
             await asyncio.sleep(TOKEN_CHECK_S)
             self._tokens.refresh()
@@ -124,7 +124,7 @@ class Server:
         return PortInUse(f"{self.name} cannot listen at {self._bind}", "free the port or choose another one")
 
     async def set_serving(self, full_service_name: str, serving: bool) -> None:
-        """Say whether a service can do its work now; KeyError for a service that was not added."""
+        """Sets whether a service can do its work now; KeyError for a service that was not added."""
         if full_service_name not in self._serving:
             raise KeyError(full_service_name)
         self._serving[full_service_name] = serving
@@ -138,7 +138,7 @@ class Server:
         await self._health.set(health.OVERALL_HEALTH, _SERVING if overall else _NOT_SERVING)
 
     async def stop(self) -> None:
-        """Drain and close: at most `drain_s`, then what still runs is cancelled. Idempotent."""
+        """Drains and closes: at most `drain_s`, then what still runs is cancelled. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
@@ -147,10 +147,3 @@ class Server:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._drain_s if self.address else None)
         log.info("%s stopped", self.name)
-
-    async def serve_until(self, stop: asyncio.Event) -> None:
-        """Wait for `stop`, then `stop()`."""
-        try:
-            await stop.wait()
-        finally:
-            await self.stop()

@@ -34,7 +34,7 @@ class OpenStreams:
             self._open.pop(scope, None)
 
     def end_refused(self) -> None:
-        """End the streams whose tokens have expired or were revoked."""
+        """Ends the streams whose tokens have expired or were revoked."""
         now = asyncio.get_running_loop().time()
         for scope, bearer in self._open.items():
             if not scope.expired() and self._tokens.refusal(bearer) is not None:

@@ -45,7 +45,7 @@ class Role(StrEnum):
 
 
 # Roles for reading: a process that changes nothing sends the token of the first of these that it has.
-LOOKS = (Role.VIEWER, Role.OPERATOR)
+READERS = (Role.VIEWER, Role.OPERATOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Entry:
     expires: datetime.datetime | None = None
 
     def good_for_s(self, now: datetime.datetime) -> float:
-        """Seconds that are left; infinite without an end, negative after it."""
+        """Seconds until the token expires; infinite if it never does, negative afterwards."""
         return (self.expires - now).total_seconds() if self.expires else float("inf")
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from earl.errors import ConfigError, EarlError, Unauthenticated
 from earl.rpc import token_file
 from earl.rpc.token_file import Entry, Role
-from earl.rpc.watched import Watched
+from earl.rpc.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class AcceptedTokens:
         return _ended(now) if _expired(now) else None
 
     def refresh(self) -> bool:
-        """Read the tokens again; returns whether they have changed since the last time."""
+        """Reads the tokens again; returns whether they have changed since the last time."""
         return False
 
 
@@ -133,11 +133,11 @@ class TokenFile(AcceptedTokens):
     """The tokens of a token file. A change that cannot be read is logged, and the former tokens stay."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError for a file that is none or that others can read."""
+        """Reads the file. Raises ConfigError if it is malformed or others can read it."""
         super().__init__()
         self.path = path
         self._entries: list[Entry] = []
-        self._watched = Watched(path)
+        self._watched = WatchedFiles(path)
         self._load()
 
     def _load(self) -> None:
@@ -183,9 +183,9 @@ class SecretFile:
     what it held before stays."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if it cannot be read or is empty."""
+        """Reads the file. Raises ConfigError if that fails or it is empty."""
         self._path = path
-        self._watched = Watched(path)
+        self._watched = WatchedFiles(path)
         self._tokens = self._read()
 
     def _read(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`dtype = "auto"` where a run is launched: by this machine's facts, or as the run was launched before.
 
 One dtype holds for all of a run's processes, on whatever machines they run: the launch decides, its
-run.json tells the others, and a resumed run keeps what it has.
+run.json names it to the others, and a resumed run keeps what it has.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from earl.obs import processor
 # Where one of these is, torch may have a device that it calls "cuda": NVIDIA's driver, AMD's, WSL's.
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 PROBE_S = 120.0
-COST = "linear layers are 4 to 15 times slower than in float32"
+COST = "linear layers take 1.3 to 10 times as long as in float32"
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What computes here. flags: the processor's instruction sets; capabilities: of each CUDA device."""
+    """The devices that compute here.
+
+    flags: the processor's instruction sets; capabilities: of each CUDA device.
+    """
 
     flags: Collection[str]
     capabilities: tuple[tuple[int, int], ...] = ()
@@ -47,7 +50,7 @@ class Devices:
         return all(map(processor.native_on_cuda, self.capabilities))
 
     def may_be_native(self, device: str) -> bool:
-        """The same without a look at GPUs: where one may be used, nothing speaks against bfloat16."""
+        """The same without examining GPUs: where one may be used, bfloat16 may be native."""
         on_cpu = device == "cpu" or (device == "auto" and not gpu_may_be_here())
         return not on_cpu or processor.native_bfloat16(self.flags)
 
@@ -72,9 +75,10 @@ def settle(config: RunConfig, run_json: Path | None = None) -> RunConfig:
 
 
 def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
-    """The compute capability of each CUDA device that torch can use, asked of a process of its own.
+    """The compute capability of each CUDA device that torch can use, found by a process started for it.
 
-    Nobody is asked where all `devices` are "cpu" or there is no GPU. Raises ConfigError if torch fails.
+    Empty, without a process, where all `devices` are "cpu" or there is no GPU. Raises ConfigError if torch
+    fails.
     """
     if all(device == "cpu" for device in devices) or not gpu_may_be_here():
         return ()
@@ -92,7 +96,7 @@ def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
 def notes(requested: RunConfig, resolved: RunConfig, *, resume: bool, flags: Collection[str]) -> list[str]:
     """What a person should know of a launch's dtypes, a line each: what "auto" became, and what is slow.
 
-    asked, resolved: before and after `settle`. flags: the processor's instruction sets.
+    requested, resolved: before and after `settle`. flags: the processor's instruction sets.
     """
     lines: list[str] = []
     keys = auto_dtype.auto_keys(requested)

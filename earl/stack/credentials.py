@@ -9,24 +9,24 @@ there is one token for all, which everything that calls or is called gets.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from earl.rpc.access import Access
-from earl.rpc.auth import check_call
+from earl.rpc.auth import check_bind, check_call
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import TokenFile
+from earl.rpc.tokens import TokenFile, accepted
 
 VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
 # What a launch cannot do without: the dashboard looks as an operator where there is no viewer's token.
 SENT = (Role.OPERATOR, Role.WORKER, Role.ENVIRONMENT)
 
 
-def check(scheduler: str) -> None:
-    """Before a launch starts, whose scheduler is to listen at this address.
+def check(scheduler: str, binds: Iterable[str]) -> None:
+    """Checks tokens and addresses before a launch. binds: all addresses, the scheduler's among them.
 
     Raises ConfigError for a token file that lacks a role of its own, InsecureCall if the launcher would send
-    its token there in plain text.
+    its token there in plain text, InsecureBind for an address off loopback without TLS or token.
     """
     if path := os.environ.get("EARL_TOKENS"):
         file = TokenFile(Path(path))
@@ -35,12 +35,15 @@ def check(scheduler: str) -> None:
     access = Access.of(Role.OPERATOR)
     if access.token:
         check_call(scheduler, access.tls)
+    serves_tls = access.tls is not None and access.tls.certificate is not None
+    for bind in binds:
+        check_bind(bind, accepted(), access.tls if serves_tls else None)
 
 
 def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
-    """The run's addresses by name, "" for each that a process of this role is not told.
+    """The run's addresses by name, "" for each that a process of this role may not know.
 
-    The bus's holds its password, so only workers are told it; a role that calls nobody is told none.
+    The bus's holds its password, so only workers get it; a role that calls no service gets none.
     """
     names = {
         "": (),
@@ -52,7 +55,7 @@ def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(role: str) -> dict[str, str]:
-    """The variables of a process whose callers see it as `role`; "" for one that calls nobody."""
+    """The variables of a process whose callers see it as `role`; "" for one that calls no service."""
     path = os.environ.get("EARL_TOKENS", "")
     if not role:
         return dict.fromkeys(VARIABLES, "")

@@ -1,7 +1,7 @@
-"""endpoints.json: where the processes of a run that goes on serve their metrics.
+"""endpoints.json: where the processes of a running run serve their metrics.
 
-The format is that of Prometheus's file_sd_configs, so that a Prometheus that is told the file follows the
-run; without a run there is no file.
+The format is that of Prometheus's file_sd_configs, so that a Prometheus that reads the file follows the
+run; after the run there is no file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from earl.expendable import ExpendableFile
-from earl.stack.rundir import replace
+from earl.stack.run_files import replace
 
 NAME = "endpoints.json"
 
@@ -43,18 +43,18 @@ class Endpoints:
                 self._written = served
 
     def close(self) -> None:
-        """Nothing is served any more."""
+        """Removes all addresses: nothing is served any more."""
         with self._expendable.written():
             self._path.unlink(missing_ok=True)
 
 
 def service(process: str) -> str:
-    """What a process is one of: "rollout" for "rollout-0"."""
+    """The kind of a process: "rollout" for "rollout-0"."""
     return re.sub(r"-\d+$", "", process)
 
 
 def endpoints_of(directory: Path) -> dict[str, str]:
-    """host:port of GET /metrics by process; empty where nothing is served, or no run goes on."""
+    """host:port of GET /metrics by process; empty where nothing is served or the run has ended."""
     try:
         groups = json.loads((directory / NAME).read_text(encoding="utf-8"))
         return {group["labels"]["process"]: group["targets"][0] for group in groups}

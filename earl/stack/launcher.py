@@ -1,6 +1,6 @@
 """One run on this machine, from the run file to the last process gone.
 
-    directory ─► warden ─► processes ─► follow the scheduler ─► run over ──────────┐
+    directory ─► warden ─► processes ─► follow the scheduler ─► run ended ─────────┐
                                │              │ Ctrl-C, SIGTERM ─► StopRun ────────┼─► stop ─► clean
                                └── a process failed for good ──────────────────────┘
 
@@ -24,12 +24,13 @@ from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
-from earl.stack import credentials, plan, warden
+from earl.stack import credentials, disk_room, plan, warden
 from earl.stack.auto_dtype import settle
 from earl.stack.codec import OperatorClient
+from earl.stack.ending import refuse_complete
 from earl.stack.endpoints import Endpoints
-from earl.stack.ports import resolve_all
-from earl.stack.record import LaunchRecorder
+from earl.stack.ports import binds, resolve_all
+from earl.stack.record import LaunchRecorder, read_record
 from earl.stack.rundir import RunDirectory, run_path
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
@@ -58,20 +59,22 @@ class LaunchOutcome:
 
 
 class Signals:
-    """What the person asked for: `stop` once, and `hurry` when they ask again."""
+    """Requests to stop: `stop` is set by the first, `hurry` by the second. by: who made the first."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.by = ""
 
-    def ask(self) -> None:
-        """Called for every Ctrl-C or SIGTERM."""
+    def ask(self, by: str) -> None:
+        """Called for every Ctrl-C or SIGTERM. by: "Ctrl-C", for example."""
         if self.stop.is_set():
             self.hurry.set()
+        self.by = self.by or by
         self.stop.set()
 
     def rush(self) -> None:
-        """Called for SIGUSR1: both at once. Two SIGTERMs may arrive as one, so a program sends this."""
+        """Sets both at once, for SIGUSR1: two SIGTERMs may arrive as one, so a program sends this instead."""
         self.stop.set()
         self.hurry.set()
 
@@ -85,7 +88,7 @@ async def launch(
     on_update: OnUpdate,
     on_taken: Callable[[RunDirectory], None] | None = None,
 ) -> LaunchOutcome:
-    """Runs a whole stack; returns when the run is over or was stopped, with nothing left running.
+    """Runs a whole stack; returns when the run has ended or was stopped, with nothing left running.
 
     A dtype "auto" is resolved here, if the caller has not. on_taken: called once the run's directory is this
     launch's. Raises ConfigError and PortInUse before anything is started, and the typed reason when a process
@@ -93,8 +96,9 @@ async def launch(
     """
     config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
     launched = resolve(config)
-    credentials.check(launched.scheduler.bind)
+    credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:
+        refuse_complete(config, read_record(directory.path) if resume else None)
         if on_taken is not None:
             on_taken(directory)
         directory.write(config, launched)
@@ -113,13 +117,14 @@ async def launch(
             stack = Launch(launched, supervisor, signals, updated, endpoints)
             try:
                 outcome = await stack.run(directory.path, started_at)
-            except EarlError as error:
+            except EarlError as failure:
+                error = disk_room.explained(directory.path, failure)
                 if stack.was_ready or directory.resumed:
                     directory.failed(error)
                     recorder.end("failed")
                 else:
                     directory.clear()
-                raise
+                raise error from error.__cause__
             finally:
                 endpoints.close()
             if not outcome.begun and not directory.resumed:
@@ -132,9 +137,9 @@ async def launch(
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with free ports in place of 0, so that a restarted service keeps its address.
 
-    Rollout workers, trainer and reference stage say where they serve when they join, and every process where
-    its metrics are, so theirs stays 0; a port that the run file names must be free all the same. Raises
-    ConfigError, PortInUse.
+    Rollout workers, trainer and reference stage report their addresses when they join, and every process the
+    address of its metrics, so theirs stays 0; a port that the run file names must nevertheless be free.
+    Raises ConfigError, PortInUse.
     """
     free = resolve_all(config)
     return config.model_copy(
@@ -196,22 +201,22 @@ class Launch:
         supervisor.start()
         follower = asyncio.create_task(self._follow())
         stopping = asyncio.create_task(self._signals.stop.wait())
-        over = asyncio.create_task(supervisor.run_over.wait())
+        ended = asyncio.create_task(supervisor.run_ended.wait())
         try:
-            waits: list[asyncio.Future] = [supervisor.failure, follower, stopping, over]
+            waits: list[asyncio.Future] = [supervisor.failure, follower, stopping, ended]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             seconds = time.monotonic() - started_at
-            if follower.done():
-                follower.result()  # raises why it ended
-            if supervisor.failure.done():
+            if supervisor.failure.done():  # first: it explains a scheduler that does not answer
                 raise supervisor.failure.result()
-            complete = over.done()
+            if follower.done():
+                follower.result()  # raises the reason for its end
+            complete = ended.done()
             await self._last_steps(stopped=not complete)
             if supervisor.failure.done() and not self._signals.hurry.is_set():
                 raise supervisor.failure.result()
             return LaunchOutcome(directory, self._status, complete, seconds, self.was_ready)
         finally:
-            for task in (follower, stopping, over):
+            for task in (follower, stopping, ended):
                 task.cancel()
             failed = supervisor.failure.done()
             hurried = self._signals.hurry.is_set()
@@ -220,7 +225,7 @@ class Launch:
             await self._scheduler.close()
 
     async def _follow(self) -> None:
-        """Shows the run as it goes; ends with ProcessFailed if the scheduler falls silent for good."""
+        """Shows the run's progress; raises ProcessFailed if the scheduler stops answering for SILENCE_S."""
         supervisor = self._supervisor
         heard = time.monotonic()
         while True:
@@ -236,7 +241,7 @@ class Launch:
                             f"see {supervisor.processes[plan.SCHEDULER].log}",
                         ) from error
                 if self._status.done:
-                    supervisor.run_over.set()
+                    supervisor.run_ended.set()
             else:
                 heard = time.monotonic()
             processes = supervisor.processes.items()
@@ -262,9 +267,9 @@ class Launch:
     async def _end_run(self, stopped: bool, workers: list[str]) -> None:
         try:
             if stopped:
-                await self._scheduler.stop_run("stopped by the operator", STATUS_S)
+                await self._scheduler.stop_run(f"stopped by {self._signals.by or 'its operator'}", STATUS_S)
             await self._supervisor.wait_ended(workers, self._stop_s)
             self._status = await self._scheduler.status(STATUS_S)
         except EarlError as error:
-            message = f"the scheduler could not be asked to end the run: {error.message}"
+            message = f"the request to end the run failed: {error.message}"
             self._status = dataclasses.replace(self._status, message=message)

@@ -1,6 +1,6 @@
-"""What a launch left behind whose launcher cannot end it any more: killed with its warden, or a reboot.
+"""What remains of a launch whose launcher was killed together with its warden, or ended by a reboot.
 
-Looked for by the launch's record: processes by their mark, directories by their names, sockets by their kind.
+Found by the launch's record: processes by their mark, directories by their names, sockets by their kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Leftovers:
 
 
 def find(directory: Path, record: LaunchRecord | None) -> Leftovers:
-    """What is there now of a launch; of services that nobody launched, nothing: they may well be alive."""
+    """What remains of a launch; nothing without a record: services that were not launched may be alive."""
     if record is None:
         return Leftovers()
     # A record may have come with a directory from elsewhere: nothing but what a launch makes is removed.
@@ -61,7 +61,7 @@ def sockets(directory: Path) -> list[Path]:
 
 
 def clean(directory: Path, record: LaunchRecord | None) -> Leftovers:
-    """Ends and removes all of it; what there was."""
+    """Ends and removes all of it; returns what it was."""
     before = find(directory, record)
     if record is not None and before.pids:
         warden.sweep(record.mark)

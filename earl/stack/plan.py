@@ -1,13 +1,14 @@
-"""Which processes a run on this machine has, in which order, under which names: a pure function.
+"""Which processes a run on this machine has, in which order, under which names. Pure.
 
     valkey ──► scheduler ──┐
        └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
                │           ├──► trainer, reference
                └► env-0..n │
-    model ─────────────────┘           scheduler, gateway ──► dashboard
+    model ──► profile ─────┘           scheduler, gateway ──► dashboard
 
-`model` is a job: it makes the run's model directory and ends. All others serve until they are
-told to stop; trainer, reference stage and rollout workers also end by themselves when the run is over.
+`model` and `profile` are jobs: one makes the run's model directory, the other measures layouts for the
+selector (where it may choose between some), and they end. All others serve until they are
+stopped; trainer, reference stage and rollout workers also end by themselves when the run has ended.
 Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
 The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient > 0).
 """
@@ -18,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from earl.config.run import RunConfig
-from earl.errors import EpisodesFailing
+from earl.errors import EpisodesFailing, UnknownEnvironment
 
 VALKEY = "valkey"
 MODEL = "model"
+PROFILE = "profile"
 SCHEDULER = "scheduler"
 GATEWAY = "gateway"
 TRAINER = "trainer"
@@ -34,13 +36,13 @@ class ProcessSpec:
     """One process: `python <arguments>` with these variables added to the launcher's.
 
     needs: names of the processes that must be ready (a job: done) before it begins; it calls await_peers.
-    job: it ends by itself with exit code 0 before the run can go on.
-    ends_with_run: exit code 0 is fine once the scheduler says that the run is done.
+    job: it ends by itself with exit code 0 before the run can continue.
+    ends_with_run: exit code 0 is expected once the scheduler reports that the run is done.
     restartable: the ledger makes it safe to start it again after a crash.
-    verdicts: exit codes that judge the run and are no crash: it is not started again after those.
+    verdicts: exit codes that end the run and are no crash: it is not started again after those.
     stop_rank: processes are stopped rank by rank, lowest first.
     role: whose token it gets; "" none.
-    expendable: the run goes on without it.
+    expendable: the run continues without it.
     """
 
     name: str
@@ -60,7 +62,7 @@ class ProcessSpec:
 class StackAddresses:
     """Where the run's services listen (host:port, ports known) and where its Redis is.
 
-    redis_url is empty until an embedded Valkey has said where it serves.
+    redis_url is empty until an embedded Valkey has reported its address.
     """
 
     scheduler: str
@@ -85,6 +87,9 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     if embedded:
         specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3, role=""))
     specs.append(ProcessSpec(MODEL, ("-m", "earl.models", *run), job=True, role=""))
+    if profiles(config):
+        module = "services.scheduler.profiler"
+        specs.append(ProcessSpec(PROFILE, ("-m", module, *run), needs=(MODEL,), job=True, role=""))
     # Everything that it knows is in Redis; who calls it waits for its successor.
     specs.append(
         ProcessSpec(
@@ -110,42 +115,41 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
             )
             for index in range(config.environment.hosts)
         ]
-    workers = (MODEL, SCHEDULER, GATEWAY, *bus)
+    # Workers would disturb the measurement.
+    made = (PROFILE if profiles(config) else MODEL,)
+    workers = (*made, SCHEDULER, GATEWAY, *bus)
     # The trainer first: it publishes the weights that the engines wait for.
-    specs.append(
-        ProcessSpec(
-            TRAINER,
-            ("-m", "services.trainer", *run, "--name", TRAINER),
-            needs=workers,
-            environment={"OMP_NUM_THREADS": str(config.trainer.threads)},
-            ends_with_run=True,
-            restartable=True,
-        )
-    )
+    specs.append(_worker(TRAINER, "services.trainer", run, workers, config.trainer.threads))
     if config.trainer.kl_coefficient > 0:
-        specs.append(
-            ProcessSpec(
-                REFERENCE,
-                ("-m", "services.trainer.reference", *run, "--name", REFERENCE),
-                needs=(MODEL, SCHEDULER, *bus),
-                environment={"OMP_NUM_THREADS": str(config.reference.threads)},
-                ends_with_run=True,
-                restartable=True,
-            )
-        )
+        needs = (*made, SCHEDULER, *bus)
+        specs.append(_worker(REFERENCE, "services.trainer.reference", run, needs, config.reference.threads))
     specs += [
-        ProcessSpec(
-            f"rollout-{index}",
-            ("-m", "services.rollout", *run, "--name", f"rollout-{index}"),
-            needs=workers,
-            environment={"OMP_NUM_THREADS": str(config.rollout.threads)},
-            ends_with_run=True,
-            restartable=True,
-        )
+        _worker(f"rollout-{index}", "services.rollout", run, workers, config.rollout.threads)
         for index in range(config.rollout.workers)
     ]
-    # After the scheduler, which writes what they read.
-    specs += [
+    return [*specs, *_observers(config, run)]
+
+
+def profiles(config: RunConfig) -> bool:
+    """Whether a launch asks for a short profile: the selector decides, has no profile, and some stage has
+    several devices."""
+    scheduler, rollout = config.scheduler, config.rollout
+    devices = max(
+        rollout.engines * rollout.tp,
+        config.trainer.ranks,
+        config.reference.dp * config.reference.tp if config.trainer.kl_coefficient > 0 else 1,
+    )
+    return (
+        scheduler.selector != "static" and not scheduler.profile and scheduler.profile_s > 0 and devices > 1
+    )
+
+
+def _observers(config: RunConfig, run: tuple[str, ...]) -> list[ProcessSpec]:
+    """The processes that show a run to others and that it does without: sinks and the dashboard.
+
+    They come after the scheduler, which writes what they read.
+    """
+    specs = [
         ProcessSpec(
             f"sink-{name}",
             ("-m", "earl.stack.sink", *run, "--to", name),
@@ -168,3 +172,18 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
             )
         )
     return specs
+
+
+def _worker(
+    name: str, module: str, run: tuple[str, ...], needs: tuple[str, ...], threads: int
+) -> ProcessSpec:
+    """A worker of a stage, which ends with the run."""
+    return ProcessSpec(
+        name,
+        ("-m", module, *run, "--name", name),
+        needs=needs,
+        environment={"OMP_NUM_THREADS": str(threads)},
+        ends_with_run=True,
+        restartable=True,
+        verdicts=(UnknownEnvironment.exit_code,),
+    )

@@ -19,7 +19,8 @@ from earl.models.create import create_model
 from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
 from earl.stack.auto_dtype import settle
-from earl.stack.rundir import check_same_policy, replace, to_toml
+from earl.stack.run_files import replace
+from earl.stack.rundir import check_same_policy, to_toml
 
 REFERENCE_WANTED = (
     "prepare: trainer.kl_coefficient > 0: start the reference stage, too, or the run waits for it "

@@ -1,7 +1,7 @@
 """One process of the stack: started in a session of its own, its output kept, its end reported.
 
 Standard output carries one line that matters, `{"ready": name, "address": "host:port"}`; everything
-else it says, and all of standard error, goes to `<run dir>/logs/<name>.log`.
+else it prints, and all of standard error, goes to `<run dir>/logs/<name>.log`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StackProcess:
     async def start(self, environment: Mapping[str, str], *, held: bool = False) -> None:
         """Starts it with these variables instead of the launcher's own.
 
-        held: it loads what it imports, and then waits until `begin` says that what it needs is ready.
+        held: it loads what it imports, and then waits until `begin` is called because what it needs is ready.
         """
         self.state = "waiting" if held else "starting"
         self.ready.clear()
@@ -105,10 +105,10 @@ class StackProcess:
                 self.ready.set()
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended and its output was read. Negative: the signal that ended it."""
+        """Waits for the process's end and its last output. Returns the exit code, negative for a signal."""
         assert self._process is not None and self._reader is not None
         code = await self._process.wait()
-        # A grandchild may hold the pipe open: its last words are not worth a hang.
+        # A grandchild may hold the pipe open: its last lines are not worth a hang.
         await asyncio.wait([self._reader], timeout=1.0)
         self._reader.cancel()
         return code
@@ -126,7 +126,7 @@ class StackProcess:
         if self._process is not None and self.running:
             self._process.send_signal(signal.SIGTERM)
 
-    # --- why it ended -----------------------------------------------------------------------
+    # --- reason for its end -----------------------------------------------------------------
 
     def tail(self, lines: int = 12) -> list[str]:
         """The last lines of its log, oldest first, structured ones as a person would write them."""
@@ -140,9 +140,9 @@ class StackProcess:
         return [line for line in readable_lines if line.strip()][-lines:]
 
     def failure(self, code: int, doing: str) -> EarlError:
-        """Why it ended, as the error that it named itself if it did, with its last lines as a note.
+        """The reason for its end: the error that it reported if it did, with its last lines as a note.
 
-        A process says `earl: error: message; remedy` and ends with its error's exit code; the
+        A process prints `earl: error: message; remedy` and ends with its error's exit code; the
         launcher then ends with the same code and line, so that a mistake reads the same however
         deep it was found. Anything else is ProcessFailed.
         """
@@ -183,7 +183,7 @@ def ready_address(line: bytes) -> str | None:
 
 
 def metrics_address(line: bytes) -> str:
-    """Where the process of a ready line serves its metrics; "" if it says nothing of them."""
+    """Where the process of a ready line serves its metrics; "" if the line does not name it."""
     return str(json.loads(line).get("metrics", ""))
 
 

@@ -1,8 +1,8 @@
-"""What a launcher says of its launch, in the run's directory: `launch.json`, for whoever looks from outside.
+"""A launcher's record of its launch in the run's directory, `launch.json`, for other processes to read.
 
 It is there before the first process is started, so that a run whose launcher was killed can be cleaned
-up; it is written anew, whole, when a process changes its state, and with the last status at the end.
-Whether the launcher lives does not stand in it: it holds `launcher.lock` for as long as it does.
+up; it is written again, whole, when a process changes its state, and with the last status at the end.
+The record does not say whether the launcher is alive: it holds `launcher.lock` for as long as it does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from earl.expendable import ExpendableFile
-from earl.stack import rundir
-from earl.stack.rundir import LAUNCH, LOCK
+from earl.stack import run_files
+from earl.stack.run_files import LAUNCH, LOCK
 from earl.stack.status import ProcessState, RunStatus
 
 Outcome = Literal["", "complete", "stopped", "failed"]
@@ -33,7 +33,7 @@ class LaunchRecord:
 
     pid: the launcher's. mark: in the environment of every process of the launch. leaves: directories outside
     of the run's that go when it ends. ready_s: from the launcher's start until all processes were settled.
-    outcome: "" while it goes on. processes: as they were at written_ns. status: the last, once it has ended.
+    outcome: "" while it runs. processes: as they were at written_ns. status: the last, once it has ended.
     """
 
     pid: int
@@ -55,7 +55,7 @@ def _adapter() -> TypeAdapter[LaunchRecord]:
 
 def write_record(directory: Path, record: LaunchRecord) -> None:
     """Whole or not at all, readable by this user alone."""
-    rundir.replace(directory / LAUNCH, json.dumps(asdict(record), indent=1) + "\n")
+    run_files.replace(directory / LAUNCH, json.dumps(asdict(record), indent=1) + "\n")
 
 
 def read_record(directory: Path) -> LaunchRecord | None:
@@ -105,16 +105,16 @@ class LaunchRecorder:
         ]
         self._record = replace(record, written_ns=time.time_ns())
         if changed:
-            # The status of a run that goes on is the scheduler's to tell.
+            # While the run runs, its status comes from the scheduler.
             self._write(replace(self._record, status=RunStatus()))
 
     def end(self, outcome: Outcome) -> None:
-        """The launch is over."""
+        """Writes the end of the launch."""
         now = time.time_ns()
         self._record = replace(self._record, outcome=outcome, written_ns=now, ended_ns=now)
         self._write(self._record)
 
     def _write(self, record: LaunchRecord) -> None:
-        """Where the disk is full, who looks from outside sees what was written last."""
+        """Where the disk is full, readers see what was written last."""
         with self._expendable.written():
             write_record(self._directory, record)

@@ -1,4 +1,4 @@
-"""A run's directory: made once, taken by one launcher at a time, left empty-handed if nothing started.
+"""A run's directory: made once, held by one launcher at a time, emptied but for logs if nothing started.
 
 runs/<name>/
   run.toml         the resolved run file: what `earl train ... --resume` reads
@@ -11,7 +11,7 @@ runs/<name>/
   audit.jsonl      who did what: docs/security.md
   dashboard.url    a link to its page that works once, while that is served
   failure.json     why the last launch of a run that had begun failed, if it did
-  launch.json      the launcher's word on the last launch (earl.stack.record)
+  launch.json      the launcher's record of the last launch (earl.stack.record)
   report.html      made at the end
 """
 
@@ -29,16 +29,14 @@ from typing import Any
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
+from earl.stack import disk_room
+from earl.stack.run_files import FAILURE, LAUNCH, LOCK, LOGS, replace
 
-LOCK = "launcher.lock"
-LOGS = "logs"
-FAILURE = "failure.json"
-LAUNCH = "launch.json"
-# Who only looks whether a launcher lives has the lock for an instant.
-LOOKED_S = 0.5
-LOOK_AGAIN_S = 0.02
-# A link to the dashboard, for whoever may read it; replaced when it was used.
-DASHBOARD_LINK = "dashboard.url"
+# A run without a checkpoint needs so much: its model, its ledger, its logs.
+LEAST_FREE_BYTES = 64 << 20
+# Whoever checks whether a launcher is alive has the lock for an instant.
+LOCK_WAIT_S = 0.5
+LOCK_POLL_S = 0.02
 
 
 class RunDirectory:
@@ -47,24 +45,30 @@ class RunDirectory:
     def __init__(self, config: RunConfig, *, resume: bool) -> None:
         """Makes or takes the directory. ConfigError: it exists, or does not, or another launcher has it."""
         self.path = run_path(config)
-        previous = self.path / "run.json"
-        if resume and not previous.is_file():
-            raise ConfigError(f"there is no run to resume in {self.path}", "leave --resume out to start one")
-        if not resume and has_run(self.path):
+        check_directory(config, resume=resume)
+        try:
+            (self.path / LOGS).mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
             raise ConfigError(
-                f"run directory {self.path} exists already",
-                f"continue it with: earl train {self.path}/run.toml --resume, "
-                "or start another with --name NAME",
+                f"run directory {self.path} cannot be written: {error.strerror}",
+                "name a folder that you can write to with --runs-dir",
+            ) from None
+        free_bytes = shutil.disk_usage(self.path).free
+        if free_bytes < LEAST_FREE_BYTES:
+            os.close(self._lock)
+            if not resume:
+                remove_empty(self.path)
+            raise ConfigError(
+                f"run directory {self.path} has {free_bytes >> 20} MiB of free space, less than "
+                f"{LEAST_FREE_BYTES >> 20}",
+                "free some space, or name another folder with --runs-dir",
             )
-        if resume:
-            check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))
-        (self.path / LOGS).mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not lock(self._lock):
             os.close(self._lock)
             raise ConfigError(
                 f"run directory {self.path} is in use by another `earl`",
-                f"stop it with: earl down {self.path}, or choose another --name",
+                f"stop it with: earl stop {self.path}, or choose another --name",
             )
         self.resumed = resume
 
@@ -74,6 +78,7 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        disk_room.give_up(self.path)
         os.close(self._lock)
 
     @property
@@ -88,9 +93,9 @@ class RunDirectory:
         return self.path / LOGS / f"{process}.log"
 
     def write(self, config: RunConfig, launched: RunConfig) -> None:
-        """Writes run.toml (as asked for, its paths absolute) and run.json (with this launch's ports).
+        """Writes run.toml (as requested, its paths absolute) and run.json (with this launch's ports).
 
-        What an earlier launch said of itself is forgotten.
+        The record of an earlier launch is removed.
         """
         profile = config.scheduler.profile
         named = str(Path(profile).expanduser().resolve()) if profile else ""
@@ -104,15 +109,17 @@ class RunDirectory:
         replace(self.run_json, launched.model_dump_json(indent=1))
         for earlier in (FAILURE, LAUNCH):
             (self.path / earlier).unlink(missing_ok=True)
+        disk_room.hold(self.path)
 
     def failed(self, error: EarlError) -> None:
-        """Keeps why this launch failed, after the run had begun; where the disk is full, it is only said."""
+        """Writes why this launch failed after the run had begun; on a full disk it is only logged."""
+        disk_room.give_up(self.path)
         fields = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
         with ExpendableFile(self.path / FAILURE).written():
             replace(self.path / FAILURE, json.dumps(fields) + "\n")
 
     def clear(self) -> None:
-        """After a start that failed: only the logs stay, so that the same name can be tried again."""
+        """Removes everything but the logs after a start that failed, so that the name can be used again."""
         if self.resumed:
             return
         for entry in self.path.iterdir():
@@ -120,9 +127,30 @@ class RunDirectory:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
+def check_directory(config: RunConfig, *, resume: bool) -> None:
+    """Raises ConfigError if the run's directory exists already, or if there is nothing there to resume."""
+    path = run_path(config)
+    previous = path / "run.json"
+    if resume and not previous.is_file():
+        raise ConfigError(f"there is no run to resume in {path}", "leave --resume out to start one")
+    if not resume and has_run(path):
+        raise ConfigError(
+            f"run directory {path} exists already",
+            f"continue it with: earl resume {path}, or start another with --name NAME",
+        )
+    if resume:
+        check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))
+
+
+def remove_empty(path: Path) -> None:
+    """Removes what taking a directory made, if nothing else is in it."""
+    if not has_run(path) and not any((path / LOGS).iterdir()):
+        shutil.rmtree(path)
+
+
 def lock(descriptor: int) -> bool:
     """Takes the lock file for this launcher; False if another one has it."""
-    until = time.monotonic() + LOOKED_S
+    until = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +158,7 @@ def lock(descriptor: int) -> bool:
         except BlockingIOError:
             if time.monotonic() > until:
                 return False
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(LOCK_POLL_S)
 
 
 def run_path(config: RunConfig) -> Path:
@@ -160,15 +188,6 @@ def check_same_policy(now: RunConfig, before: RunConfig) -> None:
                 f"{key} differs from the run that --resume would continue",
                 f"resume with {run_path(now)}/run.toml, or start another run with --name NAME",
             )
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all; only this user can read it (a redis_url may hold a password)."""
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.unlink(missing_ok=True)  # whatever lies there: a link, or a file that others have open
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    scratch.replace(path)
 
 
 def to_toml(table: dict[str, Any], prefix: str = "") -> str:

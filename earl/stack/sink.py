@@ -1,6 +1,6 @@
 """`python -m earl.stack.sink --run <dir>/run.json --to NAME`: one sink beside a run, until it is stopped.
 
-Its end, whatever the reason, is no end of the run (earl.stack.plan: expendable).
+The run continues whatever the reason for its end (earl.stack.plan: expendable).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from earl.config.service import service_run
 from earl.obs import log
 from earl.obs.sinks import NAMES, Following, Sink, open_sink, pour
 from earl.rpc.main import announce, run
+from earl.waiting import until_first
 
-LOOK_S = 2.0
+POLL_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +30,9 @@ async def follow(
     stop: asyncio.Event,
     on_open: Callable[[], None] = lambda: None,
 ) -> int:
-    """Until `stop`, and then what is left; the number of points. on_open: called once the sink takes them.
+    """Sends points until `stop`, then those that are left; returns their number.
 
+    on_open: called once the sink takes points.
     Raises ConfigError, and whatever the sink raises.
     """
     following = Following(directory, name)
@@ -42,11 +44,7 @@ async def follow(
         on_open()
         while not stop.is_set():
             count += await asyncio.to_thread(pour, following, sink)
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await stop.wait()
-            except TimeoutError:
-                continue
+            await until_first(stop.wait(), timeout_s=POLL_S)
         return count + await asyncio.to_thread(pour, following, sink)
     finally:
         await asyncio.to_thread(sink.close)

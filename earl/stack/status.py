@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from earl.obs.outcomes import has_winners
 from earl.reparallelize import StageSwitch
 
-# Of a small fleet's worker.
+# After so long without a sign of life a small fleet's worker is shown with its time.
 SILENT_S = 5.0
 
 
@@ -45,7 +46,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class TicketLease:
-    """A ticket that somebody plays. age_s: since it was leased, or the scheduler began if that is later.
+    """A ticket that a worker plays. age_s: since it was leased, or the scheduler began if that is later.
 
     purpose: "train", "warmup", or the name of the evaluation that it is of.
     """
@@ -85,9 +86,9 @@ class RoleState:
 class StageState:
     """A stage's parallelism, and what the selector decided for it last, if it did.
 
-    running: "" while its workers differ. chosen: what the selector would have; sentence: that, with the
-    reason. pinned: the selector leaves it alone. epoch: of its newest switch. switching: in progress; last:
-    the one that ended last.
+    running: "" while its workers differ. chosen: what the selector would choose; sentence: that, with the
+    reason. pinned: the selector does not change it. epoch: number of its newest switch. switching: the switch
+    in progress; last: the switch that ended last.
     """
 
     name: str
@@ -101,7 +102,7 @@ class StageState:
 
     @property
     def differs(self) -> bool:
-        """The selector would have another parallelism."""
+        """Whether the selector would choose another parallelism."""
         return bool(self.chosen) and self.chosen != self.running
 
 
@@ -139,7 +140,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStatus:
-    """One evaluation, under way or done. metrics: means of the environment's numbers, 0..1 for rates.
+    """One evaluation, in progress or done. metrics: means of the environment's numbers, 0..1 for rates.
 
     Bounds are None where too few episodes are done, the gain for the run's first evaluation.
     """
@@ -180,12 +181,17 @@ class RunStatus:
     # Stages that make columns, then the trainer; empty in a run without such a stage.
     roles: tuple[RoleState, ...] = ()
     stages: tuple[StageState, ...] = ()
-    # How often each worker is to say how it is; more seldom in a large fleet.
+    # Interval of each worker's heartbeats; longer in a large fleet.
     heartbeat_s: float = 0.0
 
     def silent(self, worker: WorkerState) -> bool:
-        """Whether nothing has been heard of a worker for longer than is usual."""
+        """Whether a worker was last seen longer ago than its heartbeats allow."""
         return worker.silent_s > max(SILENT_S, 2 * self.heartbeat_s)
+
+    @property
+    def has_winners(self) -> bool:
+        """Whether episodes are won or lost; elsewhere a reward is a score."""
+        return has_winners(self.metrics, {name for item in self.evaluations for name in item.metrics})
 
     def evaluation(self, name: str) -> EvaluationStatus | None:
         """The latest evaluation of that name, for example "final"."""
@@ -196,7 +202,7 @@ class RunStatus:
 class ProcessState:
     """One process of the stack. state: waiting, starting, ready, restarting, done, failed, stopped.
 
-    seconds: since it came into that state. pid: 0 before it was started. expendable: the run goes on
+    seconds: since it came into that state. pid: 0 before it was started. expendable: the run continues
     without it should it fail.
     """
 
@@ -209,7 +215,7 @@ class ProcessState:
 
     @property
     def is_settled(self) -> bool:
-        """Nobody waits for it any more: it serves, is a job that is done, or the run goes on without it."""
+        """Whether nothing waits for it any more: it serves, has finished, or failed and is expendable."""
         return self.state in ("ready", "done") or (self.expendable and self.state == "failed")
 
     @property

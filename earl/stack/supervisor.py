@@ -9,7 +9,7 @@
 A process that has needs loads what it imports meanwhile (earl.rpc.main.await_peers).
 
 A process that ends before it was ever ready is not tried again: that is a mistake in the run file or
-the machine, and its own words are the error. One that ends while it is started again, or that the run
+the machine, and its message is the error. One that ends while it is started again, or that the run
 can do without, has crashed. What a crashed process started itself is ended before its successor starts.
 """
 
@@ -31,6 +31,7 @@ from earl.stack.process import StackProcess
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState
 from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, SOCKETS_VARIABLE, sweep
+from earl.waiting import until_first
 
 # A worker that ends with 0 has seen the end of the run; the launcher sees it within this time.
 END_SEEN_S = 10.0
@@ -55,8 +56,8 @@ class Supervisor:
         self.sockets = Path("/tmp") / f"earl-{self.mark}"
         self.processes = {spec.name: StackProcess(spec, directory.log(spec.name)) for spec in specs}
         self.failure: asyncio.Future[EarlError] = asyncio.get_running_loop().create_future()
-        # Set by the launcher once the scheduler says so.
-        self.run_over = asyncio.Event()
+        # Set by the launcher once the scheduler reports the end of the run.
+        self.run_ended = asyncio.Event()
         self._addresses = addresses
         self._limits = limits
         self._stopping = False
@@ -65,7 +66,7 @@ class Supervisor:
         self._states: dict[str, str] = {}
 
     def start(self) -> None:
-        """Begins; progress shows in `states`, an end that should not be in `failure`."""
+        """Starts the processes; `states` shows their progress, `failure` an unexpected end."""
         self._keepers = [asyncio.create_task(self._guard(process)) for process in self.processes.values()]
         for keeper in self._keepers:
             keeper.add_done_callback(self._keeper_ended)
@@ -109,7 +110,7 @@ class Supervisor:
     def _failed(self, process: StackProcess, error: EarlError) -> None:
         process.state = "stopped" if self._stopping else "failed"
         if process.spec.expendable:
-            process.note(f"the run goes on without it: {error.message}")
+            process.note(f"the run continues without it: {error.message}")
         elif not self._stopping and not self.failure.done():
             self.failure.set_result(error)
 
@@ -142,38 +143,25 @@ class Supervisor:
 
     async def _until_needs(self, process: StackProcess) -> bool:
         """Lets a process begin once what it needs is ready; False if it ended before that."""
-        ready = asyncio.create_task(self._all_ready(process.spec.needs))
-        ended = asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                return False
+        ready, _ = await until_first(self._all_ready(process.spec.needs), process.wait())
+        if ready:
             process.begin(self._peers(process))
-            return True
-        finally:
-            ready.cancel()
-            ended.cancel()
+        return ready
 
     async def _until_ready(self, process: StackProcess) -> bool:
-        """True once it serves; False if it ended before. Raises ProcessFailed if neither comes in time."""
-        ready = asyncio.create_task(process.ready.wait())
-        ended = asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait(
-                [ready, ended], timeout=self._limits.start_s, return_when=asyncio.FIRST_COMPLETED
+        """Waits until a process serves (True) or has ended (False).
+
+        Raises ProcessFailed if neither happens in time.
+        """
+        limit_s = self._limits.start_s
+        ready, ended = await until_first(process.ready.wait(), process.wait(), timeout_s=limit_s)
+        if not ready and not ended:
+            process.signal(signal.SIGKILL)
+            raise ProcessFailed(
+                f"{process.spec.name} was not ready within stack.start_s = {limit_s:g} s",
+                f"see {process.log}, or raise stack.start_s",
             )
-            if ready.done():
-                return True
-            if not ended.done():
-                process.signal(signal.SIGKILL)
-                raise ProcessFailed(
-                    f"{process.spec.name} was not ready within stack.start_s = {self._limits.start_s:g} s",
-                    f"see {process.log}, or raise stack.start_s",
-                )
-            return False
-        finally:
-            ready.cancel()
-            ended.cancel()
+        return ready
 
     async def _ended_with_the_run(self, process: StackProcess, code: int) -> bool:
         """Whether exit code 0 was the end of the run and not one before it."""
@@ -181,14 +169,14 @@ class Supervisor:
             return False
         try:
             async with asyncio.timeout(END_SEEN_S):
-                await self.run_over.wait()
+                await self.run_ended.wait()
         except TimeoutError:
             return False
         return True
 
     async def _before_restart(self, process: StackProcess, code: int, *, served: bool) -> None:
-        """Counts the crash, ends what the process left behind, and pauses; raises if it was one too many."""
-        doing = "although the run was not over" if code == 0 else "in mid-run"
+        """Counts the crash, ends what the process left behind, and pauses; raises if no restart is left."""
+        doing = "although the run had not ended" if code == 0 else "during the run"
         doing = doing if served else "before it was ready again"
         error = process.failure(code, doing)
         final = code in process.spec.verdicts
@@ -217,7 +205,7 @@ class Supervisor:
     def _environment(self, process: StackProcess) -> dict[str, str]:
         return {
             **os.environ,
-            # Nothing is fetched from a model hub behind the run file's back.
+            # Nothing is fetched from a model hub that the run file does not name.
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             **self._peers(process),

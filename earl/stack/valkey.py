@@ -1,7 +1,7 @@
 """The embedded Valkey as a process of the stack: `python -m earl.stack.valkey --run RUN.json`.
 
 The only module of the stack that needs the bus; the launcher starts it and never imports it. Its
-ready line carries the server's URL. It ends when it is told to, and also when the server dies.
+ready line carries the server's URL. It ends on SIGTERM, and also when the server dies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from earl.bus.embedded import EmbeddedValkey
 from earl.errors import BusUnavailable
 from earl.obs import log
 from earl.rpc.main import announce, run
+from earl.waiting import until_first
 
 
 async def serve(directory: Path, stop: asyncio.Event) -> None:
@@ -21,14 +22,11 @@ async def serve(directory: Path, stop: asyncio.Event) -> None:
     server = EmbeddedValkey()
     announce("valkey", await server.start(directory))
     try:
-        stopping = asyncio.create_task(stop.wait())
-        ended = asyncio.create_task(server.wait())
-        await asyncio.wait([stopping, ended], return_when=asyncio.FIRST_COMPLETED)
+        await until_first(stop.wait(), server.wait())
         if not stop.is_set():
             raise BusUnavailable(
-                f"the embedded Valkey ended with exit code {ended.result()}", f"see {directory}/valkey.log"
+                f"the embedded Valkey ended with exit code {server.returncode}", f"see {directory}/valkey.log"
             )
-        stopping.cancel()
     finally:
         await server.stop()
 

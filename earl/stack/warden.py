@@ -61,7 +61,7 @@ def send(descriptors: dict[int, int], signal_number: int) -> None:
 
 
 def wait_all(descriptors: dict[int, int], timeout_s: float) -> None:
-    """Returns when all have ended or the time is over. A pidfd is readable once its process ended."""
+    """Returns when all have ended or the time has passed. A pidfd is readable once its process ended."""
     poll = select.poll()
     for descriptor in descriptors.values():
         poll.register(descriptor, select.POLLIN)

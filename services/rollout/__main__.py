@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-from pathlib import Path
+from earl.service_main import service_main
 
-from earl.bulk_import import bulk_import
-from earl.config.service import service_run
-from earl.obs import log
-from earl.rpc.main import await_peers, run
+UNIQUE = "the worker's name, unique in the run"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m services.rollout", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
-    parser.add_argument("--name", default="rollout-0", help="the worker's name, unique in the run")
-    arguments = parser.parse_args()
-    log.setup(arguments.name)
-    await_peers("services.rollout.service")
-
-    async def serve_until(stop: asyncio.Event) -> None:
-        config, directory = service_run(arguments.run, "rollout")
-        with bulk_import():  # after the configuration was read
-            from services.rollout.service import serve
-
-        await serve(config, directory, arguments.name, stop)
-
-    run(serve_until)
+    service_main("services.rollout.service", "rollout", __doc__, "rollout-0", UNIQUE)
 
 
 if __name__ == "__main__":

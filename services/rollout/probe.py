@@ -36,6 +36,7 @@ from earl.profiling import (
     encode,
     read_job,
 )
+from earl.rpc.main import ended_by
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 
@@ -66,7 +67,7 @@ class RolloutProbe:
         self._pace: dict[tuple[int, int], float] = {}
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Raises what Engine.start raises."""
+        """Starts an engine for probing. Raises what Engine.start raises."""
         for engine in self._engines:
             stack.push_async_callback(engine.stop)
         await asyncio.gather(*(engine.start() for engine in self._engines))
@@ -182,7 +183,7 @@ async def serve(job: ProfileJob) -> None:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 out.write(encode(await probe.visit(decode(Visit, line))))
         except EngineLost as lost:
-            # Only the kernel kills an engine here, for want of memory.
+            # Only the kernel kills an engine here, for lack of memory.
             if isinstance(lost, EngineOutOfMemory) or signal.SIGKILL.name in lost.message:
                 raise OutOfMemory(lost.message, "measure shorter contexts, or fewer at once") from lost
             raise
@@ -196,8 +197,7 @@ def main() -> int:
     try:
         asyncio.run(serve(job))
     except EarlError as error:
-        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
-        return error.exit_code
+        return ended_by(error)
     return 0
 
 

@@ -45,6 +45,7 @@ from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
+from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.metrics import figures
 from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.weight_follower import WeightFollower
@@ -65,7 +66,10 @@ class PeerAddresses:
 
     @classmethod
     def from_environment(cls) -> PeerAddresses:
-        """Raises ConfigError naming the variable that is missing."""
+        """The addresses in this process's environment.
+
+        Raises ConfigError naming the variable that is missing.
+        """
         values = [peer(name) for name in ("EARL_REDIS_URL", "EARL_SCHEDULER", "EARL_GATEWAY")]
         return cls(*values, access=Access.of(Role.WORKER))
 
@@ -104,65 +108,13 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
     """Runs one rollout worker until `stop` is set or the run ends. Raises EarlError for what failed."""
     addresses = PeerAddresses.from_environment()
     access = addresses.access
-    rollout, environment = config.rollout, config.environment
-    tokenizer = Tokenizer.load(run_dir / "model", config.model)
-    capacity = rollout.episodes or rollout.engines * rollout.max_sequences
-    incarnation = secrets.randbits(64)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting(config.obs.traces, name, config.name))
-        bus = await Bus.connect(
-            addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
-        )
-        stack.push_async_callback(bus.close)
-        store = await _open_store(stack, bus, config, run_dir, name, incarnation)
-        devices = pool_devices(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
-        reader_leases = ReaderLeases(bus, name)
-        pool = EnginePool(
-            devices,
-            EngineProcess,
-            reading=reader_leases.hold,
-            restarts=rollout.engine_restarts,
-            load_s=config.data_plane.read_s,
-            # Only the selector orders the switch that a long context waits for.
-            waits=config.scheduler.selector == "on",
-        )
-        stack.push_async_callback(pool.stop)
-        await pool.start()
-        gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
-        stack.push_async_callback(gateway.close)
-        limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
-        spans = BusySpans()
-        agent = EpisodeAgent(
-            tokenizer,
-            pool,
-            gateway,
-            spans,
-            limits=limits,
-            max_context_tokens=config.longest_sequence,
-            max_new_tokens=rollout.max_new_tokens,
-        )
-        rejoined = asyncio.Event()
-        scheduler = SchedulerClient(
-            addresses.scheduler,
-            access,
-            stage="rollout",
-            name=name,
-            incarnation=incarnation,
-            capacity=capacity,
-            parallelism=devices.initial,
-            # A scheduler that was away for longer has given this worker and its leases up.
-            retry_s=MEMBERSHIPS * config.scheduler.membership_s,
-            on_rejoin=rejoined.set,
-        )
-        stack.push_async_callback(scheduler.close)
-        gauges = Gauges(pool, agent, spans)
-        stack.push_async_callback(gauges.close)
-        weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
-        resources = WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined)
-        worker = RolloutWorker(config, resources, capacity)
+        resources = await _open_resources(stack, config, run_dir, name, addresses)
+        worker = RolloutWorker(config, resources, capacity(config))
         server = Server(
             name,
-            rollout.bind,
+            config.rollout.bind,
             tokens=accepted(),
             tls=access.tls,
             drain_s=1.0,
@@ -174,13 +126,76 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(server.stop)
         metrics = MetricsEndpoint(
             config.obs.metrics,
-            [server.calls.samples, lambda: figures(worker, gauges, agent)],
+            [server.calls.samples, lambda: figures(worker, resources.gauges, resources.agent)],
             tokens=accepted(),
             tls=access.tls,
         )
         stack.push_async_callback(metrics.close)
         announce(name, address, await metrics.start())
         await worker.run(advertised(address), stop)
+
+
+def capacity(config: RunConfig) -> int:
+    """Episodes that one worker plays at once."""
+    return config.rollout.episodes or config.rollout.engines * config.rollout.max_sequences
+
+
+async def _open_resources(
+    stack: AsyncExitStack, config: RunConfig, run_dir: Path, name: str, addresses: PeerAddresses
+) -> WorkerResources:
+    """Opens what a worker works with, the engines started; all of it is closed with the stack."""
+    access, environment = addresses.access, config.environment
+    tokenizer = Tokenizer.load(run_dir / "model", config.model)
+    incarnation = secrets.randbits(64)
+    bus = await Bus.connect(
+        addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
+    )
+    stack.push_async_callback(bus.close)
+    store = await _open_store(stack, bus, config, run_dir, name, incarnation)
+    devices = pool_devices(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
+    reader_leases = ReaderLeases(bus, name)
+    pool = EnginePool(
+        devices,
+        EngineProcess,
+        reading=reader_leases.hold,
+        restarts=config.rollout.engine_restarts,
+        load_s=config.data_plane.read_s,
+        # Only the selector orders the switch that a long context waits for.
+        waits=config.scheduler.selector == "on",
+    )
+    stack.push_async_callback(pool.stop)
+    await pool.start()
+    gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
+    stack.push_async_callback(gateway.close)
+    spans = BusySpans()
+    agent = EpisodeAgent(
+        tokenizer,
+        pool,
+        gateway,
+        spans,
+        limits=Limits(environment.queue_s, environment.reset_s, environment.step_s),
+        max_context_tokens=config.longest_sequence,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+    rejoined = asyncio.Event()
+    scheduler = SchedulerClient(
+        addresses.scheduler,
+        access,
+        stage="rollout",
+        name=name,
+        incarnation=incarnation,
+        capacity=capacity(config),
+        parallelism=devices.initial,
+        # A scheduler that was away for longer has given this worker and its leases up.
+        retry_s=MEMBERSHIPS * config.scheduler.membership_s,
+        on_rejoin=rejoined.set,
+    )
+    stack.push_async_callback(scheduler.close)
+    gauges = Gauges(pool, agent, spans, tokenizer.unknown_words)
+    stack.push_async_callback(gauges.close)
+    hosts = HostWait(gateway, environment.name, environment.wait_s)
+    weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
+    return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts)
 
 
 async def _open_store(

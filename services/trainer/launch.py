@@ -3,7 +3,7 @@
     python -m services.trainer ─┬─ one rank: it is the rank itself, nothing to supervise
                                 └─ more: torchrun's agent here, `python -m services.trainer` per rank
 
-On several nodes the same is started on each, told by its environment how many they are (EARL_NODES), which
+On several nodes the same is started on each, whose environment says how many there are (EARL_NODES), which
 of them it is (EARL_NODE, from 0) and where the first is reached (EARL_MASTER, host:port): each has a part
 of the ranks.
 
@@ -50,7 +50,10 @@ class Nodes:
 
     @classmethod
     def from_environment(cls) -> Nodes:
-        """As EARL_NODES, EARL_NODE and EARL_MASTER say; one machine without them. Raises ConfigError."""
+        """The nodes that EARL_NODES, EARL_NODE and EARL_MASTER name; one machine without them.
+
+        Raises ConfigError.
+        """
         given = {name: os.environ.get(name, "") for name in ("EARL_NODES", "EARL_NODE", "EARL_MASTER")}
         count, number, master = given.values()
         if (count or "1") == "1":
@@ -95,7 +98,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
         rdzv_configs={"rank": nodes.number} if nodes.master else {},
         max_restarts=0,
         monitor_interval=0.1,
-        # SIGTERM and SIGINT are Ending's: passed on, so that the ranks can save.
+        # SIGTERM and SIGINT are passed on (SignalRelay), so that the ranks can save.
         signals_to_handle="SIGHUP,SIGQUIT",
         shutdown_timeout=LOST_S,
     )
@@ -107,7 +110,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
         # A rank killed by a signal has a negative code; the first to fail is the cause.
         first = min(error.failures.values(), key=lambda failure: failure.timestamp).exitcode
         if relay.signalled and -first in SIGNALS:
-            return 0  # told before it listened, when it had nothing to save
+            return 0  # stopped before it listened, when it had nothing to save
         return first if first > 0 else next((code for code in codes if code > 0), 1)
     finally:
         relay.ended = True

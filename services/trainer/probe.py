@@ -11,7 +11,6 @@ shared between them (trainer.share_prefixes), as it would be between the answers
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -38,11 +37,12 @@ from earl.profiling import (
     encode,
     read_job,
 )
+from earl.rpc.main import ended_by
 from services.trainer.launch import follow_agent, launch
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.runtime import settle
+from services.trainer.ranks.runtime import return_pages, settle, settle_reference
 from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
@@ -101,16 +101,7 @@ class ProbedReference:
 
     def __init__(self, spec: ModelSpec, group: Group, config: RunConfig, dp: int, tp: int) -> None:
         self._place = make_reference_mesh(group, dp, tp)
-        self._policy = ReferencePolicy(
-            spec,
-            self._place.tensor,
-            group.device,
-            config.trainer_dtype,
-            temperature=config.scheduler.temperature,
-            microbatch_tokens=config.reference.microbatch_tokens,
-            deterministic=config.deterministic,
-            share_prefixes=config.trainer.share_prefixes,
-        )
+        self._policy = ReferencePolicy(spec, self._place.tensor, group.device, config)
         with torch.no_grad():
             for parameter in self._policy.decoder.parameters():
                 _randomise(parameter)
@@ -137,9 +128,10 @@ class StepProbe:
         trains = job.stage == "trainer"
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update=GENTLE)})
         self._ranks = job.dp * job.tp * job.cp
-        settle(config)
-        if not trains:
-            torch.set_num_threads(config.reference.threads)
+        if trains:
+            settle(config)
+        else:
+            settle_reference(config)
         self._group = Group(config.trainer.device if trains else config.reference.device)
         spec = load_spec(job.model)
         self._stage: ProbedStage = (
@@ -193,16 +185,13 @@ class StepProbe:
         return time.perf_counter() - started
 
     def _forget_peak(self) -> None:
-        if self._group.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            return
         # What larger points left is given back.
         gc.collect()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-        forget_peaks([os.getpid()])
+        return_pages()
+        if self._group.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            forget_peaks([os.getpid()])
 
     def _peak_fraction(self) -> float:
         """Peak memory as a fraction of the fullest CUDA device, or of the host that ranks on CPUs share.
@@ -226,7 +215,7 @@ def _randomise(tensor: torch.Tensor) -> None:
 
 
 def measure(job: ProfileJob) -> int:
-    """This rank's work; returns its exit code."""
+    """Runs this rank's measurements; returns its exit code."""
     follow_agent()
     config = RunConfig.model_validate_json(job.run)
     of = config.trainer if job.stage == "trainer" else config.reference
@@ -234,8 +223,7 @@ def measure(job: ProfileJob) -> int:
     try:
         StepProbe(job, config).run()
     except EarlError as error:
-        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
-        return error.exit_code
+        return ended_by(error)
     except (MemoryError, OSError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from earl.errors import EarlError
 from earl.scheduler_client import RETRY_S
-from services.trainer.api.scheduler_client import BatchClient
+from services.trainer.api.batch_client import BatchClient
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.stage.commands import RankCommand
 from services.trainer.stage.rank_resources import RankResources
@@ -37,7 +37,7 @@ class TrainerRank0:
         self.held: frozenset[int] = frozenset()
 
     def reconcile(self, progress: TrainingProgress) -> None:
-        """Bring the ledger to what the parameters were trained on."""
+        """Brings the ledger to what the parameters were trained on."""
         ranges = progress.consumed.ranges
         rolled_back = self._io.run(
             self._batches.reconcile(progress.version, progress.next_batch_id, ranges), 2 * RETRY_S + SLACK_S
@@ -79,7 +79,7 @@ class TrainerRank0:
         return None
 
     def commit(self, batch_id: int, version: int, metrics: dict[str, float]) -> None:
-        """Tell the scheduler that a batch's tickets are trained.
+        """Tells the scheduler that a batch's tickets are trained.
 
         A scheduler that is gone while the trainer leaves is no failure, nor one that was told and whose
         answer stayed out: the checkpoint that follows holds the batch, and the ledger is brought to it on
@@ -88,7 +88,7 @@ class TrainerRank0:
         self._tell(lambda deadline_s: self._batches.commit(batch_id, version, metrics, deadline_s))
 
     def record_checkpoint(self, progress: TrainingProgress, path: str) -> None:
-        """Tell the scheduler of a checkpoint; one that is gone is no failure, as with `commit`."""
+        """Tells the scheduler of a checkpoint; one that is gone is no failure, as with `commit`."""
         ranges = progress.consumed.ranges
         self._tell(
             lambda deadline_s: self._batches.record_checkpoint(progress.version, path, ranges, deadline_s)

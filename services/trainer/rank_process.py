@@ -6,7 +6,6 @@ python -m MODULE --run FILE ─┬─ one rank: this process
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
@@ -22,6 +21,7 @@ from earl.errors import EarlError
 from earl.obs import log as log_setup
 from earl.obs.tracing import exporting
 from earl.rpc.main import await_peers, ended_by
+from earl.service_main import service_arguments
 from services.trainer.launch import follow_agent, launch
 from services.trainer.ranks.requests import StageRequests
 
@@ -38,10 +38,7 @@ def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], ab
     `python -m` starts; its submodule `service` has the function `serve`. ranks_of: how many a run file asks
     for. about: for --help.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
-    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
-    parser.add_argument("--name", default=stage, help=f"the {stage}'s name, unique in the run")
-    arguments = parser.parse_args()
+    arguments = service_arguments(module, about, stage, f"the {stage}'s name, unique in the run")
     rank = int(os.environ.get("RANK", "0"))
     log_setup.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
     await_peers(f"{module}.service")
@@ -61,7 +58,7 @@ def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], ab
 
 
 def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve) -> int:
-    """Serves until the run is over; returns the exit code."""
+    """Serves until the run has ended; returns the exit code."""
     requests = StageRequests()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: requests.stop.set())

@@ -12,28 +12,28 @@ from earl.config.run import RunConfig
 from earl.models.spec import load_spec
 from services.trainer.api.servicer import TrainerServicer
 from services.trainer.model.sharded_policy import ShardedPolicy
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.rank_mesh import RankMesh, check_rank_mesh
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle
 from services.trainer.ranks.switch_requests import SwitchRequests
-from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
-from services.trainer.stage.rank_resources import OPEN_S, RankResources
+from services.trainer.stage.rank_resources import OPEN_S, RankProcess, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 from services.trainer.step.step import Stepper
 from services.trainer.trainer import TrainerRank
 
 
 def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
-    """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
+    """Runs one rank until the run has ended or `requests.stop` is set. Raises EarlError for what failed."""
     settle(config)
     spec = load_spec(run_dir / "model")
     with ExitStack() as stack:
-        resources = RankResources(stack, config, run_dir, name, config.trainer.device, requests)
-        group = resources.group
+        process = RankProcess(stack, config.trainer.device)
+        group = process.group
         mesh = RankMesh(group, config.trainer.parallelism, spec)
         stepper = Stepper(ShardedPolicy.of(spec, mesh, config), config)
-        resources.connect()
+        resources = RankResources(stack, process, config, run_dir, name, requests)
         slots = _open_slots(resources, stepper)
         stack.callback(slots.close)
         rank0 = None
@@ -42,7 +42,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
                 mesh.parallelism, lambda parallelism: check_rank_mesh(parallelism, group.size, spec)
             )
             stage = StageRank0(resources, "trainer", switches)
-            servicer = TrainerServicer(resources.activity, requests, stage.scheduler, switches)
+            servicer = TrainerServicer(resources.activity, stage.scheduler, switches, requests)
             stage.serve(servicer, config.trainer.bind)
             rank0 = TrainerRank0(resources, stage)
         rank = TrainerRank(resources, stepper, slots, rank0)

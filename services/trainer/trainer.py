@@ -18,6 +18,7 @@ import hashlib
 import logging
 import shutil
 import time
+from collections import deque
 
 import torch
 
@@ -30,6 +31,7 @@ from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.retention import mark_best
+from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
     PUBLISHING,
@@ -41,7 +43,6 @@ from services.trainer.ranks.activity import (
 )
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.trainer_state import TrainerChange
-from services.trainer.reshard.weight_slots import WeightSlots
 from services.trainer.retry_budget import RetryBudget
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
@@ -81,7 +82,7 @@ class TrainerRank:
         self.progress = TrainingProgress(1, 1, RangeSet(), 0)
 
     def start(self) -> None:
-        """Fill the parameters, from the newest checkpoint if there is one; reconcile; publish them.
+        """Fills the parameters, from the newest checkpoint if there is one; reconcile; publish them.
 
         Raises ModelNotFound, CheckpointError, and what the scheduler refuses.
         """
@@ -109,7 +110,7 @@ class TrainerRank:
             self._slots.publish(self.progress.version)
 
     def run(self) -> None:
-        """Until the run is over or a stop was asked for. Raises the first failure."""
+        """Works until the run has ended or a stop was requested. Raises the first failure."""
         handlers = {
             RankCommand.TRAIN: lambda body: self._batch(decode_plan(body, self._mesh.data_ranks)),
             RankCommand.SWITCH: self._switch,
@@ -178,7 +179,7 @@ class TrainerRank:
             self._requests.excuse(error)
 
     def _trace(self, plan: TrainingPlan, times_ns: tuple[int, int, int]) -> None:
-        """Record the spans of the batch's tickets; on rank 0, for all ranks work together."""
+        """Records the spans of the batch's tickets; on rank 0, for all ranks work together."""
         if self._rank0 is None or not tracing.active():
             return
         began_ns, read_ns, trained_ns = times_ns
@@ -224,7 +225,7 @@ class TrainerRank:
             self._requests.stop.wait(min(PAUSE_S, 0.1 * 2 ** min(budget.plans, 10)))
 
     def _report(self, plan: TrainingPlan, metrics: dict[str, float]) -> None:
-        """Tell the scheduler that the batch is trained, with figures of all ranks."""
+        """Tells the scheduler that the batch is trained, with figures of all ranks."""
         trained = int(self._columns.trained_tokens().sum())
         tokens = int(self._columns.offsets[-1])
         mine = torch.tensor([tokens, trained, len(self._columns.items)])
@@ -236,7 +237,7 @@ class TrainerRank:
             "sequences": float(counts[2]),
             "read_s": seconds[READING],
             "train_s": seconds[TRAINING],
-            # Of the version before: this one is published after it is committed.
+            # Seconds of the version before: this one is published after it is committed.
             "publish_s": seconds.get(PUBLISHING, 0.0),
             "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
             "memory_fraction": memory_fraction(self._group),
@@ -279,14 +280,14 @@ class TrainerRank:
         self._export()
 
     def _export(self) -> None:
-        """Write <run>/model-final, a directory that transformers reads, gathered tensor by tensor."""
+        """Writes <run>/model-final, a directory that transformers reads, gathered tensor by tensor."""
         dtype = self._config.model.weight_dtype
-        gathered = self._stepper.policy.gathered()
-        tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in gathered)
+        whole = self._stepper.policy.gathered()
+        tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in whole)
         with self._activity.phase(SAVING):
             if not self._group.leads:
-                for _ in tensors:
-                    pass
+                # Every rank takes part in gathering each tensor; this one keeps none.
+                deque(tensors, maxlen=0)
                 return
             target = self._run_dir / "model-final"
             scratch = target.with_name(".model-final.new")

@@ -1,4 +1,4 @@
-"""What a descriptor says, as plain values: tensors, their shards, sequences.
+"""The contents of a descriptor as plain values: tensors, their shards, sequences.
 
 `registry.codec` turns them into bytes and back.
 """

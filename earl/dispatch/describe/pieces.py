@@ -1,4 +1,4 @@
-"""What a transport is asked for, as arrays: two-dimensional copies out of one arena into byte buffers.
+"""A transport's work as arrays: two-dimensional copies out of one arena into byte buffers.
 
     piece i:  region ─ offset ────────► run │ … stride … │ run │ …   (rows of them)
     target:   buffer ─ target_offset ─► run │ … target_stride … │ run │ …

@@ -113,7 +113,7 @@ class Layout:
     shards: tuple[ShardBox, ...]
 
     def validate(self, *, replicas: bool = False) -> None:
-        """Raise unless the shards cover the tensor: LayoutGap, and LayoutOverlap unless replicas may be."""
+        """Raises unless the shards cover the tensor: LayoutGap, and LayoutOverlap unless replicas may be."""
         whole = Box.whole(self.shape)
         boxes: list[Box] = []
         for shard in self.shards:

@@ -200,10 +200,8 @@ class Overlap:
 def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> DimensionSplit:
     """How one dimension is split by mesh dimensions, each (placement, ranks), applied from the left."""
     counts = [count for _, count in steps]
-    starts: list[int] = []
-    stops: list[int] = []
-    parts: list[int] = []
-    locals_: list[int] = []
+    # (start, stop, part, local) of each.
+    segments: list[tuple[int, int, int, int]] = []
     for part, indexes in enumerate(product(*map(range, counts))):
         runs: Runs = ((0, length),)
         for (placement, count), index in zip(steps, indexes, strict=True):
@@ -211,19 +209,11 @@ def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Dimension
         local = 0
         for start, stop in runs:
             if start < stop:
-                starts.append(start)
-                stops.append(stop)
-                parts.append(part)
-                locals_.append(local)
+                segments.append((start, stop, part, local))
                 local += stop - start
-    order = np.argsort(np.array(starts, np.int64), kind="stable")
-    return DimensionSplit(
-        prod(counts),
-        np.array(starts, np.int64)[order],
-        np.array(stops, np.int64)[order],
-        np.array(parts, np.int32)[order],
-        np.array(locals_, np.int64)[order],
-    )
+    table = np.array(sorted(segments), np.int64).reshape(-1, 4)
+    starts, stops, parts, locals_ = np.ascontiguousarray(table.T)
+    return DimensionSplit(prod(counts), starts, stops, parts.astype(np.int32), locals_)
 
 
 def _held(runs: Runs, placement: Placement, count: int, index: int) -> Runs:

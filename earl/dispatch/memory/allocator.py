@@ -7,7 +7,7 @@ give ──► the block's slab ──(its last)──► the slab's range ─�
 ```
 Promise: `take(n)` finds a place exactly when n ≤ `largest_bytes`; what lies in a place never overlaps what
 lies in another; when everything has been given back, the space is one range again. Taking and giving cost
-the same however much is live, but for a bisection over the distinct sizes of free ranges.
+the same however much is live, but for a bisection over the free ranges.
 
 Classes, eight to a doubling, keep what a small region does not use below an eighth of it (as large ones'
 rounding to `GRAIN_BYTES` does), and make regions of ragged lengths fit each other's places.
@@ -107,7 +107,7 @@ class Slabs:
         return offset
 
     def give(self, offset: int) -> None:
-        """Give back what `take` gave. Raises KeyError for what is not live."""
+        """Gives back what `take` gave. Raises KeyError for what is not live."""
         home = self._live.pop(offset)
         if isinstance(home, int):
             self._free_bytes += home
@@ -159,30 +159,28 @@ class Slabs:
 
 
 class _Ranges:
-    """Free ranges, never adjacent, found by best fit."""
+    """Free ranges, never adjacent, found by best fit; of equally large ones the lowest."""
 
     def __init__(self, start: int, stop: int) -> None:
-        # size by start, start by stop, starts by size, and the sizes that there are, ascending.
+        # Size by start, start by stop, and (size, start) of all, ascending.
         self._sizes: dict[int, int] = {}
         self._starts: dict[int, int] = {}
-        self._of_size: dict[int, set[int]] = {}
-        self._distinct: list[int] = []
+        self._ordered: list[tuple[int, int]] = []
         if stop > start:
             self._add(start, stop - start)
 
     @property
     def largest_bytes(self) -> int:
-        return self._distinct[-1] if self._distinct else 0
+        return self._ordered[-1][0] if self._ordered else 0
 
     def take(self, size_bytes: int) -> int | None:
-        i = bisect_left(self._distinct, size_bytes)
-        if i == len(self._distinct):
+        i = bisect_left(self._ordered, (size_bytes, 0))
+        if i == len(self._ordered):
             return None
-        found_bytes = self._distinct[i]
-        start = next(iter(self._of_size[found_bytes]))
-        self._remove(start, found_bytes)
-        if found_bytes > size_bytes:
-            self._add(start + size_bytes, found_bytes - size_bytes)
+        range_bytes, start = self._ordered[i]
+        self._remove(start, range_bytes)
+        if range_bytes > size_bytes:
+            self._add(start + size_bytes, range_bytes - size_bytes)
         return start
 
     def give(self, start: int, size_bytes: int) -> None:
@@ -200,17 +198,8 @@ class _Ranges:
     def _add(self, start: int, size_bytes: int) -> None:
         self._sizes[start] = size_bytes
         self._starts[start + size_bytes] = start
-        same = self._of_size.get(size_bytes)
-        if same is None:
-            self._of_size[size_bytes] = {start}
-            insort(self._distinct, size_bytes)
-        else:
-            same.add(start)
+        insort(self._ordered, (size_bytes, start))
 
     def _remove(self, start: int, size_bytes: int) -> None:
         del self._sizes[start], self._starts[start + size_bytes]
-        same = self._of_size[size_bytes]
-        same.discard(start)
-        if not same:
-            del self._of_size[size_bytes]
-            del self._distinct[bisect_left(self._distinct, size_bytes)]
+        del self._ordered[bisect_left(self._ordered, (size_bytes, start))]

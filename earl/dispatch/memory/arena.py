@@ -1,4 +1,4 @@
-"""Registered memory of a worker: `Arena` for its owner, `MappedArena` for whoever reads it.
+"""Registered memory of a worker: `Arena` for its owner, `MappedArena` for its readers.
 
 The owner allocates regions, writes them in place, seals (publishes) and frees them. A reader maps
 the same file read-only, after checking that its nonce is the descriptor's.
@@ -18,7 +18,6 @@ from typing import Self
 import numpy as np
 import xxhash
 
-from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, Regions, host_id
 from earl.dispatch.memory import arena_file
 from earl.dispatch.memory.allocator import Slabs
@@ -54,7 +53,7 @@ class Region:
         return np.ndarray(tuple(shape), dtype, self._arena.memory, self.offset_bytes + offset)
 
     def seal(self, checksum: bool) -> RegionRef:
-        """Publish the bytes as they are now: from here on readers may copy them."""
+        """Publishes the bytes as they are now: from here on readers may copy them."""
         if self.ref is None:
             checksums = ()
             if checksum:
@@ -64,7 +63,7 @@ class Region:
         return self.ref
 
     def free(self) -> None:
-        """End the lease: later reads are refused, reads in progress notice. Freeing twice is harmless."""
+        """Ends the lease: later reads are refused, and reads in progress fail. Freeing twice is harmless."""
         self._arena._free(self._slot, self)
 
 
@@ -135,7 +134,7 @@ class Arena:
     def allocate(self, size_bytes: int) -> Region:
         """A region of this size, its bytes undefined. Raises ArenaFull when there is no room now."""
         if size_bytes < 0:
-            raise LayoutError(f"a region of {size_bytes} bytes", "ask for 0 or more")
+            raise LayoutError(f"a region of {size_bytes} bytes", "allocate 0 bytes or more")
         with self._lock:
             if self._closed:
                 raise ArenaFull(f"{self.ref.owner}: the arena is closed", "make a new one")
@@ -157,7 +156,7 @@ class Arena:
             return region
 
     def close(self) -> None:
-        """Free every region and remove the file. Arrays handed out stay valid memory, unread by others."""
+        """Frees every region and removes the file. Arrays handed out stay valid memory, unread by others."""
         with self._lock:
             if self._closed:
                 return
@@ -194,7 +193,7 @@ class Arena:
 
     def _retire(self, slot: int) -> None:
         if int(self._table[slot, _GENERATION]) & 1:
-            self._table[slot, _GENERATION] += np.uint64(1)  # even: nobody's
+            self._table[slot, _GENERATION] += np.uint64(1)  # even: not published
 
 
 class MappedArena:
@@ -203,7 +202,7 @@ class MappedArena:
     _fd = -1
 
     def __init__(self, path: str, nonce: int, incarnation: int) -> None:
-        """Map the file. Raises RegionGone when it is gone or another's, TransportUnavailable when barred."""
+        """Maps the file. Raises RegionGone when it is gone or another's, TransportUnavailable when barred."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -272,12 +271,11 @@ class MappedArena:
         rows = slots % self._header.slots
         return rows == slots, rows
 
-    def check_extents(self, pieces: Pieces) -> None:
-        """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
-        self.check_reach(pieces.regions, pieces.reach)
-
     def check_reach(self, regions: Regions, reach: np.ndarray) -> None:
-        """`check_extents` for pieces that reach this far into each region (int64[N], bytes)."""
+        """Raises RegionGone unless every region lies where it was published, and is no shorter than `reach`.
+
+        reach: int64[N], how many bytes of each region are read, from its start.
+        """
         offsets, sizes = self.extents(regions.slot, regions.generation)
         moved = np.flatnonzero(offsets != regions.offset_bytes)
         if len(moved):
@@ -309,7 +307,7 @@ class MappedArena:
         return digests
 
     def close(self) -> None:
-        """Give up the file; the mapping ends when the last array over it does."""
+        """Gives up the file; the mapping ends when the last array over it does."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -6,7 +6,7 @@ slot table         slots × 4 uint64: generation, offset, size, unused
 data               regions, from a page boundary to the end
 ```
 A slot's generation is odd while its region is published and even otherwise; it only grows, so a
-reader that finds the generation it was told, before and after copying, copied that very region.
+reader that finds the expected generation before and after copying copied that very region.
 The owner holds an exclusive flock on the file as long as it lives: a file that can be locked has
 no owner and is removed.
 """
@@ -38,7 +38,7 @@ _CREATE_ATTEMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first page says. All sizes in bytes; offsets from the start of the file."""
+    """The contents of the first page. All sizes in bytes; offsets from the start of the file."""
 
     nonce: int
     incarnation: int
@@ -98,12 +98,12 @@ def arena_directory(config: DataPlaneConfig, run_dir: Path) -> Path:
 
 
 def arena_path(directory: Path, owner: str, incarnation: int) -> Path:
-    """One file per life of an owner."""
+    """The path of an owner's arena: each incarnation of an owner has its own file."""
     return directory / f"{re.sub(r'[^A-Za-z0-9._-]', '_', owner)}-{incarnation:016x}.arena"
 
 
 def ensure_directory(directory: Path) -> None:
-    """Make it, private to this user. Raises ConfigError when another user owns it or it cannot be made."""
+    """Makes it, private to this user. Raises ConfigError when another user owns it or it cannot be made."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.lstat()
@@ -152,13 +152,13 @@ def create(path: Path, size_bytes: int) -> int:
 
 
 def remove_stale(directory: Path) -> list[Path]:
-    """Remove the arenas of owners that are dead; returns what was removed."""
+    """Removes the arenas of owners that are dead; returns what was removed."""
     removed: list[Path] = []
     for path in sorted(directory.glob("*.arena")):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # gone meanwhile, or not ours to judge
+            continue  # gone meanwhile, or not readable by this user
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(fd, path):
@@ -172,7 +172,7 @@ def remove_stale(directory: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove an arena's file, and its directory when it was the last."""
+    """Removes an arena's file, and its directory when it was the last."""
     path.unlink(missing_ok=True)
     try:
         path.parent.rmdir()

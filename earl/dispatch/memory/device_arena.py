@@ -89,7 +89,7 @@ class DeviceRegion(Region):
         return slab[start + offset : start + stop].view(dtype).view(tuple(shape))
 
     def seal(self, checksum: bool) -> RegionRef:
-        """Publish the bytes as they are now, those on the device as the current stream leaves them."""
+        """Publishes the bytes as they are now, those on the device as the current stream leaves them."""
         if self.ref is None:
             self._arena.mirror([(self.offset_bytes + a, self.offset_bytes + b) for a, b in self._on_device])
         return super().seal(checksum)
@@ -102,7 +102,7 @@ class DeviceArena(Arena):
     _pinned = False
 
     def place(self, device: torch.device) -> None:
-        """Allocate the slab and register the file's mapping. Raises ConfigError when it does not fit."""
+        """Allocates the slab and registers the file's mapping. Raises ConfigError when it does not fit."""
         import torch
 
         try:
@@ -125,7 +125,7 @@ class DeviceArena(Arena):
         return offset_bytes - self.data_offset
 
     def mirror(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Copy these ranges, (start, stop) in the file, from the slab into the file; waits for the device."""
+        """Copies these ranges, (start, stop) in the file, from the slab into it; waits for the device."""
         import torch
 
         for start, stop in ranges:

@@ -42,7 +42,7 @@ def plan(
     if len(target.start) != len(source.shape) or not Box.whole(source.shape).contains(target):
         raise LayoutError(
             f"{source.name}: box {target} lies outside shape {source.shape}",
-            "ask in the tensor's global indices",
+            "give the box in the tensor's global indices",
         )
     costs, loads = cost or {}, planned or {}
     order = sorted(

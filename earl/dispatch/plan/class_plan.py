@@ -119,7 +119,7 @@ def per_owner(name: str, given: np.ndarray | None, count: int, dtype: type) -> n
 
 
 def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Iterator[CopyBlock]:
-    """Blocks of one want; `loads` is read anew after each one, and must have it added."""
+    """Blocks of one want; `loads` is read again after each one, and must have it added."""
     source, stack = want.source, want.source.stack
     if len(want.runs) != len(source.shape):
         raise LayoutError(
@@ -128,7 +128,7 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
         )
     for length, runs in zip(source.shape, want.runs, strict=True):
         if any(not 0 <= a < b <= length for a, b in runs):
-            raise LayoutError(f"ranges {runs} of {source.shape}", "ask in the tensor's global indices")
+            raise LayoutError(f"ranges {runs} of {source.shape}", "give the tensor's global indices")
     if not all(want.runs):
         return
     overlaps = [split.overlap(runs) for split, runs in zip(source.splits(), want.runs, strict=True)]

@@ -1,4 +1,4 @@
-"""Owners change how tensors are sharded over them: who sends which boxes to whom, in which rounds. Pure.
+"""Owners change how tensors are sharded over them: which rank sends which boxes where, in which rounds. Pure.
 
     reshards (boxes by rank, before and after) ─ plan_reshard ─► pieces (source, target, box) of each tensor
     tensors in order ─ rounds ─► parts of pieces, so many at a time that no rank needs much memory for them

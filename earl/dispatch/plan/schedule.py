@@ -3,9 +3,9 @@
     blocks ─► requests: what one peer gives for one priority, at most `credit_bytes` each
            ─► sorted: priority, wave (a peer's first, second, …), peers in turn from the reader's own
 
-What is needed first (the first micro-batch) is requested first; every peer is asked at once, each for one
+What is needed first (the first micro-batch) is requested first; every peer is read from at once, each for one
 request after the other, hence no more bytes than its credit; readers begin at different peers, so that none
-is asked by all of them first. Requests stay arrays of ranges until their turn: `copies` spells one out.
+serves all of them first. Requests stay arrays of ranges.
 """
 
 from __future__ import annotations
@@ -16,16 +16,6 @@ import numpy as np
 
 from earl.dispatch.plan.class_plan import CopyBlock, Reads
 from earl.errors import LayoutError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestCopies:
-    """C copies from one peer: tensor int64[C]; source, target, extent int64[C, R], as in Block."""
-
-    tensor: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
-    extent: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,19 +46,11 @@ class ReadRequests:
         tensors, rows = slice(*self.tensors[request].tolist()), slice(*self.rows[request].tolist())
         return block, block.tensors[tensors], self.orders[number][rows]
 
-    def spelled(self, request: int) -> RequestCopies:
-        """Every copy of one request as arrays; made anew at each call."""
-        block, tensors, rows = self.copies(request)
-        each = np.tile(rows, len(tensors))
-        return RequestCopies(
-            np.repeat(tensors, len(rows)), block.source[each], block.target[each], block.extent[each]
-        )
-
 
 def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> ReadRequests:
-    """Split an owner's reads into requests of at most credit_bytes (a copy above that stands alone).
+    """Splits an owner's reads into requests of at most credit_bytes (a copy above that stands alone).
 
-    first_peer: the peer to ask first, different for each reader. Raises LayoutError for no credit.
+    first_peer: the peer to read from first, different for each reader. Raises LayoutError for no credit.
     """
     if credit_bytes < 1:
         raise LayoutError(f"credit of {credit_bytes} bytes", "allow at least one")

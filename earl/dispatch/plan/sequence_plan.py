@@ -16,16 +16,7 @@ import numpy as np
 
 from earl.dispatch.plan.balance import deal
 from earl.dispatch.plan.class_plan import CopyBlock, Reads, per_owner
-from earl.errors import LayoutError, LayoutGap, LayoutOverlap
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """What one owner holds: sequences int64[B] end to end in its columns, offsets int64[B + 1] in rows."""
-
-    owner: str
-    sequences: np.ndarray
-    offsets: np.ndarray
+from earl.errors import LayoutError, LayoutGap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,57 +31,6 @@ class RaggedIndex:
     peer: np.ndarray
     start: np.ndarray
     length: np.ndarray
-
-    @classmethod
-    def of(cls, held: Sequence[Packed], *, replicas: bool = False) -> RaggedIndex:
-        """The index of what these owners hold.
-
-        Raises LayoutOverlap where two of them hold a sequence and replicas are not allowed, LayoutError.
-        """
-        counts = np.array([len(packed.sequences) for packed in held], np.int64)
-        for packed, count in zip(held, counts.tolist(), strict=True):
-            if len(packed.offsets) != count + 1:
-                raise LayoutError(
-                    f"{packed.owner}: {count} sequences with {len(packed.offsets)} offsets",
-                    "give one offset more",
-                )
-        empty = np.zeros(0, np.int64)
-        sequence = np.concatenate([empty, *(packed.sequences for packed in held)])
-        start = np.concatenate([empty, *(packed.offsets[:-1] for packed in held)])
-        length = np.concatenate([empty, *(packed.offsets[1:] for packed in held)]) - start
-        peer = np.repeat(np.arange(len(held), dtype=np.int32), counts)
-        if (length < 0).any() or (start < 0).any():
-            i = int(np.flatnonzero((length < 0) | (start < 0))[0])
-            raise LayoutError(
-                f"{held[peer[i]].owner}: sequence {sequence[i]} of {length[i]} rows from {start[i]}",
-                "offsets start at 0 and never fall",
-            )
-        order = np.lexsort((peer, sequence))
-        index = cls(
-            tuple(packed.owner for packed in held), sequence[order], peer[order], start[order], length[order]
-        )
-        index._check(replicas)
-        return index
-
-    def _check(self, replicas: bool) -> None:
-        twice = np.flatnonzero(self.sequence[1:] == self.sequence[:-1])
-        refused = twice[self.peer[twice] == self.peer[twice + 1]] if replicas else twice
-        if len(refused):
-            i = int(refused[0])
-            first, second = self.owners[self.peer[i]], self.owners[self.peer[i + 1]]
-            stop = self.start[i] + self.length[i]
-            raise LayoutOverlap(
-                f"{first} and {second} both hold sequence {self.sequence[i]}, [{self.start[i]}:{stop}]",
-                "give every sequence to one owner, or say that replicas may be",
-            )
-        wrong = twice[self.length[twice] != self.length[twice + 1]]
-        if len(wrong):
-            i = int(wrong[0])
-            raise LayoutError(
-                f"sequence {self.sequence[i]} has {self.length[i]} rows at {self.owners[self.peer[i]]}, "
-                f"{self.length[i + 1]} at {self.owners[self.peer[i + 1]]}",
-                "replicas must be the same sequence",
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     """The boxes of this rank's local tensor, in the order of its rows; none off the mesh.
 
     Several only where a strided shard is of matrices stacked in one. Raises LayoutError, also where the
-    placements do not say which elements this rank holds.
+    placements do not determine which elements this rank holds.
     """
     coordinates = tensor.device_mesh.get_coordinate()
     if coordinates is None:
@@ -88,7 +88,7 @@ def local_box(tensor: DTensor) -> Box:
 
 
 def placements_of(tensor: DTensor) -> tuple[Placement, ...]:
-    """The placements as tuples; an order of shards that the spec says beside them becomes strided shards."""
+    """The placements as tuples; a shard order that the spec names beside them becomes strided shards."""
     spec = tensor._spec
     placements = tuple(tensor.placements)
     order = getattr(spec, "shard_order", None)

@@ -84,7 +84,7 @@ class SequenceStore:
         }
 
     async def publish(self, names: Iterable[str]) -> None:
-        """Seal these and make them known, in one round trip; from here on they must not be written.
+        """Seals these and makes them known, in one round trip; from here on they must not be written.
 
         Raises LayoutError for a name that is not held, BusUnavailable.
         """
@@ -101,7 +101,7 @@ class SequenceStore:
         await self._put([name for name in names if name in self._records])
 
     async def remove(self, names: Iterable[str]) -> None:
-        """Free their regions and forget their records; names not held are ignored."""
+        """Frees their regions and forgets their records; names not held are ignored."""
         held = [name for name in names if name in self._held]
         for name in held:
             self._records.pop(name, None)
@@ -113,7 +113,7 @@ class SequenceStore:
             )
 
     async def renew(self) -> bool:
-        """Extend the lease; False if records were lost and had to be published again."""
+        """Extends the lease; False if records were lost and had to be published again."""
         expected = len(self._records)
         if not expected or await self._registry.renew_records(self.key) >= expected:
             return True
@@ -121,7 +121,7 @@ class SequenceStore:
         return False
 
     def free(self) -> None:
-        """Free every region: the owner is leaving."""
+        """Frees every region: the owner is leaving."""
         for _, region in self._held.values():
             region.free()
         self._held.clear()

@@ -1,10 +1,8 @@
-"""The owner's side: put tensors under a key, keep their descriptors alive, free them.
+"""The owner's side: publish tensors under a key, keep their descriptors alive, free them.
 
 ```
-put: allocate ─ copy ─┐
-reserve ─ caller writes in place ─┴─► seal (checksums) ─► publish (one round trip) ─► renew … ─► remove
+reserve ─ caller writes in place ─► seal (checksums) ─► publish (one round trip) ─► renew … ─► remove
 ```
-Producing in place spares a copy of every byte; `put` is for what exists already.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import numpy as np
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.descriptor import Descriptor, ShardRef, TensorShards, row_major
-from earl.dispatch.describe.dtypes import dtype_name, numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, spaced
 from earl.dispatch.layout.box import Box
@@ -55,20 +53,6 @@ class TensorSpec:
         return self.box if self.box is not None else Box.whole(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """An array that is `box` of a tensor of `global_shape`. dtype: by name; the array's if empty."""
-
-    array: np.ndarray
-    global_shape: tuple[int, ...]
-    box: Box
-    dtype: str = ""
-
-    @property
-    def spec(self) -> TensorSpec:
-        return TensorSpec(self.dtype or dtype_name(self.array.dtype), self.global_shape, self.box)
-
-
 @dataclass(slots=True)
 class _Entry:
     version: int
@@ -77,21 +61,31 @@ class _Entry:
     offsets: dict[str, int]
     # (class, rank on its mesh, offset of its first tensor, bytes from each to the next)
     classes: tuple[tuple[TensorClass, int, int, int], ...] = ()
-    # Of the published descriptor; empty before publish and once withheld.
+    # The published descriptor, encoded; empty before publish and once withheld.
     encoded: bytes = b""
 
 
 class TensorStore:
-    """Everything one owner publishes. Use from one loop; arrays from `reserve` may be filled anywhere."""
+    """Everything one owner publishes. Use from one loop; arrays from `reserve` may be filled anywhere.
 
-    def __init__(self, arena: Arena, registry: Registry, *, checksum: bool = False) -> None:
+    checksum: seal regions with checksums. serving: the arena's serving process, which `close` stops.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        registry: Registry,
+        *,
+        checksum: bool = False,
+        serving: ServingProcess | None = None,
+    ) -> None:
         self.arena = arena
         self._registry = registry
         self._checksum = checksum
         self._entries: dict[str, _Entry] = {}
         self._sequences: list[SequenceStore] = []
         self._renewing: asyncio.Task[None] | None = None
-        self._serving: ServingProcess | None = None
+        self._serving = serving
 
     @classmethod
     async def open(
@@ -109,30 +103,15 @@ class TensorStore:
         Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
         """
         arena = await asyncio.to_thread(open_arena, config, directory, owner, incarnation, size_bytes)
-        store = cls(arena, registry, checksum=config.checksums == "always")
-        if config.wired:
-            try:
-                store._serving = await ServingProcess.start(arena.ref, config, await registry.secret())
-            except BaseException:
-                arena.close()
-                raise
-            arena.served_at(**{f"{config.wire}_address": store._serving.address})
-            store._checksum = config.checksums != "off"
-        return store
-
-    async def put(self, key: str, tensors: Mapping[str, np.ndarray | Placed], version: int = 0) -> Descriptor:
-        """Copy the tensors into the arena and publish them. Raises ArenaFull, LayoutError, BusUnavailable,
-        having kept nothing.
-        """
-        placed = {name: _placed(tensor) for name, tensor in tensors.items()}
-        arrays = self.reserve(key, {name: p.spec for name, p in placed.items()}, version)
+        if not config.wired:
+            return cls(arena, registry, checksum=config.checksums == "always")
         try:
-            copies = [(arrays[name], p.array) for name, p in placed.items()]
-            await _off_loop(sum(a.nbytes for a, _ in copies), _copy_all, copies)
-            return (await self.publish(key))[0]
+            serving = await ServingProcess.start(arena.ref, config, await registry.secret())
         except BaseException:
-            self._free([key])
+            arena.close()
             raise
+        arena.served_at(**{f"{config.wire}_address": serving.address})
+        return cls(arena, registry, checksum=config.checksums != "off", serving=serving)
 
     def reserve(self, key: str, specs: Mapping[str, TensorSpec], version: int = 0) -> dict[str, np.ndarray]:
         """Writable arrays in the arena, by name, shaped as each spec's box; then `publish([key])`.
@@ -191,7 +170,7 @@ class TensorStore:
         return made
 
     async def publish(self, keys: str | Iterable[str]) -> list[Descriptor]:
-        """Seal what was reserved under these keys and make it known, in one round trip.
+        """Seals what was reserved under these keys and makes it known, in one round trip.
 
         From here on the arrays must not be written until the key is removed.
         """
@@ -217,7 +196,7 @@ class TensorStore:
         return descriptors
 
     async def withhold(self, keys: str | Iterable[str]) -> None:
-        """Forget their descriptors for good, so that no reader comes; regions and who reads them stay.
+        """Forgets their descriptors for good, so that no reader comes; regions and who reads them stay.
 
         Keys not held are ignored. Raises BusUnavailable.
         """
@@ -228,7 +207,7 @@ class TensorStore:
         await self._registry.remove(held)
 
     async def remove(self, keys: str | Iterable[str]) -> None:
-        """Free their regions and forget their descriptors; keys not held are ignored."""
+        """Frees their regions and forgets their descriptors; keys not held are ignored."""
         keys = [keys] if isinstance(keys, str) else list(keys)
         held = [key for key in keys if key in self._entries]
         self._free(held)
@@ -240,7 +219,7 @@ class TensorStore:
         return list(self._entries)
 
     async def close(self) -> None:
-        """Forget all descriptors, stop serving, remove the arena. Never raises for a Redis that is gone."""
+        """Forgets all descriptors, stop serving, remove the arena. Never raises for a Redis that is gone."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
@@ -297,17 +276,6 @@ class TensorStore:
                 log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
 
 
-def _placed(tensor: np.ndarray | Placed) -> Placed:
-    placed = tensor if isinstance(tensor, Placed) else Placed(tensor, tensor.shape, Box.whole(tensor.shape))
-    spec = placed.spec
-    if placed.array.shape != spec.held.shape or placed.array.dtype != numpy_dtype(spec.dtype):
-        raise LayoutError(
-            f"array of {placed.array.dtype} {placed.array.shape} for box {spec.held} of {spec.dtype}",
-            "give the array the box's shape and the dtype that carries it (uint16 for bfloat16)",
-        )
-    return placed
-
-
 def _tensors(entry: _Entry, ref: RegionRef) -> tuple[TensorShards, ...]:
     tensors: list[TensorShards] = []
     for name, spec in entry.specs.items():
@@ -317,13 +285,8 @@ def _tensors(entry: _Entry, ref: RegionRef) -> tuple[TensorShards, ...]:
     return tuple(tensors)
 
 
-def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    for target, source in copies:
-        np.copyto(target, source, casting="no")
-
-
 async def _off_loop(size_bytes: int, function, *args):
-    """Run it here when it touches few bytes, else on a thread; cancelling waits for it to end."""
+    """Runs it here when it touches few bytes, else on a thread; cancelling waits for it to end."""
     if size_bytes <= _INLINE_BYTES:
         return function(*args)
     work = asyncio.ensure_future(asyncio.to_thread(function, *args))

@@ -5,7 +5,7 @@
 
 An engine reads the same slices of every version into the same buffers. While trainer ranks publish the
 same classes at the same places of a region, a plan differs from the last one only in the regions that it
-reads. The same holds for any tensors that their owners publish anew.
+reads. The same holds for any tensors that their owners publish again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.read.resolve import FromArena, Read, ReadPlan
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
 
-# A larger plan is made anew each time rather than kept: a piece takes about 70 bytes.
+# A larger plan is made again each time rather than kept: a piece takes about 70 bytes.
 _MOST_PIECES = 1 << 20
-# Above this, transports prepare each read anew: what they keep of a piece takes about 1 kB for two slots.
+# Above this, transports prepare each read again: what they keep of a piece takes about 1 kB for two slots.
 _MOST_REPEATED = 1 << 15
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
-from earl.dispatch.read.cached_plan import Repeated, VersionRead
+from earl.dispatch.read.cached_plan import Repeated as Repeated
+from earl.dispatch.read.cached_plan import VersionRead
 from earl.dispatch.read.resolve import Form, FromArena, Read, ReadPlan, assemble
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
 from earl.dispatch.read.resolve_sequences import SequenceRead, resolve_sequences
@@ -27,16 +28,6 @@ from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
 from earl.worker_report import TransferTotals
-
-__all__ = [
-    "Dispatcher",
-    "Read",
-    "Receipt",
-    "Repeated",
-    "SequenceRead",
-    "VersionRead",
-    "refuse_unmet",
-]
 
 AnyRead = Read | SequenceRead | VersionRead
 
@@ -96,7 +87,7 @@ class Dispatcher:
         return cls(registry, config, await registry.secret())
 
     async def read(self, reads: Sequence[AnyRead], deadline_s: float) -> Receipt:
-        """Fill every read's arrays, together, before the deadline.
+        """Fills every read's arrays, together, before the deadline.
 
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutError, PeerLost, ReadTimeout,
         ChecksumMismatch, TransportUnavailable, BusUnavailable.
@@ -138,7 +129,7 @@ class Dispatcher:
         return forms
 
     async def close(self) -> None:
-        """Release mappings and connections."""
+        """Releases mappings and connections."""
         await self._shm.close()
         if self._wire is not None:
             await self._wire.close()

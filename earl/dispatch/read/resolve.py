@@ -63,11 +63,11 @@ class FromArena:
     _parts: list[tuple[int, Callable[[], Pieces]]] = field(default_factory=list)
 
     def add(self, pieces: Pieces) -> None:
-        """Append pieces that are known already."""
+        """Appends pieces that are known already."""
         self.defer(pieces.size_bytes, len(pieces), lambda: pieces)
 
     def defer(self, size_bytes: int, copies: int, make: Callable[[], Pieces]) -> None:
-        """Append pieces of size_bytes, for `copies` boxes, that `make` makes once it is their turn."""
+        """Appends pieces of size_bytes, for `copies` boxes, that `make` makes once it is their turn."""
         self._parts.append((size_bytes, make))
         self.size_bytes += size_bytes
         self.copies += copies
@@ -94,12 +94,12 @@ class ReadPlan:
         self.loads: dict[str, int] = {}
 
     def add(self, arena: ArenaRef, pieces: Pieces) -> None:
-        """Append pieces of one arena that are known already; empty ones are left out."""
+        """Appends pieces of one arena that are known already; empty ones are left out."""
         if len(pieces):
             self.defer(arena, pieces.size_bytes, len(pieces), lambda: pieces)
 
     def defer(self, arena: ArenaRef, size_bytes: int, copies: int, make: Callable[[], Pieces]) -> None:
-        """Append pieces of one arena: size_bytes, for `copies` boxes, that `make` makes in their turn."""
+        """Appends pieces of one arena: size_bytes, for `copies` boxes, that `make` makes in their turn."""
         self._arenas.setdefault(arena.nonce, FromArena(arena)).defer(size_bytes, copies, make)
         self.loads[arena.owner] = self.loads.get(arena.owner, 0) + size_bytes
 
@@ -131,7 +131,7 @@ def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:
 
 
 def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan) -> None:
-    """Append the pieces of reads of tensors that are published by boxes. Raises LayoutGap, LayoutError."""
+    """Appends the pieces of reads of tensors that are published by boxes. Raises LayoutGap, LayoutError."""
     assembled: dict[tuple[str, ...], dict[str, Tensor]] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Read]] = {}
     for read in reads:
@@ -167,11 +167,11 @@ def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies
 
 
 def checked(read: Read, dtype: str, shape: tuple[int, ...]) -> Box:
-    """The box that a read asks for. Raises LayoutError unless its target has the box's shape and dtype."""
+    """The box of a read. Raises LayoutError unless its target has the box's shape and dtype."""
     box = read.box if read.box is not None else Box.whole(shape)
     expected = numpy_dtype(dtype)
     if len(box.start) != len(shape) or not Box.whole(shape).contains(box):
-        raise LayoutError(f"{read.name}: box {box} lies outside shape {shape}", "ask in global indices")
+        raise LayoutError(f"{read.name}: box {box} lies outside shape {shape}", "give global indices")
     if read.into.dtype != expected or read.into.shape != box.shape or not read.into.flags.writeable:
         raise LayoutError(
             f"{read.name}: target {read.into.dtype} {read.into.shape}, box {dtype} {box.shape}",
@@ -244,7 +244,7 @@ def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, copies: ReadPlan) -> bool:
-    """Append many ranges of one column at once; False if shards overlap, leave a gap or are strided.
+    """Appends many ranges of one column at once; False if shards overlap, leave a gap or are strided.
 
     `plan` then takes the ranges one by one, and names the gap.
     """

@@ -61,7 +61,7 @@ class PublishedClasses:
 
 
 def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan, turn: int = 0) -> None:
-    """Append the pieces of reads of any tensors. turn: the peer to begin with, another for each reader.
+    """Appends the pieces of reads of any tensors. turn: the peer to begin with, another for each reader.
 
     Raises LayoutGap, LayoutError.
     """
@@ -81,7 +81,7 @@ def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Read
 
 
 def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: ReadPlan, turn: int) -> None:
-    """Append the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
+    """Appends the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
     # By class, box and strides, then by number: where a tensor goes. What is read twice is a second group.
     groups: dict[tuple[TensorClass, Box, tuple[int, ...], int], dict[int, np.ndarray]] = {}
     for read in reads:

@@ -65,7 +65,7 @@ class ByOwner:
 def resolve_sequences(
     read: SequenceRead, owners: ByOwner, known: Mapping[str, SequenceRecords], copies: ReadPlan
 ) -> None:
-    """Append the pieces of this read. Raises LayoutGap, LayoutError."""
+    """Appends the pieces of this read. Raises LayoutGap, LayoutError."""
     records = [known[owner] for owner in owners.names]
     peer, nth = owners.peer, owners.nth
     first = np.cumsum([0, *(len(held) for held in records)])

@@ -24,6 +24,7 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement
 from earl.errors import LayoutError
+from earl.message_fields import from_message, to_message
 from earl.v1 import layout_pb2 as pb
 
 _PREFIX = "DTYPE_"
@@ -46,9 +47,9 @@ def encode(descriptor: Descriptor) -> bytes:
         if id(region) not in regions:
             if region.arena not in arenas:
                 arenas[region.arena] = len(arenas)
-                message.arenas.append(_arena(region.arena))
+                message.arenas.append(to_message(pb.ArenaRef, region.arena))
             regions[id(region)] = len(regions)
-            message.regions.append(_region(region, arenas[region.arena]))
+            message.regions.append(to_message(pb.Region, region, arena=arenas[region.arena]))
         return regions[id(region)]
 
     for tensor in descriptor.tensors:
@@ -71,19 +72,8 @@ def decode(data: bytes) -> Descriptor:
     message = pb.LayoutDescriptor()
     try:
         message.ParseFromString(data)
-        arenas = [_arena_of(arena) for arena in message.arenas]
-        regions = [
-            RegionRef(
-                arenas[r.arena],
-                r.slot,
-                r.generation,
-                r.offset_bytes,
-                r.size_bytes,
-                tuple(r.checksums),
-                r.checksum_block_bytes,
-            )
-            for r in message.regions
-        ]
+        arenas = [from_message(ArenaRef, arena) for arena in message.arenas]
+        regions = [from_message(RegionRef, region, arena=arenas[region.arena]) for region in message.regions]
         for region in regions:
             _check_region(region)
         tensors = tuple(_tensor(layout, regions) for layout in message.tensors)
@@ -95,7 +85,7 @@ def decode(data: bytes) -> Descriptor:
 
 def encode_head(arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
     """A SequenceHead's bytes. columns: (name, dtype's name)."""
-    message = pb.SequenceHead(arena=_arena(arena), checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
+    message = pb.SequenceHead(arena=to_message(pb.ArenaRef, arena), checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
     for name, dtype in columns:
         message.columns.add(name=name, dtype=pb.Dtype.Value(_PREFIX + dtype.upper()))
     return message.SerializeToString()
@@ -142,27 +132,13 @@ def decode_sequences(head: bytes, records: Sequence[bytes]) -> SequenceRecords:
     blocks = -(-sizes // message.checksum_block_bytes)
     if ((counts > _WORDS) & (counts - _WORDS != blocks)).any():
         raise LayoutError("damaged records: not a digest for each block", "publish them again")
-    return SequenceRecords(_arena_of(message.arena), columns, rows, regions)
+    return SequenceRecords(from_message(ArenaRef, message.arena), columns, rows, regions)
 
 
 def _dtype(number: int) -> str:
     name = pb.Dtype.Name(number).removeprefix(_PREFIX).lower()
     numpy_dtype(name)
     return name
-
-
-def _arena_of(a: pb.ArenaRef) -> ArenaRef:
-    return ArenaRef(
-        a.owner,
-        a.incarnation,
-        a.path,
-        a.nonce,
-        a.size_bytes,
-        a.ucx_address,
-        a.device,
-        a.host,
-        a.nixl_address,
-    )
 
 
 def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
@@ -284,29 +260,3 @@ def _tensor_class(
 def _ranks(count: int) -> tuple[str, ...]:
     """Names of a mesh's owners: the same object each time, so that layouts compare fast."""
     return tuple(map(str, range(count)))
-
-
-def _arena(arena: ArenaRef) -> pb.ArenaRef:
-    return pb.ArenaRef(
-        owner=arena.owner,
-        incarnation=arena.incarnation,
-        path=arena.path,
-        nonce=arena.nonce,
-        size_bytes=arena.size_bytes,
-        ucx_address=arena.ucx_address,
-        nixl_address=arena.nixl_address,
-        device=arena.device,
-        host=arena.host,
-    )
-
-
-def _region(region: RegionRef, arena: int) -> pb.Region:
-    return pb.Region(
-        arena=arena,
-        offset_bytes=region.offset_bytes,
-        size_bytes=region.size_bytes,
-        generation=region.generation,
-        slot=region.slot,
-        checksums=region.checksums,
-        checksum_block_bytes=region.checksum_block_bytes,
-    )

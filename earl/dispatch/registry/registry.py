@@ -34,13 +34,8 @@ class Registry:
         self.lease_s = lease_s
         self._calls = asyncio.Semaphore(_MAX_CALLS)
 
-    async def publish(self, descriptors: Sequence[Descriptor]) -> None:
-        """Set these descriptors, each with a fresh lease. Raises BusUnavailable."""
-        if descriptors:
-            await self.publish_encoded({d.key: codec.encode(d) for d in descriptors})
-
     async def publish_encoded(self, descriptors: Mapping[str, bytes]) -> None:
-        """`publish` for descriptors that are bytes already."""
+        """Sets these descriptors, encoded, by key, each with a fresh lease. Raises BusUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         for key, data in descriptors.items():
             pipeline.set(self._key(key), data, px=self._lease_ms)
@@ -78,7 +73,7 @@ class Registry:
         return dict(zip(keys, plain, strict=True)), records
 
     async def publish_records(self, owner: str, head: bytes, records: Mapping[str, bytes]) -> int:
-        """Add these sequences to an owner's; returns how many it then has. Raises BusUnavailable."""
+        """Adds these sequences to an owner's; returns how many it then has. Raises BusUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.hset(self._key(owner), mapping={_HEAD: head, **records})
         pipeline.hlen(self._key(owner))
@@ -86,25 +81,25 @@ class Registry:
         return (await self._call(pipeline.execute))[1] - 1
 
     async def renew_records(self, owner: str) -> int:
-        """Extend the lease of an owner's sequences; returns how many are known. Raises BusUnavailable."""
+        """Extends the lease of an owner's sequences; returns how many are known. Raises BusUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.pexpire(self._key(owner), self._lease_ms)
         pipeline.hlen(self._key(owner))
         return (await self._call(pipeline.execute))[1] - 1
 
     async def remove_records(self, owner: str, sequences: Collection[str]) -> None:
-        """Remove these sequences of an owner; those that are not there are ignored. Raises BusUnavailable."""
+        """Removes these sequences of an owner; missing ones are ignored. Raises BusUnavailable."""
         if sequences:
             await self._call(lambda: self._redis.hdel(self._key(owner), *sequences))
 
     async def remove(self, keys: Iterable[str]) -> None:
-        """Remove the descriptors under these keys; missing ones are ignored. Raises BusUnavailable."""
+        """Removes the descriptors under these keys; missing ones are ignored. Raises BusUnavailable."""
         names = [self._key(key) for key in keys]
         if names:
             await self._call(lambda: self._redis.unlink(*names))
 
     async def renew(self, keys: Sequence[str]) -> list[str]:
-        """Extend the leases of all; returns the keys that had lapsed and must be published again."""
+        """Extends the leases of all; returns the keys that had lapsed and must be published again."""
         if not keys:
             return []
         pipeline = self._redis.pipeline(transaction=False)

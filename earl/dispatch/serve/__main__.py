@@ -16,12 +16,13 @@ import sys
 from earl.dispatch.memory.arena import MappedArena
 from earl.obs import log
 from earl.rpc.main import announce, run
+from earl.waiting import until_first
 
 NAME = "data-plane"
 
 
 async def serve(stop: asyncio.Event, wire: str, host: str, port: int) -> None:
-    """Serve until stdin ends or SIGTERM. Raises RegionGone, PortInUse, TransportUnavailable."""
+    """Serves until stdin ends or SIGTERM. Raises RegionGone, PortInUse, TransportUnavailable."""
     # A Ctrl-C meant for the owner reaches its children too: the owner decides when this one ends.
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -31,17 +32,14 @@ async def serve(stop: asyncio.Event, wire: str, host: str, port: int) -> None:
     )
     orders = json.loads(await stdin.readline())
     arena = MappedArena(orders["path"], orders["nonce"], orders["incarnation"])
-    # Each brings a UCX of its own: load the one that is asked for.
+    # Each loads a UCX of its own: import only the one that is needed.
     if wire == "nixl":
         from earl.dispatch.serve.nixl_server import NixlServer as Server
     else:
         from earl.dispatch.serve.ucx_server import UcxServer as Server
     server = Server(arena, bytes.fromhex(orders["secret"]))
     announce(NAME, await server.start(host, port))
-    ends = [asyncio.create_task(stdin.read()), asyncio.create_task(stop.wait())]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in ends:
-        end.cancel()
+    await until_first(stdin.read(), stop.wait())
     await server.close()
     with contextlib.suppress(OSError):
         arena.close()

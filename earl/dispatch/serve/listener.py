@@ -39,7 +39,7 @@ class Listener:
         return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
 
     async def close(self) -> None:
-        """Close every connection; readers see PeerLost."""
+        """Closes every connection; readers see PeerLost."""
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):

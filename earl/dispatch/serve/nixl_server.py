@@ -1,6 +1,6 @@
 """Offers one arena to NIXL readers; runs in the serving process, which takes no part in the reads.
 
-The arena is registered once. Its key and address go to whoever proves to hold the run's secret; over
+The arena is registered once. Its key and address go to those who prove that they hold the run's secret; over
 RDMA the card answers reads, over TCP the agent's progress thread does, and sleeps while there are none.
 """
 
@@ -26,7 +26,7 @@ _HEADER_BYTES = 64
 
 
 class NixlServer:
-    """Serves one mapped arena to whoever holds the run's secret."""
+    """Serves one mapped arena to all holders of the run's secret."""
 
     def __init__(self, arena: MappedArena, secret: bytes) -> None:
         self._arena = arena
@@ -57,7 +57,7 @@ class NixlServer:
         return await self._listener.start(host, port)
 
     async def close(self) -> None:
-        """Close every connection; readers see PeerLost."""
+        """Closes every connection; readers see PeerLost."""
         await self._listener.close()
         self._agent = None
 

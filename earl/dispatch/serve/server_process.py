@@ -12,6 +12,9 @@ import json
 import logging
 import sys
 import time
+from asyncio.subprocess import Process
+from functools import partial
+from typing import Protocol
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
@@ -28,18 +31,19 @@ _STOP_S = 3.0
 _RESTARTS, _SETTLED_S = 5, 60.0
 
 
+class _Spawn(Protocol):
+    """Starts the process on a port, 0 for any; returns it and the address that readers connect to."""
+
+    async def __call__(self, *, port: int) -> tuple[Process, str]: ...
+
+
 class ServingProcess:
     """`address` is host:port of what readers connect to; it stays the same across restarts."""
 
-    def __init__(self, arena: ArenaRef, config: DataPlaneConfig, secret: bytes) -> None:
-        self._arena = arena
-        self._host = config.bind
-        self._loopback = config.loopback
-        self._wire = config.wire
-        self._secret = secret
-        self._process: asyncio.subprocess.Process | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self.address = ""
+    def __init__(self, owner: str, spawn: _Spawn, process: Process, address: str) -> None:
+        self._owner, self._spawn = owner, spawn
+        self._process, self.address = process, address
+        self._watching = asyncio.create_task(self._watch(), name="watch serving process")
 
     @classmethod
     async def start(cls, arena: ArenaRef, config: DataPlaneConfig, secret: bytes) -> ServingProcess:
@@ -50,18 +54,15 @@ class ServingProcess:
                 f"data_plane.bind = {config.bind!r} is off loopback and the wire carries no TLS",
                 "set data_plane.trusted_network = true, or stay on 127.0.0.1",
             )
-        serving = cls(arena, config, secret)
-        await serving._spawn(port=0)
-        serving._watching = asyncio.create_task(serving._watch(), name="watch serving process")
-        return serving
+        spawn = partial(_spawn, arena, config, secret)
+        return cls(arena.owner, spawn, *await spawn(port=0))
 
     async def stop(self) -> None:
-        """End the process; reads in progress over the wire fail with PeerLost."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
-        process, self._process = self._process, None
-        if process is None or process.returncode is not None:
+        """Ends the process; reads in progress over the wire fail with PeerLost."""
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+        process = self._process
+        if process.returncode is not None:
             return
         if process.stdin is not None:
             process.stdin.close()
@@ -70,62 +71,52 @@ class ServingProcess:
                 await process.wait()
         except TimeoutError:
             log.warning("serving process %d ignored the end of its input: killed", process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    async def _spawn(self, port: int) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "earl.dispatch.serve",
-            "--wire",
-            self._wire,
-            "--bind",
-            self._host,
-            "--port",
-            str(port),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdin is not None and process.stdout is not None
-        self._process = process
-        # On stdin: the secret stands in no command line.
-        orders = {
-            "secret": self._secret.hex(),
-            "path": self._arena.path,
-            "nonce": self._arena.nonce,
-            "incarnation": self._arena.incarnation,
-        }
-        try:
-            process.stdin.write(json.dumps(orders).encode() + b"\n")
-            async with asyncio.timeout(_START_S):
-                line = await process.stdout.readline()
-            self.address = self._reached(json.loads(line)["address"])
-        except (TimeoutError, ValueError, KeyError, ConnectionError) as error:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise TransportUnavailable(
-                f"the serving process of {self._arena.owner} did not start on {self._host}:{port}",
-                f"see its message above; is extra `{'nixl' if self._wire == 'nixl' else 'stack'}` installed?",
-            ) from error
-
-    def _reached(self, bound: str) -> str:
-        """The address that readers connect to: on loopback the bound one, otherwise the advertised one."""
-        return bound if self._loopback else advertised(bound, own_port=True)
+            await _kill(process)
 
     async def _watch(self) -> None:
         early = 0
         while early < _RESTARTS:
-            assert self._process is not None
             started = time.monotonic()
             code = await self._process.wait()
             early = early + 1 if time.monotonic() - started < _SETTLED_S else 1
-            log.error("serving process of %s ended with %d: starting another", self._arena.owner, code)
+            log.error("serving process of %s ended with %d: starting another", self._owner, code)
             try:
-                await self._spawn(port=int(self.address.rpartition(":")[2]))
+                self._process, self.address = await self._spawn(port=int(self.address.rpartition(":")[2]))
             except TransportUnavailable as error:
                 log.error("%s", error)
                 return
-        log.error("serving process of %s ended too often: not served any more", self._arena.owner)
+        log.error("serving process of %s ended too often: not served any more", self._owner)
+
+
+async def _spawn(
+    arena: ArenaRef, config: DataPlaneConfig, secret: bytes, *, port: int
+) -> tuple[Process, str]:
+    """Starts a serving process and waits for its address; raises TransportUnavailable."""
+    arguments = ["earl.dispatch.serve", "--wire", config.wire, "--bind", config.bind, "--port", str(port)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    # On stdin: the secret stands in no command line.
+    served = {"path": arena.path, "nonce": arena.nonce, "incarnation": arena.incarnation}
+    try:
+        process.stdin.write(json.dumps({"secret": secret.hex(), **served}).encode() + b"\n")
+        async with asyncio.timeout(_START_S):
+            line = await process.stdout.readline()
+        bound = json.loads(line)["address"]
+        return process, bound if config.loopback else advertised(bound, own_port=True)
+    except (TimeoutError, ValueError, KeyError, ConnectionError) as error:
+        await _kill(process)
+        raise TransportUnavailable(
+            f"the serving process of {arena.owner} did not start on {config.bind}:{port}",
+            f"see its message above; is extra `{'nixl' if config.wire == 'nixl' else 'stack'}` installed?",
+        ) from error
+    except BaseException:
+        await _kill(process)
+        raise
+
+
+async def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

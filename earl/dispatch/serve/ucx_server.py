@@ -46,7 +46,7 @@ _APART_BITS = 42
 
 
 class UcxServer:
-    """Serves one mapped arena to whoever holds the run's secret."""
+    """Serves one mapped arena to all holders of the run's secret."""
 
     def __init__(self, arena: MappedArena, secret: bytes) -> None:
         self._arena = arena
@@ -63,7 +63,7 @@ class UcxServer:
         return await self._listener.start(host, port)
 
     async def close(self) -> None:
-        """Close every connection; readers see PeerLost."""
+        """Closes every connection; readers see PeerLost."""
         await self._listener.close()
         if self._node is not None:
             self._node.close()
@@ -97,7 +97,7 @@ class UcxServer:
         def answered(task: asyncio.Task[None]) -> None:
             answering.discard(task)
             window.release()
-            # An answer that failed, or that nobody took, is the end of this reader and of no other.
+            # An answer that failed, or that was not received, ends this reader's connection alone.
             if not task.cancelled() and task.exception() is not None:
                 endpoint.abort()
 

@@ -1,10 +1,10 @@
 """What every transport promises.
 
 `read` copies pieces of one arena into the caller's buffers. When it returns, the bytes are those
-that were published: generations were re-checked after copying, checksums where asked for. When it
+that were published: generations were re-checked after copying, checksums compared where requested. When it
 raises or is cancelled, nothing writes into the buffers any more, whatever the peer does. The death of
-a peer's process is PeerLost within 2 s; a frozen peer or a broken link is noticed at the reader's deadline
-only. No failure of a peer harms reads from others.
+a peer's process is PeerLost at once, because its connection ends; a frozen peer or a broken link is noticed
+at the reader's deadline only. No failure of a peer harms reads from others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from earl.errors import ChecksumMismatch
 
 
 class Transport(ABC):
-    """One way to read arenas. `path` is what receipts say was used."""
+    """One way to read arenas. `path` is its name in receipts."""
 
     path: str
 
     @abstractmethod
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
-        """Fill the pieces' buffers from `arena`. verify: compare with the published checksums, if any.
+        """Fills the pieces' buffers from `arena`. verify: compare with the published checksums, if any.
 
         Returns how many requests were sent again. Raises RegionGone, PeerLost, ChecksumMismatch,
         TransportUnavailable.
@@ -34,7 +34,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release mappings and connections; reads in progress fail with PeerLost or end first."""
+        """Releases mappings and connections; reads in progress fail with PeerLost or end first."""
 
 
 def refuse_mismatch(expected: int, actual: int, block: int, where: str) -> None:
@@ -47,7 +47,7 @@ def refuse_mismatch(expected: int, actual: int, block: int, where: str) -> None:
 
 
 async def settle(*futures: asyncio.Future) -> None:
-    """Wait until all are done, even if this task is cancelled meanwhile; results stay in the futures.
+    """Waits until all are done, even if this task is cancelled meanwhile; results stay in the futures.
 
     For work that cannot be taken back and whose end is near and bounded.
     """
@@ -66,7 +66,10 @@ def failure_of(future: asyncio.Future) -> BaseException | None:
 
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run together; on the first failure cancel the others, wait for them all, raise that failure."""
+    """Runs coroutines together.
+
+    On the first failure it cancels the others, waits for all, and raises that failure.
+    """
     some = list(coroutines)
     if len(some) == 1:
         return await some[0]  # no task: a turn of the loop less

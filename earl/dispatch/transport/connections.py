@@ -14,7 +14,7 @@ _CONNECT_S = 10.0
 
 
 class Closable(Protocol):
-    """A connection: alive until either side ended it."""
+    """A connection that lives until either side ends it."""
 
     @property
     def alive(self) -> bool: ...
@@ -28,10 +28,10 @@ Open = Callable[[str, str, int], Awaitable[C]]
 
 
 class Connections(Generic[C]):
-    """Connections are made on first use and kept; one that ended or failed is made anew by the next use."""
+    """Connections are made on first use and kept; one that ended or failed is made again by the next use."""
 
     def __init__(self, open_connection: Open[C], *, trusted: bool) -> None:
-        """trusted: whether peers off loopback may be dialled."""
+        """trusted: whether peers off loopback may be connected to."""
         self._open = open_connection
         self._trusted = trusted
         self._tasks: dict[str, asyncio.Task[C]] = {}
@@ -55,7 +55,7 @@ class Connections(Generic[C]):
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End them all; those that are being made are given up."""
+        """Closes all connections; attempts to connect are cancelled."""
         self._closed = True
         tasks = list(self._tasks.values())
         self._tasks.clear()
@@ -89,17 +89,17 @@ class PeerSocket:
         peer: str,
         on_end: Callable[[], None],
     ) -> None:
-        """on_end: called once, when either side has closed it."""
+        """on_end: called once, when either side has closed the socket."""
         self._writer = writer
         self._on_end = on_end
         self._watching = asyncio.create_task(self._watch(reader), name=f"watch {peer}")
 
     def lose(self) -> None:
-        """Close this side's end now."""
+        """Closes this side's end now."""
         self._writer.close()
 
     async def close(self) -> None:
-        """Close it and wait for the task that watches it."""
+        """Closes it and waits for the task that watches it."""
         self.lose()
         self._watching.cancel()
         await settle(self._watching)

@@ -18,22 +18,22 @@ _PLACES_KEPT = 2
 
 
 def copy(memory: np.ndarray, pieces: Pieces) -> None:
-    """Fill the pieces' buffers from uint8 `memory`, in which their regions' offsets count."""
+    """Fills the pieces' buffers from uint8 `memory`, in which their regions' offsets count."""
     _move(pieces, memory, pieces.start, pieces.stride, None, pieces.target_offset, pieces.target_stride)
 
 
 def gather(memory: np.ndarray, pieces: Pieces, into: np.ndarray) -> None:
-    """Copy the pieces end to end into uint8 `into`, run after run, instead of their buffers."""
+    """Copies the pieces end to end into uint8 `into`, run after run, instead of their buffers."""
     _move(pieces, memory, pieces.start, pieces.stride, into, _packed(pieces), pieces.run)
 
 
 def scatter(payload: np.ndarray, pieces: Pieces) -> None:
-    """Copy what `gather` laid end to end into the pieces' buffers."""
+    """Copies what `gather` laid end to end into the pieces' buffers."""
     _move(pieces, payload, _packed(pieces), pieces.run, None, pieces.target_offset, pieces.target_stride)
 
 
 def _packed(pieces: Pieces) -> np.ndarray:
-    """int64[P]: where each piece begins when all lie end to end."""
+    """int64[P]: where each piece begins when all are stored end to end."""
     sizes = pieces.rows * pieces.run
     return np.cumsum(sizes) - sizes
 
@@ -47,7 +47,7 @@ def _move(
     target_offset: np.ndarray,
     target_stride: np.ndarray,
 ) -> None:
-    """Copy the pieces' runs. into: uint8; None: the pieces' buffers."""
+    """Copies the pieces' runs. into: uint8; None: the pieces' buffers."""
     small_source, small_targets = source.data, dict[int, memoryview]()
     rows = _rows(pieces, start, stride, target_offset, target_stride)
     for buffer, to, target_step, first, step, count, run in rows:

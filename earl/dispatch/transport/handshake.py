@@ -20,7 +20,7 @@ from earl.loopback import is_loopback
 async def greet(
     address: str, peer: str, secret: bytes, ucx_address: bytes, number: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, wire.Welcome, bytes]:
-    """Connect to host:port: the open socket, the answer and the session's key.
+    """Connects to host:port: the open socket, the answer and the session's key.
 
     ucx_address, number: this side's UCX address, empty for NIXL, and its number of the connection.
 
@@ -76,7 +76,7 @@ async def welcome(
     address: bytes,
     number: int,
 ) -> None:
-    """The serving side's second half: tell a reader whose hello was checked how to reach this side."""
+    """The serving side's second half: send a reader whose hello was checked the address of this side."""
     proof = wire.welcome_mac(secret, challenge, hello.nonce, address, number)
     writer.write(wire.encode(wire.Welcome(address, number, proof)))
     await writer.drain()
@@ -98,7 +98,7 @@ async def read_message(reader: asyncio.StreamReader, kind: type) -> Any:
 
 
 def check_dialled(owner: str, address: str, *, trusted: bool) -> None:
-    """Raises TransportUnavailable for host:port off loopback, unless the network is trusted."""
+    """Raises TransportUnavailable for a host:port off loopback, unless the network is trusted."""
     if not trusted and not is_loopback(address.rpartition(":")[0].strip("[]")):
         raise TransportUnavailable(
             f"{owner} at {address} is off loopback and the wire carries no TLS",

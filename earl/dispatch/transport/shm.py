@@ -1,6 +1,6 @@
 """Reads through shared memory: the arena's file mapped read-only, strided copies straight to the target.
 
-Large copies run on a thread (numpy lets go of the GIL), so the loop that asked stays responsive.
+Large copies run on a thread (numpy lets go of the GIL), so the calling loop stays responsive.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _copy_all(
     mapped: MappedArena, pieces: Pieces, views: Views | None, verify: bool, stop: threading.Event
 ) -> None:
     if views is None:
-        mapped.check_extents(pieces)
+        mapped.check_reach(pieces.regions, pieces.reach)
         for step in pieces.split(STEP_BYTES):
             if stop.is_set():
                 return
@@ -145,7 +145,7 @@ def _verify(mapped: MappedArena, pieces: Pieces) -> None:
     verifiable = regions.verifiable
     touched = [(region, block) for region, block in pieces.blocks().tolist() if verifiable[region]]
     digests = mapped.digests(regions, touched)
-    # First: bytes of a region that is gone say nothing.
+    # First: bytes of a region that is gone are of no use.
     mapped.check(regions.slot, regions.generation)
     for (region, block), digest in zip(touched, digests, strict=True):
         where = f"{mapped.path} region {regions.slot[region]}"

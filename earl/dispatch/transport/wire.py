@@ -1,4 +1,4 @@
-"""Frames of the wire protocol: what a reader and a serving process say to each other. Pure.
+"""Frames of the wire protocol: the messages between a reader and a serving process. Pure.
 
 ```
 reader                                   serving process
@@ -142,7 +142,7 @@ def encode_request(request: Request, key: bytes) -> bytes:
     """The frame with its MAC. Raises FrameError when it is too long."""
     frame = encode(request)
     if len(frame) + MAC_BYTES > REQUEST_FRAME_BYTES:
-        raise FrameError(f"a request of {len(frame)} bytes", "ask for fewer pieces at once")
+        raise FrameError(f"a request of {len(frame)} bytes", "request fewer pieces at once")
     return frame + mac(key, frame)
 
 
@@ -171,7 +171,7 @@ def _check(request: Request) -> None:
 def _check_pieces(pieces: bytes, regions: int, block_bytes: int) -> None:
     table = np.frombuffer(pieces, "<i8").reshape(-1, 5)
     if not 1 <= len(table) <= MAX_PIECES or not 1 <= regions <= MAX_PIECES:
-        raise FrameError(f"{len(table)} pieces of {regions} regions", f"ask for 1 to {MAX_PIECES}")
+        raise FrameError(f"{len(table)} pieces of {regions} regions", f"request 1 to {MAX_PIECES}")
     region, _, rows, run, stride = table.T
     outside = (table < _LEAST).any() or (table > _MOST).any() or region.max() >= regions
     if outside or (rows * stride.astype(float)).max() > MOST_BYTES:
@@ -179,7 +179,7 @@ def _check_pieces(pieces: bytes, regions: int, block_bytes: int) -> None:
     size_bytes = int((rows * run).sum())
     most = CHUNK_BYTES if block_bytes else IN_PLACE_CHUNK_BYTES
     if size_bytes > most:
-        raise FrameError(f"a request for {size_bytes} bytes", f"ask for at most {most} at once")
+        raise FrameError(f"a request for {size_bytes} bytes", f"request at most {most} at once")
     if block_bytes:
         blocks = int(most_blocks(table[:, 1:], block_bytes).sum())
         if blocks > MAX_BLOCKS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,6 +52,7 @@ def attempt_name(ticket_id: int, attempt: int) -> str:
     return f"{ticket_id}/{attempt}"
 
 
+@dataclass(slots=True, eq=False)
 class TokenColumns:
     """tokens int32[T] · loss_mask uint8[T] · logprobs float32[T] (0 where the mask is 0) ·
     versions int32[T] (policy version at that token) · turns int32[T].
@@ -59,22 +61,18 @@ class TokenColumns:
     loss_mask = 0 0 0 1 1 0 0 1 1, turns = 0 0 0 0 0 1 1 1 1.
     """
 
-    __slots__ = ("logprobs", "loss_mask", "newest_version", "oldest_version", "prompt_tokens", "tokens",
-                 "trained_tokens", "turn_tokens", "turns", "versions")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.loss_mask = bytearray()
-        self.logprobs = array("f")
-        self.versions = array("i")
-        self.turns = array("i")
-        # Versions of the loss-masked tokens; 0 while there are none.
-        self.oldest_version = 0
-        self.newest_version = 0
-        self.trained_tokens = 0
-        self.prompt_tokens = 0
-        # Tokens of each turn, observation and action.
-        self.turn_tokens: list[int] = []
+    tokens: list[int] = field(default_factory=list)
+    loss_mask: bytearray = field(default_factory=bytearray)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    versions: array[int] = field(default_factory=lambda: array("i"))
+    turns: array[int] = field(default_factory=lambda: array("i"))
+    # Versions of the loss-masked tokens; 0 while there are none.
+    oldest_version: int = 0
+    newest_version: int = 0
+    trained_tokens: int = 0
+    prompt_tokens: int = 0
+    # Tokens of each turn, observation and action.
+    turn_tokens: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,7 +86,8 @@ class TokenColumns:
         self.tokens += ids
         self.loss_mask += bytes(count)
         self.logprobs.frombytes(bytes(4 * count))
-        self._stamp(count, version)
+        self.versions.extend((version,) * count)
+        self.turns.extend((len(self.turn_tokens) - 1,) * count)
 
     def act(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
         """Closes the turn with sampled ids [n], their log-probs [n] and versions [n]; n >= 1."""
@@ -101,18 +100,16 @@ class TokenColumns:
         self.loss_mask += b"\x01" * count
         self.logprobs.extend(logprobs)
         self.versions.extend(versions)
-        self._close(count, min(versions), max(versions))
+        self.turns.extend((len(self.turn_tokens) - 1,) * count)
+        oldest = min(versions)
+        self.oldest_version = min(self.oldest_version, oldest) if self.trained_tokens else oldest
+        self.newest_version = max(self.newest_version, max(versions))
+        self.trained_tokens += count
+        self.turn_tokens[-1] += count
 
     def act_scripted(self, ids: Sequence[int], version: int) -> None:
         """Closes the turn with ids that a script chose while `version` was current; log-probs are 0."""
-        count = len(ids)
-        if count == 0:
-            return
-        self.tokens += ids
-        self.loss_mask += b"\x01" * count
-        self.logprobs.frombytes(bytes(4 * count))
-        self.versions.extend((version,) * count)
-        self._close(count, version, version)
+        self.act(ids, [0.0] * len(ids), [version] * len(ids))
 
     def write(self, into: Mapping[str, np.ndarray]) -> None:
         """Copies the five columns into arrays [T] of these names and dtypes, such as those of an arena."""
@@ -127,14 +124,3 @@ class TokenColumns:
         arrays = {name: np.empty(len(self.tokens), dtype) for name, dtype in DTYPES.items()}
         self.write(arrays)
         return arrays
-
-    def _stamp(self, count: int, version: int) -> None:
-        self.versions.extend((version,) * count)
-        self.turns.extend((len(self.turn_tokens) - 1,) * count)
-
-    def _close(self, count: int, oldest: int, newest: int) -> None:
-        self.turns.extend((len(self.turn_tokens) - 1,) * count)
-        self.oldest_version = min(self.oldest_version, oldest) if self.trained_tokens else oldest
-        self.newest_version = max(self.newest_version, newest)
-        self.trained_tokens += count
-        self.turn_tokens[-1] += count

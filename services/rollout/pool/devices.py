@@ -25,7 +25,7 @@ class PoolDevices:
     """The devices of a pool that begins with `engines` engines like `base`; base.name is the pool's name.
 
     With base.device "cuda" or "auto", engine i of tp devices takes those from i x tp on.
-    Example: Cuts(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
+    Example: PoolDevices(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
     """
 
     base: EngineSpec

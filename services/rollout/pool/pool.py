@@ -14,10 +14,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from earl.errors import ReshapeRefused, StaleEpoch
+from earl.errors import ReshapeRefused
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
-from earl.reparallelize import SwitchCommand, SwitchOutcome
+from earl.reparallelize import CommandSlot, SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
@@ -73,12 +73,12 @@ class EnginePool:
             self._replicas(devices.initial, 0), devices.initial, devices, self._changes, waits=waits
         )
         self._reading = reading
-        # Of the switch that made the parallelism in use; 0: the configuration did.
+        # Epoch of the switch that made the parallelism in use; 0 if the configuration did.
         self.epoch = 0
         self._publish_lock = asyncio.Lock()
         self._rates = Rates()
-        self._last: SwitchCommand | None = None
-        self._switch: asyncio.Task[SwitchOutcome] | None = None
+        # Any first epoch is accepted.
+        self._commands: CommandSlot[asyncio.Task[SwitchOutcome]] = CommandSlot(last_epoch=-1)
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -94,12 +94,12 @@ class EnginePool:
 
     @property
     def parallelism(self) -> Parallelism:
-        """The parallelism in use."""
+        """The pool's current parallelism."""
         return self.router.parallelism
 
     @property
     def live(self) -> int:
-        """Engines that can generate."""
+        """Number of engines that can generate."""
         return len(self.router.replicas.live)
 
     @property
@@ -128,9 +128,9 @@ class EnginePool:
     async def stop(self) -> None:
         """Ends all engines, also those of a switch that runs; requests in flight fail with EngineLost."""
         self._ended.set()
-        if self._switch is not None:
-            self._switch.cancel()
-            await asyncio.gather(self._switch, return_exceptions=True)
+        if (switch := self._commands.pending) is not None:
+            switch.cancel()
+            await asyncio.gather(switch, return_exceptions=True)
         await self.router.replicas.stop()
 
     def _fail(self, error: BaseException) -> None:
@@ -172,7 +172,7 @@ class EnginePool:
         return await self.router.generate(request)
 
     async def release(self, session: str) -> None:
-        """The session has ended: its KV may be dropped."""
+        """Ends the session: its KV may be dropped."""
         await self.router.release(session)
 
     async def stats(self) -> list[EngineStats | None]:
@@ -188,25 +188,18 @@ class EnginePool:
         ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.
         """
         self._devices.check(command.parallelism)
-        if self._last is not None and self._switch is not None:
-            last = self._last
-            if command.epoch == last.epoch and command.parallelism == last.parallelism:
-                return await asyncio.shield(self._switch)
-            if command.epoch <= last.epoch:
-                raise StaleEpoch(
-                    f"epoch {command.epoch} ({command.parallelism}) is not newer than epoch {last.epoch} "
-                    f"({last.parallelism})",
-                    "the scheduler's next command has a newer one",
-                )
-            if not self._switch.done():
+
+        def begin(newest: SwitchCommand | None) -> asyncio.Task[SwitchOutcome]:
+            running = self._commands.pending
+            if newest is not None and running is not None and not running.done():
                 raise ReshapeRefused(
-                    f"{self._devices.base.name} is switching to {last.parallelism}, epoch {last.epoch}",
+                    f"{self._devices.base.name} is switching to {newest.parallelism}, epoch {newest.epoch}",
                     "send the command again when that has ended",
                 )
-        self._refuse_short(command.parallelism)
-        self._last = command
-        self._switch = asyncio.create_task(self._reparallelize(command), name=f"switch {command.epoch}")
-        return await asyncio.shield(self._switch)
+            self._refuse_short(command.parallelism)
+            return asyncio.create_task(self._reparallelize(command), name=f"switch {command.epoch}")
+
+        return await asyncio.shield(self._commands.accept(command, begin))
 
     def _refuse_short(self, parallelism: Parallelism) -> None:
         longest = self.router.longest

@@ -29,7 +29,7 @@ from services.rollout.engines.contract.engine import Engine, EngineSpec, EngineS
 log = logging.getLogger(__name__)
 
 # A load may fail this often in a row, RETRY_S apart. VersionGone and PeerLost do not count: a newer version,
-# or a trainer that comes back, mends them.
+# or a trainer that comes back, repairs them.
 ATTEMPTS = 3
 RETRY_S = 0.5
 
@@ -77,7 +77,7 @@ class EngineReplica:
 
     @property
     def live(self) -> bool:
-        """It can generate."""
+        """Whether the engine can generate."""
         return self.engine is not None and self.version > 0
 
 
@@ -140,7 +140,7 @@ class EngineReplicas:
             raise
 
     def watch(self) -> None:
-        """From now on, engines that die are replaced."""
+        """Starts replacing engines that die."""
         self._watches = [asyncio.create_task(self._watch(replica)) for replica in self.all]
         for watch in self._watches:
             watch.add_done_callback(self._watched)

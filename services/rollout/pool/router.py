@@ -41,9 +41,8 @@ class SessionRoute:
 class RequestRouter:
     """Routes turns to the engines in use.
 
-    replicas, parallelism: the engines in use. devices: what those and other
-    engines are on. waits: a turn that
-    does not fit may wait for another parallelism.
+    replicas, parallelism: the engines in use. devices: what those and other engines are on. waits: a turn
+    that does not fit may wait for another parallelism.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class RequestRouter:
             self.blocked.pop(name, None)
 
     async def release(self, session: str) -> None:
-        """The session has ended: its KV may be dropped."""
+        """Ends the session: its KV may be dropped."""
         released = self._sessions.pop(session, None)
         if released is not None and released.replica is not None and released.replica.engine is not None:
             await released.replica.engine.release(session)

@@ -7,8 +7,9 @@
 
 Promises: no turn is lost; each stage ends by its deadline; whatever fails before the end, also the death of
 a new engine, is rolled back: turns continue with the old engines (after a cold switch, with others like
-them), and the outcome gives the reason. An old engine's death costs its own turns, as at any other time, and
-nothing more. While engines are compared, no weights reach the pool.
+them), and the outcome gives the reason; if those do not come by their deadline either, the pool ends. The
+death of an old engine costs its own turns, as at any other time, and nothing more. While engines are
+compared, no weights reach the pool.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 
 from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, PeerLost, VersionGone
-from earl.reparallelize import SwitchCommand, SwitchOutcome
+from earl.reparallelize import SwitchCommand, SwitchOutcome, SwitchStage
 from services.rollout.engines.contract.engine import Engine, EngineStats
 from services.rollout.pool.kv_handover import KvHandover
 from services.rollout.pool.kv_placement import Rates
@@ -64,7 +65,7 @@ class PoolSwitch:
         self._parts = parts
         self._router, self._canary = parts.router, parts.canary
         self._old, self._new = parts.router.replicas, parts.new
-        self._stage = "prepare"
+        self._stage = SwitchStage.PREPARE
         self._publications = AsyncExitStack()
         self._old_scores: asyncio.Task[CanaryScores | None] | None = None
         self._handover: KvHandover | None = None
@@ -117,54 +118,56 @@ class PoolSwitch:
     # --- stages -------------------------------------------------------------------------------
 
     async def _warm(self, stats: Sequence[EngineStats]) -> None:
-        deadlines = self._deadlines
-        async with self._within("prepare", deadlines.prepare_s):
+        async with self._within(SwitchStage.PREPARE):
             await self._new.start()
             await self._load_same_weights()
             self._old_scores = asyncio.create_task(self._score_old())
             new_scores = await self._score_new()
             handover = await self._begin_handover(stats)
             if handover is not None:
-                await handover.round(self._tokens(), deadlines.prepare_s)
+                await handover.round(self._tokens(), self._deadlines.prepare_s)
             # An old engine without a free place has not answered yet; nobody waits for that.
             early_scores = self._old_scores.result() if self._old_scores.done() else None
             if early_scores is not None:
                 self._compare(early_scores, new_scores)
-        async with self._within("quiesce", deadlines.quiesce_s):
+        async with self._within(SwitchStage.QUIESCE):
             await self._interrupt()
-        async with self._within("switch", deadlines.switch_s):
+        async with self._within(SwitchStage.SWITCH):
             old_scores = early_scores or await self._old_scores or await self._score_old_idle()
             if handover is not None:
-                await handover.round(self._tokens(), deadlines.switch_s)
-        async with self._within("verify", deadlines.verify_s):
+                await handover.round(self._tokens(), self._deadlines.switch_s)
+        async with self._within(SwitchStage.VERIFY):
             if early_scores is None and old_scores is not None:
                 self._compare(old_scores, new_scores)
             await self._verify_session(old_scores)
 
     async def _cold(self) -> None:
         deadlines = self._deadlines
-        async with self._within("quiesce", deadlines.quiesce_s):
+        async with self._within(SwitchStage.QUIESCE):
             await self._hold_publications(self._old.target, deadlines.quiesce_s + deadlines.prepare_s)
             await self._interrupt()
             old_scores = await self._score_old_idle()
             self._old_ended = True
             await self._old.stop()
-        async with self._within("prepare", deadlines.prepare_s):
+        async with self._within(SwitchStage.PREPARE):
             await self._new.start()
             await self._load()
-        async with self._within("verify", deadlines.verify_s):
+        async with self._within(SwitchStage.VERIFY):
             if old_scores is not None:
                 self._compare(old_scores, await self._score_new())
 
     @asynccontextmanager
-    async def _within(self, stage: str, seconds: float) -> AsyncIterator[None]:
+    async def _within(self, stage: SwitchStage) -> AsyncIterator[None]:
+        """Ends a stage by its deadline in the command; raises DeadlineExceeded."""
         self._stage = stage
+        seconds = stage.deadline_s(self._deadlines)
         try:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
             raise DeadlineExceeded(
-                f"it took longer than {seconds:g} s", "give the stage more time, or switch when less runs"
+                f"it took longer than {seconds:g} s, switch.{stage}_s",
+                "give the stage more time, or switch when less runs",
             ) from None
 
     async def _interrupt(self) -> None:
@@ -205,7 +208,8 @@ class PoolSwitch:
             self._router.exclude(self._command.parallelism.tp)
         if self._old_ended:
             try:
-                await self._old.recover()
+                async with self._within(SwitchStage.RECOVER):
+                    await self._old.recover()
                 self._old.watch()
             except EarlError as failure:
                 self._parts.lost(failure)
@@ -274,7 +278,7 @@ class PoolSwitch:
         raise EngineLost("no old engine is left to compare the new ones with", "try the switch again")
 
     async def _score_old_idle(self) -> CanaryScores | None:
-        """As `_score_old`, once nothing interrupts any more. Raises EngineError for no answer."""
+        """Scores as `_score_old` does, once nothing interrupts any more. Raises EngineError for no answer."""
         scores = await self._score_old()
         if scores is None and self._old.target.number:
             raise EngineError("the old engines do not answer the canary prompts", "try the switch again")
@@ -290,7 +294,7 @@ class PoolSwitch:
         return [replica.engine for replica in self._new.live if replica.engine is not None]
 
     def _compare(self, old_scores: CanaryScores, new_scores: Sequence[tuple[float, ...]]) -> None:
-        """Raises ParityLost."""
+        """Compares the canaries' scores. Raises ParityLost."""
         for engine, logprobs in zip(self._new.engines, new_scores, strict=True):
             for before, after in zip(old_scores.prompts, logprobs, strict=True):
                 self._check_parity(engine.spec.name, "a canary prompt", difference(before, after))

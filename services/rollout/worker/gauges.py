@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from earl.obs.memory import fullest
@@ -19,19 +20,33 @@ ENGINE_SPANS = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What the worker holds now. unreported: finished episodes that the scheduler does not know yet."""
+    """What the worker holds now. unreported: finished episodes that the scheduler does not know yet.
+
+    waits_for_host_s: how long it has waited for an environment host, 0 while it does not.
+    """
 
     running: int
     unreported: int
     arena_used_fraction: float
     arena_blocked: bool
+    waits_for_host_s: float = 0.0
 
 
 class Gauges:
-    """Polls the engines; a heartbeat never waits for one that is stuck."""
+    """Polls the engines; a heartbeat never waits for one that is stuck.
 
-    def __init__(self, pool: EnginePool, agent: EpisodeAgent, spans: BusySpans) -> None:
+    unknown_words: what the tokenizer has read and does not have; it grows.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        agent: EpisodeAgent,
+        spans: BusySpans,
+        unknown_words: Collection[str] = (),
+    ) -> None:
         self.spans = spans
+        self._unknown_words = unknown_words
         # The gauges of the last heartbeat.
         self.latest: dict[str, float] = {}
         self.engines: list[EngineStats] = []
@@ -65,7 +80,6 @@ class Gauges:
 
     def values(self, load: WorkerLoad, now_s: float) -> dict[str, float]:
         """Gauges by name, units in the names."""
-        engines = self.engines
         steps_per_s = self._steps(self._agent.steps, now_s)
         waited_s_per_s = self._waited(self._agent.step_wait_s, now_s)
         values = {
@@ -73,34 +87,36 @@ class Gauges:
             "unreported_episodes": float(load.unreported),
             "arena_used_fraction": load.arena_used_fraction,
             "arena_blocked": float(load.arena_blocked),
+            "waits_for_host_s": load.waits_for_host_s,
+            "unknown_words": float(len(self._unknown_words)),
             "engines_live": float(self._pool.live),
             "episodes_per_s": self._finished(self.endings.total(), now_s),
             "env_steps_per_s": steps_per_s,
             "env_step_mean_s": waited_s_per_s / steps_per_s if steps_per_s else 0.0,
-            "generated_tokens_per_s": self._generated(
-                sum(engine.generated_tokens for engine in engines), now_s
-            ),
-            "prefilled_tokens_per_s": self._prefilled(
-                sum(engine.prefilled_tokens for engine in engines), now_s
-            ),
-            "kv_used_fraction": max((engine.kv_used_fraction for engine in engines), default=0.0),
-            "kv_tokens": float(sum(engine.kv_tokens for engine in engines)),
-            "kv_used_tokens": float(sum(engine.kv_used_tokens for engine in engines)),
-            "kv_committed_tokens": float(sum(engine.kv_committed_tokens for engine in engines)),
-            "engine_running": float(sum(engine.running for engine in engines)),
+            "generated_tokens_per_s": self._generated(self._sum(lambda stats: stats.generated_tokens), now_s),
+            "prefilled_tokens_per_s": self._prefilled(self._sum(lambda stats: stats.prefilled_tokens), now_s),
+            "kv_used_fraction": max((engine.kv_used_fraction for engine in self.engines), default=0.0),
+            "kv_tokens": self._sum(lambda stats: stats.kv_tokens),
+            "kv_used_tokens": self._sum(lambda stats: stats.kv_used_tokens),
+            "kv_committed_tokens": self._sum(lambda stats: stats.kv_committed_tokens),
+            "engine_running": self._sum(lambda stats: stats.running),
             # Contexts that the engines in use cannot hold, and those that no parallelism could.
             "blocked_sequences": float(len(self._pool.router.blocked)),
             "blocked_context_tokens": float(max(self._pool.router.blocked.values(), default=0)),
             "contexts_refused": float(self._pool.router.refused),
-            "engine_waiting": float(sum(engine.waiting for engine in engines)),
+            "engine_waiting": self._sum(lambda stats: stats.waiting),
         }
-        memory = fullest(engine.memory for engine in engines if engine.memory is not None)
+        memory = fullest(engine.memory for engine in self.engines if engine.memory is not None)
         if memory is not None:
             values["memory_fraction"] = memory
         for ending, count in self.endings.items():
             values[f"episodes_{ending}"] = float(count)
         self.latest = values
         return values
+
+    def _sum(self, figure: Callable[[EngineStats], float]) -> float:
+        """The sum of a figure over all engines."""
+        return float(sum(map(figure, self.engines)))
 
     def take_spans(self, now_ns: int) -> list[BusySpan]:
         """What was done since the last call, as a few spans of each kind."""

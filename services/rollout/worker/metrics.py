@@ -20,9 +20,9 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
         yield Sample("earl_rollout_engine_step_seconds_total", engine.step_s, labels)
         yield Sample("earl_rollout_preemptions_total", float(engine.preemptions), labels)
         yield Sample("earl_rollout_engine_version", float(engine.version), labels)
-        for state in ("running", "waiting", "retained"):
-            count = float(getattr(engine, state))
-            yield Sample("earl_rollout_engine_sequences", count, {**labels, "state": state})
+        states = {"running": engine.running, "waiting": engine.waiting, "retained": engine.retained}
+        for state, count in states.items():
+            yield Sample("earl_rollout_engine_sequences", float(count), {**labels, "state": state})
         uses = {
             "capacity": engine.kv_tokens,
             "used": engine.kv_used_tokens,

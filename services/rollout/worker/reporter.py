@@ -23,7 +23,7 @@ from earl.env.base import Ending
 from earl.errors import ArenaFull
 from services.rollout.episode import columns
 from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
-from services.rollout.worker.scheduler_client import AttemptReport, TicketClient
+from services.rollout.worker.ticket_client import AttemptReport, TicketClient
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Reporter:
             return
         await self._store.publish(names)
         # Before the call: a batch may be committed, or the worker forgotten, before its answer is here.
-        # If the call fails, the scheduler may have accepted them all the same, so they stay.
+        # If the call fails, the scheduler may nevertheless have accepted them, so they stay.
         self.published.update(names)
         rejected = []
         for ticket, reason in await self._tickets.complete(reports):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
@@ -10,24 +12,16 @@ from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
 MESSAGE_CHARACTERS = 500
 
 
+_SAME = {field.name for field in fields(EpisodeTicket)} - {"publish", "scripted", "traceparent"}
+
+
 def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:
+    """The ticket of a message. Fields of one name hold the same, but for those named here."""
     return EpisodeTicket(
-        ticket_id=ticket.ticket_id,
-        attempt=ticket.attempt,
-        fence=ticket.fence,
         publish=ticket.purpose != common_pb2.PURPOSE_EVALUATE,
         scripted=ticket.actor == common_pb2.ACTOR_RANDOM_LEGAL,
-        environment=ticket.environment,
-        task_json=ticket.task_json,
-        env_seed=ticket.env_seed,
-        sample_seed=ticket.sample_seed,
-        min_version=ticket.min_version,
-        temperature=ticket.temperature,
-        episode_s=ticket.episode_s,
-        lease_s=ticket.lease_s,
-        max_turns=ticket.max_turns,
-        transcript=ticket.transcript,
         traceparent=checked(ticket.traceparent),
+        **{name: getattr(ticket, name) for name in _SAME},
     )
 
 

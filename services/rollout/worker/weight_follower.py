@@ -5,7 +5,7 @@
                                         └─────────── VersionGone ◄─────────────┘
 
 Promises: the last publication is the one that is loaded, whatever its version (a trainer restored from a
-checkpoint publishes older versions anew); one load runs at a time; the trainer's slot is held by a lease
+checkpoint publishes older versions again); one load runs at a time; the trainer's slot is held by a lease
 that ends by itself if this worker dies. A trainer that cannot be reached is waited for: the run, not this
 worker, decides how long.
 """

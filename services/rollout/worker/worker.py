@@ -7,7 +7,8 @@
     every third of a lease: renew; lost episodes are cancelled
     every heartbeat: load, gauges, busy spans, transfer totals; the answer may end the run
 
-Promises: never more attempts held than capacity; nothing is leased while the arena is full; the
+Promises: never more attempts held than capacity; nothing is leased before a host serves the
+environment, nor while the arena is full; the
 first task that fails ends the worker with its error; leaving takes at most
 drain_s, linger_s and a few seconds, and tickets that were not finished are pending again afterwards.
 """
@@ -30,9 +31,10 @@ from earl.scheduler_client import SchedulerClient
 from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges, WorkerLoad
+from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.reporter import Reporter
-from services.rollout.worker.scheduler_client import TicketClient
+from services.rollout.worker.ticket_client import TicketClient
 from services.rollout.worker.weight_follower import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class WorkerResources:
     gauges: Gauges
     weights: WeightFollower
     rejoined: asyncio.Event
+    hosts: HostWait
 
 
 class RolloutWorker:
@@ -77,6 +80,7 @@ class RolloutWorker:
         self.reporter = Reporter(resources.store, self._tickets, self._reported)
         self._weights = resources.weights
         self._rejoined = resources.rejoined
+        self._hosts = resources.hosts
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
         # Set whenever an attempt was given up or the arena got room: credit may have grown.
         self._credit = asyncio.Event()
@@ -87,7 +91,7 @@ class RolloutWorker:
 
     @property
     def episodes(self) -> int:
-        """How many episodes run."""
+        """Number of episodes in progress."""
         return len(self._episodes)
 
     # --- life ---------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ class RolloutWorker:
             async with asyncio.timeout(wait_s):
                 await self._drained()
         except TimeoutError:
-            pass  # the caller is told how many remain
+            pass  # the caller learns how many remain
         return len(self.leases)
 
     async def _finish(self, tasks: list[asyncio.Task]) -> None:
@@ -176,6 +180,7 @@ class RolloutWorker:
     # --- tickets ------------------------------------------------------------------------------
 
     async def _lease(self) -> None:
+        await self._hosts.served()
         while True:
             if self._draining or self.reporter.blocked or self.leases.free == 0:
                 self._credit.clear()
@@ -294,6 +299,7 @@ class RolloutWorker:
             unreported=len(self.leases) - len(self._episodes),
             arena_used_fraction=1.0 - arena.free_bytes / arena.capacity_bytes,
             arena_blocked=self.reporter.blocked,
+            waits_for_host_s=self._hosts.seconds,
         )
 
 

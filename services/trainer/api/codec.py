@@ -40,7 +40,7 @@ def decode_plan(data: bytes, ranks: int) -> TrainingPlan:
 
 
 def _items(rank: scheduler_pb2.RankItems) -> tuple[ReplicaSequence, ...]:
-    """In the order of their places in the batch, in whichever order they came: sums keep their order."""
+    """The sequences by their places in the batch, however they arrived: sums keep their order."""
     return tuple(sorted(map(_item, rank.items), key=lambda item: item.position))
 
 

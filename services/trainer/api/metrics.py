@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 from earl.obs.catalogue import Sample, transferred
-from earl.rpc.auth import TlsFiles
-from earl.rpc.metrics_endpoint import MetricsEndpoint
-from earl.rpc.server import Server
-from earl.rpc.tokens import accepted
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.io_thread import IoThread
-
-START_S = 5.0
 
 # A stage's own gauges that are shown, by their names in its heartbeats.
 GAUGES = {
@@ -39,27 +31,3 @@ def figures(activity: Activity, service: str) -> Iterator[Sample]:
         if name in gauges:
             yield Sample(f"earl_{service}_{metric}", gauges[name])
     yield from transferred(service, activity.transfers)
-
-
-def serve_figures(
-    bind: str,
-    service: str,
-    io: IoThread,
-    server: Server,
-    activity: Activity,
-    tls: TlsFiles | None,
-    stack: ExitStack,
-) -> str:
-    """Serve a stage's metrics on the I/O thread until the stack is left; returns the address, "" for none.
-
-    Raises as MetricsEndpoint.
-    """
-    endpoint = MetricsEndpoint(
-        bind,
-        [server.calls.samples, lambda: figures(activity, service)],
-        tokens=accepted(),
-        tls=tls,
-    )
-    address = io.run(endpoint.start(), START_S)
-    stack.callback(lambda: io.run(endpoint.close(), 2 * START_S))
-    return address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 
 from earl.errors import ConfigError, DeadlineExceeded
 from earl.parallelism_codec import decode_command, encode_outcome, encode_parallelism
@@ -15,56 +16,51 @@ from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import SwitchRequests
 
-SERVICE = "earl.v1.TrainerService"
+_SERVICE = "earl.v1.TrainerService"
 # Longest wait for the step boundary at which a checkpoint is saved.
 SAVE_S = 300.0
 
 
+@dataclass(frozen=True)
 class StageServicer(TrainerServiceServicer):
     """The calls that trainer and reference stage both answer: status, and another parallelism."""
 
-    def __init__(self, activity: Activity, scheduler: SchedulerClient, switches: SwitchRequests) -> None:
-        self._activity = activity
-        self._scheduler = scheduler
-        self._switches = switches
+    activity: Activity
+    scheduler: SchedulerClient
+    switches: SwitchRequests
 
     async def GetTrainerStatus(self, request, context) -> trainer_pb2.GetTrainerStatusResponse:
         return trainer_pb2.GetTrainerStatusResponse(
-            worker=self._scheduler.worker,
-            parallelism=encode_parallelism(self._switches.parallelism),
-            epoch=self._switches.epoch,
-            version=self._activity.version,
-            batch_id=self._activity.batch_id,
-            doing=self._activity.doing,
+            worker=self.scheduler.worker,
+            parallelism=encode_parallelism(self.switches.parallelism),
+            epoch=self.switches.epoch,
+            version=self.activity.version,
+            batch_id=self.activity.batch_id,
+            doing=self.activity.doing,
             resident_bytes=_resident_bytes(),
         )
 
     async def ReparallelizeTrainer(self, request, context) -> trainer_pb2.ReparallelizeTrainerResponse:
-        if request.stage not in (common_pb2.STAGE_UNSPECIFIED, self._scheduler.worker.stage):
+        if request.stage not in (common_pb2.STAGE_UNSPECIFIED, self.scheduler.worker.stage):
             raise ConfigError(
-                f"{self._scheduler.worker.name} is asked to change stage {request.stage}, it is of stage "
-                f"{self._scheduler.worker.stage}",
+                f"{self.scheduler.worker.name} is asked to change stage {request.stage}, it is of stage "
+                f"{self.scheduler.worker.stage}",
                 "send it to a worker of that stage",
             )
-        outcome = await self._switches.carried_out(decode_command(request))
+        outcome = await self.switches.carried_out(decode_command(request))
         return encode_outcome(outcome, trainer_pb2.ReparallelizeTrainerResponse)
 
 
+@dataclass(frozen=True)
 class TrainerServicer(StageServicer):
-    def __init__(
-        self,
-        activity: Activity,
-        requests: StageRequests,
-        scheduler: SchedulerClient,
-        switches: SwitchRequests,
-    ) -> None:
-        super().__init__(activity, scheduler, switches)
-        self._requests = requests
+    """Serves the trainer's calls: switches, and requests for a checkpoint."""
+
+    requests: StageRequests
 
     async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:
         try:
             async with asyncio.timeout(SAVE_S):
-                path, version = await asyncio.wrap_future(self._requests.save())
+                path, version = await asyncio.wrap_future(self.requests.save())
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no step boundary came within {SAVE_S:g} s", "ask again; a step may be that long"
@@ -72,11 +68,11 @@ class TrainerServicer(StageServicer):
         return trainer_pb2.SaveCheckpointResponse(path=path, version=version)
 
 
-def serve(server: Server, servicer: StageServicer) -> None:
-    """Adds the service to a server that has not started yet."""
-    server.add(add_TrainerServiceServicer_to_server, servicer, SERVICE)
-
-
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def add_to(server: Server, servicer: StageServicer) -> None:
+    """Lets a server that has not started answer the trainer's calls."""
+    server.add(add_TrainerServiceServicer_to_server, servicer, _SERVICE)

@@ -51,7 +51,7 @@ def save(
     keep: int,
     held: Collection[int] = (),
 ) -> Path:
-    """Write checkpoint step-<version> below `directory`; the newest `keep` stay, and the versions in
+    """Writes checkpoint step-<version> below `directory`; the newest `keep` stay, and the versions in
     `held` (rank 0's counts). A collective.
 
     Raises CheckpointError when a rank could not write (disk full); the older ones are then intact.
@@ -135,7 +135,7 @@ def _check(path: Path, manifest: Manifest, stepper: Stepper) -> None:
 
 @torch.no_grad()
 def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
-    """Fill parameters, moments and counts from a checkpoint of any rank count. Raises CheckpointError."""
+    """Fills parameters, moments and counts from a checkpoint of any rank count. Raises CheckpointError."""
     files = {file.name: path / file.name for file in manifest.files}
     try:
         handles = {name: safe_open(file, framework="pt") for name, file in files.items()}
@@ -202,7 +202,7 @@ def _finish(partial: Path, target: Path, manifest: Manifest) -> None:
     _fsync(partial / FILE)
     _fsync(partial)
     if target.exists():
-        # Of a history that was rolled back: this run is another one.
+        # The checkpoint belongs to a history that was rolled back.
         old = directory / f".{target.name}.old"
         shutil.rmtree(old, ignore_errors=True)
         os.rename(target, old)
@@ -214,7 +214,10 @@ def _finish(partial: Path, target: Path, manifest: Manifest) -> None:
 
 
 def _verify(path: Path, manifest: Manifest, group: Group) -> None:
-    """Every file has its size; this rank checks the content of its share of them. Raises CheckpointError."""
+    """Checks that every file has its size, and the content of this rank's share of them.
+
+    Raises CheckpointError.
+    """
     for index, file in enumerate(manifest.files):
         size_bytes = (path / file.name).stat().st_size
         if size_bytes != file.size_bytes:

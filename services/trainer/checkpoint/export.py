@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from earl.cli.lib.find_run import AsJson, NamedRun
+from earl.cli.lib.find_run import AsJson, RunDir, pick_run
+from earl.cli.lib.notices import waiting
 from earl.config.run import RunConfig
 from earl.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from earl.models.export_record import ExportRecord
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: earl export runs/tictactoe --best --to exported --json")
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was exported. checkpoint: the directory from which the weights came."""
+
+    checkpoint: Path
+    record: ExportRecord
+    # The model that the run started from has a chat template.
+    base_template: bool
+
+
+@app.command(epilog="Example: earl export tictactoe --best --to exported --json")
 def export(
-    run: NamedRun,
     to: Annotated[Path, typer.Option(help="Directory to write; it must not exist.")],
+    run: RunDir = None,
     version: Annotated[int, typer.Option(min=0, help="Of this policy version; 0: the newest.")] = 0,
     best: Annotated[bool, typer.Option("--best", help="Of the version with the best evaluation.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="Of the newest version (the default).")] = False,
@@ -31,21 +44,28 @@ def export(
 ) -> None:
     """Write a run's checkpoint as a directory that transformers, vLLM and SGLang load.
 
-    Configuration, tokenizer and chat template are the model's that the run started from; the weights are
-    read and written tensor by tensor, whatever the number of ranks that saved them. Adapters are merged.
+    The chat template has the run's system prompt and action prefix, generation_config.json its stop tokens,
+    temperature and longest answer. README.md describes the model. Adapters are merged into the weights.
     """
     if (version > 0) + best + latest > 1:
         raise ConfigError("--version, --best and --latest are three ways to say which", "give one of them")
-    path = write(run, to, "best" if best else version or "latest", dtype, adapter=adapter)
-    sys.stderr.write(f"written: {to}, from {path}\n")
+    source = pick_run(run, ended=True)
+    with waiting(f"writing {to}"):
+        exported = write(source, to, "best" if best else version or "latest", dtype, adapter=adapter)
+    from services.trainer.checkpoint.model_card import summary
+
+    lines = summary(exported.record, base_template=exported.base_template)
+    written = [f"written: {to}, from {exported.checkpoint}", *(f"  {line}" for line in lines)]
+    sys.stderr.write("\n".join(written) + "\n")
     if as_json:
-        sys.stdout.write(json.dumps({"directory": str(to), "checkpoint": str(path)}) + "\n")
+        values = {"directory": str(to), "checkpoint": str(exported.checkpoint)}
+        sys.stdout.write(json.dumps(values | json.loads(exported.record.encode())) + "\n")
 
 
 def write(
     run: Path, to: Path, which: int | Literal["best", "latest"], dtype: str = "", *, adapter: bool = False
-) -> Path:
-    """Export one version; returns the checkpoint that it came from. `to` appears whole or not at all.
+) -> Export:
+    """Exports one version. `to` appears whole or not at all.
 
     Raises ConfigError (no run, `to` exists, an unknown dtype) and CheckpointError.
     """
@@ -60,11 +80,16 @@ def write(
 
     import torch  # heavy: after what can be wrong was checked
 
+    from earl.models.chat import read_template
     from earl.models.spec import load_spec
     from earl.models.weights import Checkpoint, save_checkpoint
+    from services.trainer.checkpoint.export_files import record_of, texts_of
     from services.trainer.checkpoint.reader import SavedModel
+    from services.trainer.checkpoint.retention import version_of
 
     model = run / "model"
+    record = record_of(run, config, version_of(path) or 1)
+    texts = texts_of(model, record)
     dtype = dtype or config.model.weight_dtype
     if path == model.resolve():
         if adapter:
@@ -78,10 +103,10 @@ def write(
         tensors = saved.tensors(getattr(torch, dtype))
     to.parent.mkdir(parents=True, exist_ok=True)
     if adapter:
-        _write_adapter(saved, to)
+        _write_adapter(saved, to, texts)
     else:
-        save_checkpoint(to, model, tensors, dtype=dtype)
-    return path
+        save_checkpoint(to, model, tensors, dtype=dtype, texts=texts)
+    return Export(path, record, bool(read_template(model)[0]))
 
 
 def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
@@ -104,8 +129,10 @@ def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
     return path
 
 
-def _write_adapter(saved, to: Path) -> None:
+def _write_adapter(saved, to: Path, texts: dict[str, str]) -> None:
     from safetensors.torch import save_file
+
+    from earl.models.weights import SIDE_FILES, copy_side_files, written_whole
 
     if saved.manifest.adapter is None:
         raise ConfigError(
@@ -124,12 +151,9 @@ def _write_adapter(saved, to: Path) -> None:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    partial = to.with_name(f".{to.name}.partial-{os.getpid()}")
-    partial.mkdir()
-    try:
+    with written_whole(to) as partial:
+        # PEFT reads the model's own config.json where that model is.
+        copy_side_files(saved.model, partial, (name for name in SIDE_FILES if name != "config.json"), texts)
         tensors = {name: tensor.contiguous() for name, tensor in saved.adapter_tensors()}
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
         (partial / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        os.rename(partial, to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

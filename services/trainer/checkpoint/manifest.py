@@ -10,9 +10,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
+import msgspec
+
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.errors import CheckpointError, LayoutError
-from earl.models.lora import LoraSpec
 from earl.models.spec import ModelSpec
 from earl.ticket_ranges import RangeSet
 from services.trainer.model.adapters import AdapterEntry
@@ -79,22 +80,9 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The manifest as indented JSON."""
-        progress = self.progress
-        value = {
-            "format": FORMAT,
-            "version": progress.version,
-            "next_batch_id": progress.next_batch_id,
-            "consumed": progress.consumed.ranges,
-            "updates": progress.updates,
-            "model": self.model,
-            "config": self.config,
-            "adapter": None if self.adapter is None else asdict(self.adapter),
-            "files": [asdict(file) for file in self.files],
-            "tensors": {
-                name: {"shape": entry.shape, "parts": entry.parts} for name, entry in self.tensors.items()
-            },
-        }
-        return json.dumps(value, indent=1).encode() + b"\n"
+        entries = asdict(self)
+        value = {"format": FORMAT, **entries.pop("progress"), **entries}
+        return json.dumps(value, indent=1, default=lambda consumed: consumed.ranges).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
@@ -106,45 +94,21 @@ class Manifest:
                     f"format {value['format']!r}, this trainer reads {FORMAT}",
                     "use the version that wrote it",
                 )
-            manifest = cls(
-                TrainingProgress(
-                    value["version"],
-                    value["next_batch_id"],
-                    _consumed(value["consumed"]),
-                    value["updates"],
-                ),
-                value["model"],
-                value["config"],
-                _adapter(value.get("adapter")),
-                tuple(FileEntry(**file) for file in value["files"]),
-                {
-                    name: TensorEntry(
-                        tuple(entry["shape"]),
-                        tuple((file, tuple(start), tuple(stop)) for file, start, stop in entry["parts"]),
-                    )
-                    for name, entry in value["tensors"].items()
-                },
-            )
+            entries = {"adapter": None, **value, "progress": value}
+            manifest = msgspec.convert(entries, cls, dec_hook=_consumed)
             for name in manifest.tensors:
                 manifest.layout(name).validate()
-        except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, LayoutError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"no manifest: {error!r}", ANOTHER) from error
         return manifest
 
 
-def _consumed(ranges: list[list[int]]) -> RangeSet:
+def _consumed(_: type, ranges: list[list[int]]) -> RangeSet:
     """The set of half-open ranges. Raises ValueError for what is no range of ticket ids."""
     for start, stop in ranges:
         if not 0 <= start <= stop:
             raise ValueError(f"[{start}, {stop}) is no range of ticket ids")
     return RangeSet((start, stop) for start, stop in ranges)
-
-
-def _adapter(value: dict | None) -> AdapterEntry | None:
-    if value is None:
-        return None
-    lora = value["lora"]
-    return AdapterEntry(LoraSpec(lora["rank"], lora["alpha"], tuple(lora["targets"])), value["base"])
 
 
 def fingerprint(spec: ModelSpec) -> str:

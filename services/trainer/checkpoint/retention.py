@@ -32,7 +32,7 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> None:
-    """Remove all but `newest`, count - 1 before it, and the versions in `held`.
+    """Removes all but `newest`, count - 1 before it, and the versions in `held`.
 
     What is newer than `newest` belongs to a history that was rolled back, held or not.
     """
@@ -46,7 +46,7 @@ def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> N
 
 
 def mark_best(directory: Path, version: int) -> None:
-    """Let `best` point to this version's checkpoint, at once or not at all; nothing if there is none.
+    """Lets `best` point to this version's checkpoint, at once or not at all; nothing if there is none.
 
     Version 1 is the run's model, and needs no checkpoint.
     """

@@ -15,8 +15,6 @@ from torch import _foreach_mul_, _foreach_norm, _fused_adamw_  # pyright: ignore
 from services.trainer.model.sharded_policy import Shard
 from services.trainer.ranks.process_group import Group
 
-EPSILON = 1e-8
-
 
 def decay(progress: float, final_fraction: float) -> float:
     """Factor that falls linearly from 1 to final_fraction; progress: fraction of the phase done, 0..1."""
@@ -31,21 +29,29 @@ def ramp(updates: int, warmup_steps: int) -> float:
 class AdamW:
     """Decoupled weight decay (on matrices only), fused kernel, moments in float32."""
 
-    def __init__(self, shards: Sequence[Shard], betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        betas: tuple[float, float],
+        weight_decay: float,
+        updates: int = 0,
+        epsilon: float = 1e-8,
+    ) -> None:
         self._shards = [shard for shard in shards if shard.box.size]
         self._counted = {shard.name for shard in self._shards if shard.counts}
         self._betas = betas
         self._decay = weight_decay
-        # Of each shard, both; on the meta device while the shard is.
+        self._epsilon = epsilon
+        # Both moments of each shard; on the meta device while the shard is.
         self.moments = {
             shard.name: [torch.zeros_like(shard.local), torch.zeros_like(shard.local)]
             for shard in self._shards
         }
         # Updates since the moments were zero.
-        self.updates = 0
+        self.updates = updates
 
     def reset(self) -> None:
-        """Moments start anew."""
+        """Sets the moments to their initial values."""
         for pair in self.moments.values():
             for moment in pair:
                 moment.zero_()
@@ -63,7 +69,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float, norm: float, max_norm: float) -> None:
-        """One update with the gradient scaled down to max_norm if its norm is larger."""
+        """Makes one update, with the gradient scaled down to max_norm if its norm is larger."""
         self.updates += 1
         scale = min(1.0, max_norm / (norm + 1e-6))
         beta1, beta2 = self._betas
@@ -87,7 +93,7 @@ class AdamW:
                 beta1=beta1,
                 beta2=beta2,
                 weight_decay=self._decay if decayed else 0.0,
-                eps=EPSILON,
+                eps=self._epsilon,
                 amsgrad=False,
                 maximize=False,
             )

@@ -92,6 +92,7 @@ class ShardedPolicy:
 
     dtype: what it computes in. lora: train adapters of a frozen model that is held in `frozen_dtype`.
     allocated: False leaves every parameter on the meta device, boxes known, for `allocate`.
+    adapter: the entry of adapters that are carried over from another policy.
     shards: what is trained, float32. model_shards: the model's own parameters; the same without lora.
     """
 
@@ -105,6 +106,7 @@ class ShardedPolicy:
         frozen_dtype: str = "float32",
         activation_checkpointing: bool = False,
         allocated: bool = True,
+        adapter: AdapterEntry | None = None,
     ) -> None:
         self.decoder = decoder_on_meta(spec, mesh.tensor, mesh.context)
         if lora is not None:
@@ -121,8 +123,8 @@ class ShardedPolicy:
         fully_shard(self.decoder, mesh=mesh.everyone, mp_policy=precision)
         _sum(self.decoder, mesh.everyone)
         self.spec, self.mesh, self.lora = spec, mesh, lora
-        # What a checkpoint says of it; known once the model was read.
-        self.adapter: AdapterEntry | None = None
+        # A checkpoint's entry of the adapters; None until the model was read.
+        self.adapter = adapter
         shards = tuple(shards_of(self.decoder, mesh))
         by_name = {shard.name: shard for shard in shards}
         self.shards = tuple(shard for shard in shards if shard.parameter.requires_grad)
@@ -134,7 +136,13 @@ class ShardedPolicy:
 
     @classmethod
     def of(
-        cls, spec: ModelSpec, mesh: RankMesh, config: RunConfig, *, allocated: bool = True
+        cls,
+        spec: ModelSpec,
+        mesh: RankMesh,
+        config: RunConfig,
+        *,
+        allocated: bool = True,
+        adapter: AdapterEntry | None = None,
     ) -> ShardedPolicy:
         """The policy that a run file asks for."""
         trainer = config.trainer
@@ -146,6 +154,7 @@ class ShardedPolicy:
             frozen_dtype=config.model.weight_dtype,
             activation_checkpointing=trainer.activation_checkpointing,
             allocated=allocated,
+            adapter=adapter,
         )
 
     def allocate(self, *only: Shard) -> None:
@@ -156,7 +165,7 @@ class ShardedPolicy:
             chosen = data.is_meta and (not only or id(data) in parameters)
             return torch.empty_like(data, device=device) if chosen else data
 
-        # FSDP2 takes notice of new memory where its own modules are told.
+        # FSDP2 notices new memory only through its own modules.
         names = {shard.name for shard in only}
         for prefix, module in self._wrapped():
             if not only or any(self._owner(name) == prefix for name in names):
@@ -180,7 +189,7 @@ class ShardedPolicy:
 
     @torch.no_grad()
     def fill(self, directory: Path, seed: int = 0) -> None:
-        """Read this rank's boxes of a transformers checkpoint; adapters start from `seed`.
+        """Reads this rank's boxes of a transformers checkpoint; adapters start from `seed`.
 
         Raises ModelNotFound, UnsupportedModel.
         """
@@ -243,7 +252,7 @@ class ShardedPolicy:
             parameter.grad = None
 
     def reshard(self) -> None:
-        """Free what a forward pass without a backward pass left gathered: it would miss the next update."""
+        """Frees what a forward pass without a backward pass left gathered: it would miss the next update."""
         for _, module in self._wrapped():
             module.reshard()
 

@@ -64,7 +64,7 @@ class Activity:
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Mark the block as time spent on `what`; its span and seconds are kept."""
+        """Marks the block as time spent on `what`; its span and seconds are kept."""
         with self._lock:
             self.doing, self._since_ns = what, time.time_ns()
         started = time.perf_counter()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from earl.errors import DeadlineExceeded
+from earl.rpc.main import loop_factory
 
 T = TypeVar("T")
 
@@ -29,13 +30,13 @@ class IoThread:
     """An event loop on a thread of its own, started at once and ended by `close`."""
 
     def __init__(self) -> None:
-        self._loop = _new_loop()
+        self._loop = loop_factory()()
         self._background: list[concurrent.futures.Future] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="io", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start it on the loop; from any thread but the loop's own."""
+        """Starts it on the loop; from any thread but the loop's own."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float, hurry: threading.Event | None = None) -> T:
@@ -68,11 +69,11 @@ class IoThread:
         raise DeadlineExceeded(f"{name} did not end {bound}", "see the trainer's log")
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start background work; `check` raises its failure."""
+        """Starts background work; `check` raises its failure."""
         self._background.append(self.submit(work))
 
     def check(self) -> None:
-        """Raise the failure of a background task, if one failed."""
+        """Raises the failure of a background task, if one failed."""
         for future in self._background:
             if future.done() and not future.cancelled():
                 error = future.exception()
@@ -83,7 +84,7 @@ class IoThread:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread. Idempotent, bounded."""
+        """Cancels what still runs and ends the thread. Idempotent, bounded."""
         if self._loop.is_closed():
             return
         try:
@@ -101,11 +102,3 @@ async def _cancel_all() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

@@ -29,7 +29,7 @@ class Group:
     """This process's place among the ranks. device: where this rank computes."""
 
     def __init__(self, device: str = "auto") -> None:
-        """Join the group that the environment names. device: "auto", "cpu" or "cuda"."""
+        """Joins the group that the environment names. device: "auto", "cpu" or "cuda"."""
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -126,7 +126,7 @@ def forget_meshes() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process once everything is closed.
+    """Ends the process once everything is closed.
 
     gloo's threads outlive their group (torch 2.13) and now and then abort the process in its exit
     handlers ("terminate called without an active exception"): so none are run.

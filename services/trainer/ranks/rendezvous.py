@@ -1,6 +1,6 @@
 """Where the ranks of one machine meet: PyTorch's store, on loopback.
 
-It knows no tokens: whoever reaches it can read and change what the ranks tell each other. torchrun's own
+It knows no tokens: everyone who reaches it can read and change what the ranks exchange. torchrun's own
 listens at every address of the machine, so here the agent gives it a socket that is bound already.
 """
 

@@ -12,7 +12,7 @@ from earl.errors import EarlError, WorkerReplaced
 
 log = logging.getLogger(__name__)
 
-# Where all of a run is stopped at once, some are gone before this process is told.
+# Where all of a run is stopped at once, some are gone before this process gets its signal.
 FOLLOWS_S = 5.0
 NOTICE_S = 0.05
 
@@ -27,13 +27,13 @@ class StageRequests:
         self._saves: deque[concurrent.futures.Future[tuple[str, int]]] = deque()
 
     def excuse(self, error: EarlError) -> None:
-        """Ignore an error of others that are gone if this process is told to stop, now or within follows_s.
+        """Ignores an error of others that are gone if this process is told to stop, now or within follows_s.
 
         Raises the error otherwise, and WorkerReplaced always: the successor saves.
         """
         if isinstance(error, WorkerReplaced) or not self._stops_soon():
             raise error
-        log.warning("told to stop, and goes on without: %s", error)
+        log.warning("told to stop, and continues without: %s", error)
 
     def _stops_soon(self) -> bool:
         # Not stop.wait: the signal's handler, which sets it, runs on the thread that would wait.
@@ -43,7 +43,7 @@ class StageRequests:
         return self.stop.is_set()
 
     def save(self) -> concurrent.futures.Future[tuple[str, int]]:
-        """Ask for a checkpoint; the future gets its path and version."""
+        """Asks for a checkpoint; the future gets its path and version."""
         future: concurrent.futures.Future[tuple[str, int]] = concurrent.futures.Future()
         self._saves.append(future)
         return future
@@ -53,7 +53,7 @@ class StageRequests:
         return bool(self._saves)
 
     def saved(self, path: str, version: int) -> None:
-        """Answer all who asked for a checkpoint."""
+        """Answers all who asked for a checkpoint."""
         while self._saves:
             future = self._saves.popleft()
             if future.set_running_or_notify_cancel():

@@ -5,19 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 
 import torch
 
 from earl.config.run import RunConfig
 
 # Parameters of glibc's mallopt, from malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _NEVER = (1 << 31) - 1
 _LARGEST_POOLED_BYTES = 1 << 30
+_SMALLEST_MAPPED_BYTES = 128 << 10
 
 
 def settle(config: RunConfig) -> None:
-    """Set up torch as the run file says: threads, and for deterministic runs kernels that give the same bits.
+    """Sets torch up as the run file says: threads, and kernels that give equal bits for deterministic runs.
 
     To be called before anything is computed.
     """
@@ -31,8 +33,17 @@ def settle(config: RunConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def settle_reference(config: RunConfig) -> None:
+    """Sets up torch for a rank of the reference stage: its threads, and its memory as map_large_blocks says.
+
+    To be called before anything is computed.
+    """
+    torch.set_num_threads(config.reference.threads)
+    map_large_blocks()
+
+
 def return_pages() -> None:
-    """Give the system what is free now, in spite of keep_pages: after much memory changed hands."""
+    """Gives the system what is free now, in spite of keep_pages: after much memory changed hands."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     if sys.platform.startswith("linux"):
@@ -42,11 +53,30 @@ def return_pages() -> None:
 
 
 def keep_pages() -> None:
-    """Keep freed memory for the next step: each step needs as much again, and fresh pages cost more than
-    what is computed on them element by element (a fifth of a bfloat16 step on a CPU). glibc only."""
+    """Keeps freed memory for the next step, in one heap that all threads share.
+
+    Each step needs as much again, and fresh pages cost more than what is computed on them element by element
+    (a fifth of a bfloat16 step on a CPU). A heap for each thread would keep what others could use.
+    Needs glibc.
+    """
+    _mallopt({_M_MMAP_THRESHOLD: _LARGEST_POOLED_BYTES, _M_TRIM_THRESHOLD: _NEVER, _M_ARENA_MAX: 1})
+
+
+def map_large_blocks() -> None:
+    """Maps every block of 128 KiB and more by itself, so that it returns to the system when it is freed.
+
+    A forward pass then takes what is in use and no more: glibc's heap kept up to as much again in holes.
+    Huge pages, for which torch is asked before its first tensor, make up for the fresh pages. Needs glibc.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    _mallopt({_M_MMAP_THRESHOLD: _SMALLEST_MAPPED_BYTES})
+
+
+def _mallopt(values: Mapping[int, int]) -> None:
+    """Sets parameters of glibc's allocator; does nothing where another C library is used."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_POOLED_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        for parameter, value in values.items():
+            mallopt(parameter, value)

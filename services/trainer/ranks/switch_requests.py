@@ -1,9 +1,9 @@
 """Switches that were asked for: the newest waits for a boundary, one runs, the last outcome is kept.
 
-    RPC ─ ask ─► waiting ─ begin: the loop, at a boundary ─► running ─ end ─► whoever asked
+    RPC ─ ask ─► waiting ─ begin: the loop, at a boundary ─► running ─ end ─► the caller
                     └─ withdraw: too late; a newer one came; the stage leaves ─► rolled back
 
-Promise: an epoch is carried out at most once, and whoever asks for it again gets the same outcome; an older
+Promise: an epoch is carried out at most once, and a caller that repeats it gets the same outcome; an older
 epoch is refused, whatever became of it.
 """
 
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from earl.config.scheduler import SwitchDeadlines
-from earl.errors import DeadlineExceeded, StaleEpoch
+from earl.errors import DeadlineExceeded
 from earl.parallelism import Parallelism
-from earl.reparallelize import SwitchCommand, SwitchOutcome
+from earl.reparallelize import CommandSlot, SwitchCommand, SwitchOutcome
 
 # Beyond the deadlines of a switch's stages: what ranks need to agree on each.
 SLACK_S = 5.0
@@ -30,28 +28,6 @@ SLACK_S = 5.0
 class _SwitchRequest:
     command: SwitchCommand
     outcome: concurrent.futures.Future[SwitchOutcome] = field(default_factory=concurrent.futures.Future)
-
-
-def command_to_ranks(command: SwitchCommand) -> bytes:
-    """A command as rank 0 sends it to the others, whose clocks differ: with the seconds since it came."""
-    value = {
-        "epoch": command.epoch,
-        "parallelism": command.parallelism.as_dict(),
-        "deadlines": command.deadlines.model_dump(),
-        "logprob_tolerance": command.logprob_tolerance,
-        "reason": command.reason,
-        "asked_s": time.monotonic() - command.asked_s,
-    }
-    return json.dumps(value).encode()
-
-
-def command_from_rank0(data: bytes) -> SwitchCommand:
-    """The inverse of `command_to_ranks`, on any rank."""
-    value = json.loads(data)
-    value["parallelism"] = Parallelism(**value["parallelism"])
-    value["deadlines"] = SwitchDeadlines(**value["deadlines"])
-    value["asked_s"] = time.monotonic() - value["asked_s"]
-    return SwitchCommand(**value)
 
 
 class SwitchRequests:
@@ -68,7 +44,7 @@ class SwitchRequests:
         self._lock = threading.Lock()
         self._waiting: _SwitchRequest | None = None
         self._running: _SwitchRequest | None = None
-        self._newest: _SwitchRequest | None = None
+        self._commands: CommandSlot[concurrent.futures.Future[SwitchOutcome]] = CommandSlot()
 
     async def carried_out(self, command: SwitchCommand) -> SwitchOutcome:
         """Asks for a switch and waits for its end; one that no boundary came for in time is withdrawn.
@@ -94,26 +70,16 @@ class SwitchRequests:
 
         Raises StaleEpoch, IllegalParallelism.
         """
-        with self._lock:
-            newest = self._newest.command if self._newest is not None else None
-            if self._newest is not None and newest is not None and command.epoch == newest.epoch:
-                if command.parallelism != newest.parallelism:
-                    raise StaleEpoch(
-                        f"epoch {command.epoch} was of {newest.parallelism}, not of {command.parallelism}",
-                        "give every switch an epoch of its own",
-                    )
-                return self._newest.outcome
-            last = newest.epoch if newest is not None else 0
-            if command.epoch <= last:
-                raise StaleEpoch(
-                    f"epoch {command.epoch}: epoch {last} was commanded already",
-                    "ask for the stage's parallelism anew",
-                )
+
+        def begin(_newest: SwitchCommand | None) -> concurrent.futures.Future[SwitchOutcome]:
             self._legal(command.parallelism)
             if self._waiting is not None:
                 self._withdraw(f"epoch {command.epoch} came before there was a boundary")
-            self._waiting = self._newest = _SwitchRequest(command)
+            self._waiting = _SwitchRequest(command)
             return self._waiting.outcome
+
+        with self._lock:
+            return self._commands.accept(command, begin)
 
     @property
     def waiting(self) -> bool:
@@ -144,7 +110,7 @@ class SwitchRequests:
             return True
 
     def close(self, reason: str) -> None:
-        """No boundary comes any more."""
+        """Ends waiting requests: no step boundary comes any more."""
         with self._lock:
             if self._waiting is not None:
                 self._withdraw(reason)

@@ -69,7 +69,7 @@ class LogprobStore:
         return array
 
     async def publish(self) -> None:
-        """Make what was reserved known; it replaces what was held for the same trajectories.
+        """Makes what was reserved known; it replaces what was held for the same trajectories.
 
         Raises BusUnavailable.
         """
@@ -82,7 +82,7 @@ class LogprobStore:
             await self._drop([trajectory for trajectory in trajectories if trajectory in self._gone])
 
     async def free(self, trajectories: Iterable[str]) -> None:
-        """Free what lies, or will lie, here for these trajectories: they are trained or dropped."""
+        """Frees what lies, or will lie, here for these trajectories: they are trained or dropped."""
         trajectories = list(trajectories)
         self._gone.update(dict.fromkeys(trajectories))
         while len(self._gone) > REMEMBERED:

@@ -29,13 +29,13 @@ class ReferenceMesh:
         return Parallelism(self.dp, self.tensor.size)
 
     def close(self) -> None:
-        """End the replica's process group. A collective."""
+        """Ends the replica's process group. A collective."""
         if self.tensor.group is not None:
             dist.destroy_process_group(self.tensor.group)
 
 
 def make_reference_mesh(group: Group, dp: int, tp: int) -> ReferenceMesh:
-    """Make the process groups of dp replicas of tp ranks. A collective. Raises ConfigError for another
+    """Makes the process groups of dp replicas of tp ranks. A collective. Raises ConfigError for another
     number of ranks."""
     if group.size != dp * tp:
         raise ConfigError(

@@ -56,11 +56,11 @@ class Origin:
         return self.directory.is_dir()
 
     def void(self, published: int) -> bool:
-        """Whether a publication shows that warm-up begins anew: its end will be another policy."""
+        """Whether a publication shows that warm-up begins again: its end will be another policy."""
         return not self.given and 0 < published < self.version
 
     def forget(self) -> None:
-        """Remove what is on disk; the model that was given stays."""
+        """Removes what is on disk; the model that was given stays."""
         if not self.given:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -70,7 +70,7 @@ class Origin:
             raise CheckpointError(
                 f"version {published} is published, and version {self.version}, which the KL is measured "
                 f"against, was never kept in {self.directory}",
-                "start the run anew, or set trainer.kl_coefficient = 0",
+                "start the run again, or set trainer.kl_coefficient = 0",
             )
 
 
@@ -104,7 +104,7 @@ class PublishedVersion:
         self._deadline_s = deadline_s
 
     def read(self, boxes: Mapping[str, Box]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read boxes by tensor name, in their order, on the CPU. Raises as Dispatcher.read."""
+        """Reads boxes by tensor name, in their order, on the CPU. Raises as Dispatcher.read."""
         carrier = numpy_dtype(self._dtype)
         for names in parts({name: box.size * carrier.itemsize for name, box in boxes.items()}):
             arrays = {name: np.empty(boxes[name].shape, carrier) for name in names}
@@ -116,14 +116,14 @@ class PublishedVersion:
                 yield name, tensor.view(torch.bfloat16) if self._dtype == "bfloat16" else tensor
 
     def fill(self, policy: ReferencePolicy) -> None:
-        """Read this rank's slices into a policy."""
+        """Reads this rank's slices into a policy."""
         held = policy.boxes()
         with torch.no_grad():
             for name, tensor in self.read({name: box for name, (_, box) in held.items()}):
                 held[name][0].copy_(tensor)
 
     def keep(self, origin: Origin, model: Path, spec: ModelSpec) -> None:
-        """Write all of it to the origin's directory, which appears whole. On one rank."""
+        """Writes all of it to the origin's directory, which appears whole. On one rank."""
         origin.forget()
         whole = {name: Box.whole(shape) for name, shape in spec.shapes().items()}
         save_checkpoint(origin.directory, model, self.read(whole))

@@ -11,8 +11,9 @@ from earl.models.tp import check_tp
 from earl.parallelism import Parallelism
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy
-from services.trainer.reshard.reshard import MovingTensor, TensorMemory, moving_tensors
-from services.trainer.reshard.switch import canary_tokens
+from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
+from services.trainer.reshard.reshard import moving_tensors
+from services.trainer.reshard.switch import ParallelismChange, canary_tokens
 
 
 def check_reference_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
@@ -25,22 +26,21 @@ def check_reference_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) 
     check_tp(spec, parallelism.tp)
 
 
-class ReferenceChange:
-    """The change of one rank's policy.
+class ReferenceChange(ParallelismChange):
+    """The change of one rank's policy. The room for log-probs is the same in any parallelism.
 
     mesh, policy: those to compute with, the old or the new. loaded: whether there are weights to be moved.
     """
 
     def __init__(self, mesh: ReferenceMesh, policy: ReferencePolicy, *, loaded: bool) -> None:
+        super().__init__(mesh.group, mesh.parallelism)
         self.mesh, self.policy = mesh, policy
         self._loaded = loaded
         self._new: tuple[ReferenceMesh, ReferencePolicy] | None = None
-        self.group = mesh.group
-        self.parallelism = mesh.parallelism
 
     def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
         mesh = make_reference_mesh(self.group, parallelism.dp, parallelism.tp)
-        old, new = self.policy, self.policy.recut(mesh.tensor)
+        old, new = self.policy, self.policy.resharded(mesh.tensor)
         self._new = mesh, new
         shapes, before, after = old.spec.shapes(), old.boxes(), new.boxes()
         moves = []
@@ -55,12 +55,6 @@ class ReferenceChange:
             )
         return moving_tensors(moves, self.group)
 
-    def arena_bytes(self) -> int:
-        return 0
-
-    def reserve(self) -> None:
-        """Nothing: the room for log-probs is the same in any parallelism."""
-
     def canaries(self, *, new: bool) -> np.ndarray:
         tokens = canary_tokens(self.policy.spec.vocab)
         values = np.zeros(tokens.size, np.float32)
@@ -70,9 +64,6 @@ class ReferenceChange:
             policy = self._made[1] if new else self.policy
             policy.logprobs(sequences, Box.whole(values.shape), values)
         return values
-
-    def reshard(self) -> None:
-        """Nothing: the policy gathers no weights."""
 
     def keep(self) -> None:
         self.mesh.close()

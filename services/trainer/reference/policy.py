@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box, chunk_range
 from earl.errors import TrainerError
 from earl.models.module import decoder_on_meta
@@ -54,7 +55,7 @@ def trainable(trajectory: MaskedTrajectory, vocabulary: int) -> bool:
 
 
 class ReferencePolicy:
-    """A decoder's slices on `device`; empty until filled. microbatch_tokens: of one forward pass.
+    """A decoder's slices on `device`, as a run's configuration asks for; empty until filled.
 
     allocated: False leaves every parameter on the meta device, for `allocate`.
     """
@@ -64,39 +65,25 @@ class ReferencePolicy:
         spec: ModelSpec,
         tensor: TensorParallel,
         device: torch.device,
-        dtype: str,
+        config: RunConfig,
         *,
-        temperature: float,
-        microbatch_tokens: int,
-        deterministic: bool,
-        share_prefixes: bool = True,
         allocated: bool = True,
     ) -> None:
         self.decoder = decoder_on_meta(spec, tensor)
         self.decoder.requires_grad_(False)
-        self.decoder.to(getattr(torch, dtype))
+        self.decoder.to(getattr(torch, config.trainer_dtype))
         if allocated:
             self.decoder.to_empty(device=device)
-        self._settings = (
-            (spec, device, dtype),
-            {
-                "temperature": temperature,
-                "microbatch_tokens": microbatch_tokens,
-                "deterministic": deterministic,
-                "share_prefixes": share_prefixes,
-            },
-        )
-        self.spec, self.tensor, self.device = spec, tensor, device
+        self.spec, self.tensor, self.device, self._config = spec, tensor, device, config
         # Greedy sampling records log-probs of the plain distribution.
-        self._temperature = temperature or 1.0
-        self._deterministic = deterministic
-        self._share = share_prefixes
-        self._microbatch_tokens = 0 if deterministic else microbatch_tokens
+        self._temperature = config.scheduler.temperature or 1.0
+        self._deterministic = config.deterministic
+        self._share = config.trainer.share_prefixes
+        self._microbatch_tokens = 0 if config.deterministic else config.reference.microbatch_tokens
 
-    def recut(self, tensor: TensorParallel) -> ReferencePolicy:
+    def resharded(self, tensor: TensorParallel) -> ReferencePolicy:
         """The same policy at another place of a mesh, not allocated."""
-        (spec, device, dtype), settings = self._settings
-        return ReferencePolicy(spec, tensor, device, dtype, **settings, allocated=False)
+        return ReferencePolicy(self.spec, tensor, self.device, self._config, allocated=False)
 
     def allocate(self, name: str) -> None:
         """Memory, not filled, for a parameter that has none yet."""
@@ -114,13 +101,13 @@ class ReferencePolicy:
         }
 
     def fill(self, directory: Path) -> None:
-        """Read this rank's slices of a checkpoint. Raises ModelNotFound, UnsupportedModel."""
+        """Reads this rank's slices of a checkpoint. Raises ModelNotFound, UnsupportedModel."""
         Checkpoint(directory).check(self.spec)
         load_decoder(self.decoder, directory)
 
     @torch.no_grad()
     def logprobs(self, sequences: Sequence[MaskedTrajectory], box: Box, into: np.ndarray) -> None:
-        """Fill `into`, float32 of `box`: this rank's slice of the sequences laid end to end.
+        """Fills `into`, float32 of `box`: this rank's slice of the sequences laid end to end.
 
         0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite.
         """

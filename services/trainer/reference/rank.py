@@ -5,7 +5,7 @@
     and the trainer's ranks read the slices straight from these arenas.
 
 Promise: what cannot be read is reported lost, what finds no room waits; nothing of a rank that died
-is ever reported, for then the whole stage ends, starts again, and is leased the same work anew.
+is ever reported, for then the whole stage ends, starts again, and is leased the same work again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from services.trainer.reference.origin import Origin, PublishedVersion
 from services.trainer.reference.parallelism_change import ReferenceChange
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
 from services.trainer.reference.rank0 import ReferenceRank0
-from services.trainer.reference.scheduler_client import LogprobColumn, ReferenceItem, decode_lease
+from services.trainer.reference.reference_client import LogprobColumn, ReferenceItem, decode_lease
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
 from services.trainer.stage.stage_rank0 import carry_out_switch
@@ -69,7 +69,7 @@ class ReferenceRank:
         self._leases = 0
 
     def run(self) -> None:
-        """Until the run is over or a stop was asked for. Raises the first failure."""
+        """Works until the run has ended or a stop was requested. Raises the first failure."""
         handlers = {
             RankCommand.VOID: lambda _: self._void(),
             RankCommand.READ: lambda body: self._load(json.loads(body)),
@@ -95,14 +95,14 @@ class ReferenceRank:
     # --- the policy ---------------------------------------------------------------------------
 
     def _void(self) -> None:
-        """Forget the weights: warm-up begins anew, and reinforcement learning starts from another policy."""
+        """Drops the weights: warm-up begins again, and reinforcement learning starts from another policy."""
         self._loaded = False
         if self._group.leads:
             self._origin.forget()
         self._group.barrier()
 
     def _load(self, keys: Sequence[str]) -> None:
-        """Read the weights, from disk if they are kept there, else from the trainer's arenas."""
+        """Reads the weights, from disk if they are kept there, else from the trainer's arenas."""
         kept = self._group.agree(self._origin.kept)
         try:
             with self._activity.phase(LOADING):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from earl.errors import TrainerError
 from earl.scheduler_client import RETRY_S
 from services.trainer.reference.origin import Origin
-from services.trainer.reference.scheduler_client import (
+from services.trainer.reference.reference_client import (
     LeaseOffer,
     LogprobColumn,
     ReferenceClient,
@@ -44,14 +44,14 @@ class ReferenceRank0:
         self.stage = stage
         self._leases = ReferenceClient(stage.scheduler)
         self._origin = origin
-        # The newest version that the bus told of, and the keys of the origin's version where it can be read.
+        # The newest version on the bus, and the keys of the origin's version where it can be read.
         self._newest = 0
         self._keys: tuple[str, ...] = ()
         self._voided = False
         self._failures = 0
 
     def published(self, version: int, keys: Sequence[str]) -> None:
-        """A version was published after all that were told before; 0: none yet."""
+        """The newest version that was published; 0: none yet."""
         self._newest = version or self._newest
         if self._origin.void(version):
             self._voided, self._keys = True, ()
@@ -100,7 +100,7 @@ class ReferenceRank0:
     def complete(
         self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
     ) -> None:
-        """Tell the scheduler what became of a lease."""
+        """Tells the scheduler what became of a lease."""
         refused = self._io.run(self._leases.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)
         if refused:
             log.info("%d of %d results came too late", refused, len(results))

@@ -8,8 +8,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from earl.bus import Bus
 from earl.bus.published import last_published
 from earl.config.reference import reference_bytes
@@ -17,6 +15,7 @@ from earl.config.run import RunConfig
 from earl.models.spec import load_spec
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.requests import StageRequests
+from services.trainer.ranks.runtime import settle_reference
 from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reference.logprob_store import LogprobStore
 from services.trainer.reference.mesh import make_reference_mesh
@@ -25,30 +24,21 @@ from services.trainer.reference.parallelism_change import check_reference_mesh
 from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
-from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
+from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankProcess, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 
 
 def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
-    """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
+    """Runs one rank until the run has ended or `requests.stop` is set. Raises EarlError for what failed."""
     reference = config.reference
-    torch.set_num_threads(reference.threads)
+    settle_reference(config)
     spec = load_spec(run_dir / "model")
     with ExitStack() as stack:
-        resources = RankResources(stack, config, run_dir, name, reference.device, requests)
-        group, io = resources.group, resources.io
+        process = RankProcess(stack, reference.device)
+        group, io = process.group, process.io
         mesh = make_reference_mesh(group, reference.dp, reference.tp)
-        policy = ReferencePolicy(
-            spec,
-            mesh.tensor,
-            group.device,
-            config.trainer_dtype,
-            temperature=config.scheduler.temperature,
-            microbatch_tokens=reference.microbatch_tokens,
-            deterministic=config.deterministic,
-            share_prefixes=config.trainer.share_prefixes,
-        )
-        resources.connect()
+        policy = ReferencePolicy(spec, mesh.tensor, group.device, config)
+        resources = RankResources(stack, process, config, run_dir, name, requests)
         size_bytes = reference.arena_bytes or 2 * reference_bytes(config)
         store = io.run(resources.open_store(size_bytes), OPEN_S)
         stack.callback(lambda: io.run(store.close(), CLOSE_S))
@@ -71,7 +61,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
 def _serve_rank0(
     resources: RankResources, switches: SwitchRequests, origin: Origin, after: str
 ) -> ReferenceRank0:
-    """Rank 0, told of what was published so far. after: id of the bus's last event before it was followed."""
+    """Rank 0, knowing what was published so far. after: id of the bus's last event before it was followed."""
     stage = StageRank0(resources, "reference", switches)
     rank0 = ReferenceRank0(resources, stage, origin)
     servicer = StageServicer(resources.activity, stage.scheduler, switches)
@@ -84,7 +74,7 @@ def _serve_rank0(
 
 
 async def _follow(bus: Bus, after: str, logprobs: LogprobStore, rank0: ReferenceRank0 | None) -> None:
-    """For ever: what was trained or dropped is freed, and rank 0 learns of publications."""
+    """Frees the log-probs of what was trained or dropped, and tells rank 0 of publications. Never returns."""
     async for _, event in bus.follow(after):
         fact = event.WhichOneof("fact")
         if fact == "batch_committed":

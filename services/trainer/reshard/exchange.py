@@ -5,66 +5,47 @@ and those whose tensors lie on devices, exchange buffers by all_to_all. Either w
 
     shared   own outbox, half n % 2 ← parts that go · barrier n · where they belong ← the others' outboxes
 
-Two halves suffice: a half that is written for round n was last read in round n - 2, and whoever came to the
+Two halves suffice: a half that is written for round n was last read in round n - 2, and a rank at the
 barrier of round n - 1 is done with that.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from earl.dispatch.layout.box import Box
 from earl.dispatch.plan.reshard_plan import ReshardPart
 from earl.shm import RegionHandle, SharedRegion
 from services.trainer.ranks.process_group import Group
+from services.trainer.reshard.moving_tensor import MovingTensor
 
 log = logging.getLogger(__name__)
 
 _ALIGNMENT_BYTES = 16
 
 
-class HeldBox(Protocol):
-    """A rank's box of a tensor and its values, shaped as the box."""
+class Exchange(ABC):
+    """A way for parts of tensors from rank to rank. process_group: the default one if None."""
 
-    @property
-    def box(self) -> Box: ...
+    def __init__(self, tensors: Sequence[MovingTensor], group: Group, process_group: Any) -> None:
+        self._tensors, self._group, self._process_group = tensors, group, process_group
 
-    @property
-    def values(self) -> torch.Tensor: ...
-
-
-class ExchangedTensor(Protocol):
-    """A tensor on this rank: where its parts come from and where they go."""
-
-    @property
-    def item_bytes(self) -> int: ...
-
-    @property
-    def old(self) -> HeldBox: ...
-
-    @property
-    def new(self) -> HeldBox: ...
-
-
-class Exchange(Protocol):
-    """A way for parts of tensors from rank to rank."""
-
+    @abstractmethod
     def held_bytes(self, batch: Sequence[ReshardPart]) -> int:
         """Memory of this rank that carrying these parts takes."""
-        ...
 
+    @abstractmethod
     def carry(self, batch: Sequence[ReshardPart]) -> int:
-        """Exchange these parts; returns the bytes that this rank sent. A collective."""
-        ...
+        """Exchanges these parts; returns the bytes that this rank sent. A collective."""
 
 
 def open_exchange(
-    tensors: Sequence[ExchangedTensor],
+    tensors: Sequence[MovingTensor],
     batches: Sequence[Sequence[ReshardPart]],
     group: Group,
     process_group: Any,
@@ -80,11 +61,6 @@ def open_exchange(
     return _Collective(tensors, group, process_group)
 
 
-def part_of(values: HeldBox, box: Box) -> torch.Tensor:
-    """The part of a rank's box that is `box`."""
-    return values.values[box.relative_to(values.box.start).slices()]
-
-
 class _BufferLayout:
     """Where the parts that one rank sends, or receives, lie in its buffer, peer after peer.
 
@@ -94,7 +70,7 @@ class _BufferLayout:
     def __init__(
         self,
         batch: Sequence[ReshardPart],
-        tensors: Sequence[ExchangedTensor],
+        tensors: Sequence[MovingTensor],
         group: Group,
         rank: int,
         *,
@@ -122,11 +98,8 @@ def _packed(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tens
     return buffer[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 
-class _Collective:
+class _Collective(Exchange):
     """An exchange of buffers on the tensors' device, by all_to_all."""
-
-    def __init__(self, tensors: Sequence[ExchangedTensor], group: Group, process_group: Any) -> None:
-        self._tensors, self._group, self._process_group = tensors, group, process_group
 
     def _layout(self, batch: Sequence[ReshardPart], *, sends: bool) -> _BufferLayout:
         return _BufferLayout(batch, self._tensors, self._group, self._group.rank, sends=sends)
@@ -139,31 +112,27 @@ class _Collective:
         sent = torch.empty(going.size_bytes, dtype=torch.uint8, device=self._group.device)
         received = torch.empty(coming.size_bytes, dtype=torch.uint8, device=self._group.device)
         for part, offset in going.parts:
-            values = part_of(self._tensors[part.tensor].old, part.piece.box)
+            values = self._tensors[part.tensor].old.part(part.piece.box)
             _packed(sent, offset, values).copy_(values)
         dist.all_to_all_single(received, sent, coming.splits, going.splits, group=self._process_group)
         for part, offset in coming.parts:
-            values = part_of(self._tensors[part.tensor].new, part.piece.box)
+            values = self._tensors[part.tensor].new.part(part.piece.box)
             values.copy_(_packed(received, offset, values))
         return going.size_bytes
 
 
-class _Shared:
+class _Shared(Exchange):
     """An exchange through shared memory. outboxes: every rank's, uint8[2, bytes], by rank."""
 
     def __init__(
         self,
-        tensors: Sequence[ExchangedTensor],
+        tensors: Sequence[MovingTensor],
         group: Group,
         process_group: Any,
         outboxes: Sequence[torch.Tensor],
     ) -> None:
-        self._tensors, self._group, self._process_group, self._outboxes = (
-            tensors,
-            group,
-            process_group,
-            outboxes,
-        )
+        super().__init__(tensors, group, process_group)
+        self._outboxes = outboxes
         self._round = 0
 
     def held_bytes(self, batch: Sequence[ReshardPart]) -> int:
@@ -178,20 +147,20 @@ class _Shared:
             for each in range(self._group.size)
         ]
         for part, offset in layouts[rank].parts:
-            values = part_of(self._tensors[part.tensor].old, part.piece.box)
+            values = self._tensors[part.tensor].old.part(part.piece.box)
             _packed(self._outboxes[rank][half], offset, values).copy_(values)
             sent_bytes += values.nbytes
         dist.all_reduce(torch.zeros(1), group=self._process_group)
         for source, outbox in zip(layouts, self._outboxes, strict=True):
             for part, offset in source.parts:
                 if part.piece.target == rank:
-                    values = part_of(self._tensors[part.tensor].new, part.piece.box)
+                    values = self._tensors[part.tensor].new.part(part.piece.box)
                     values.copy_(_packed(outbox[half], offset, values))
         return sent_bytes
 
 
 def _open_shared(
-    tensors: Sequence[ExchangedTensor],
+    tensors: Sequence[MovingTensor],
     batches: Sequence[Sequence[ReshardPart]],
     group: Group,
     process_group: Any,

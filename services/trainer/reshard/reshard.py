@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,65 +21,10 @@ import torch
 from earl.dispatch.layout.box import Box
 from earl.dispatch.plan.reshard_plan import Reshard, ReshardPiece, plan_reshard, rounds
 from services.trainer.ranks.process_group import Group
-from services.trainer.reshard.exchange import open_exchange, part_of
+from services.trainer.reshard.exchange import open_exchange
+from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
 
 CHUNK_BYTES = 32 << 20
-
-
-class TensorMemory:
-    """A rank's box of a tensor, whose memory is given back and taken again: every view of it follows.
-
-    local: the tensor as it is now. make: allocates it, the first time that it is taken; None if it is there.
-    values: shaped as the box; only while the memory is held.
-    """
-
-    def __init__(
-        self,
-        local: Callable[[], torch.Tensor],
-        box: Box,
-        item_bytes: int,
-        make: Callable[[], None] | None = None,
-    ) -> None:
-        self.box, self.item_bytes = box, item_bytes
-        self._local, self._make = local, make
-        self._payload_bytes = box.size * item_bytes
-        self.size_bytes = self._payload_bytes if make is not None else local().untyped_storage().nbytes()
-
-    @property
-    def values(self) -> torch.Tensor:
-        return self._local().view(self.box.shape)
-
-    def free(self) -> None:
-        self._local().untyped_storage().resize_(0)
-
-    def take(self) -> None:
-        """Take memory again. Values are arbitrary, but zeros where the box does not reach (FSDP2 pads)."""
-        if self._make is not None:
-            self._make()
-            self._make = None
-            self.size_bytes = self._local().untyped_storage().nbytes()
-        local = self._local()
-        storage = local.untyped_storage()
-        storage.resize_(self.size_bytes)
-        if self.size_bytes > self._payload_bytes:
-            torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage).zero_()
-
-
-@dataclass(frozen=True, slots=True)
-class MovingTensor:
-    """One tensor on this rank: `old` holds this rank's box of recut.before, `new` its box of recut.after."""
-
-    recut: Reshard
-    old: TensorMemory
-    new: TensorMemory
-
-    @property
-    def item_bytes(self) -> int:
-        return self.recut.item_bytes
-
-    def reversed(self) -> MovingTensor:
-        """The same tensor on its way back."""
-        return MovingTensor(self.recut.reversed(), self.new, self.old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +49,15 @@ def move(
     until: float = float("inf"),
     chunk_bytes: int = CHUNK_BYTES,
 ) -> MoveReport:
-    """Fill every tensor's new memory from the others' old; the latter is freed. A collective.
+    """Fills every tensor's new memory from the others' old; the latter is freed. A collective.
 
     wire: the process group that carries the values; the default one if None. until: by time.monotonic();
     then the tensors that were begun are ended, and no more. Raises LayoutGap; what the process group does.
     """
     started = time.perf_counter()
-    recuts = [tensor.recut for tensor in tensors]
-    pieces = plan_reshard(recuts)
-    batches = list(rounds(recuts, pieces, chunk_bytes))
+    reshards = [tensor.reshard for tensor in tensors]
+    pieces = plan_reshard(reshards)
+    batches = list(rounds(reshards, pieces, chunk_bytes))
     way = open_exchange(tensors, batches, group, process_group)
     walk = _Walk(tensors, pieces, group.rank)
     sent_bytes = 0
@@ -153,7 +98,7 @@ class _Walk:
             self.hold(tensor.new.size_bytes)
             for piece in self._pieces[number]:
                 if piece.source == piece.target == self._rank:
-                    part_of(tensor.new, piece.box).copy_(part_of(tensor.old, piece.box))
+                    tensor.new.part(piece.box).copy_(tensor.old.part(piece.box))
             if any(piece.source != piece.target for piece in self._pieces[number]):
                 self._open.append(number)
             else:

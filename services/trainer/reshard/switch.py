@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,61 +25,57 @@ import torch.distributed as dist
 from earl.errors import EarlError
 from earl.obs.memory import available_bytes, cuda_available_bytes
 from earl.parallelism import Parallelism
-from earl.reparallelize import SwitchCommand, SwitchOutcome
+from earl.reparallelize import SwitchCommand, SwitchOutcome, SwitchStage
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.runtime import return_pages
-from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, MovingTensor, move
+from services.trainer.reshard.moving_tensor import MovingTensor
+from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, move
 
 log = logging.getLogger(__name__)
 
-# Sequences of random tokens, the same for ever; short, since they are computed while all else waits.
+# Sequences of random tokens, always the same; short, since they are computed while all else waits.
 CANARIES, CANARY_TOKENS = 2, 32
 _SEED = 20250613
 # What of the memory that is free may be counted on.
 _ROOM = 0.9
 
 
-class ParallelismChange(Protocol):
+class ParallelismChange(ABC):
     """A stage's part of a switch: what its ranks are and become.
 
-    Every method is a collective but `reserve` and `arena_bytes`.
+    parallelism: of the ranks before the change. Every method is a collective but `reserve` and `arena_bytes`.
     """
 
-    @property
-    def group(self) -> Group: ...
+    def __init__(self, group: Group, parallelism: Parallelism) -> None:
+        self.group, self.parallelism = group, parallelism
 
-    @property
-    def parallelism(self) -> Parallelism:
-        """The ranks' parallelism before the change."""
-        ...
-
+    @abstractmethod
     def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
-        """Make what the ranks become, without memory for it; returns what moves."""
-        ...
+        """Makes what the ranks become, without memory for it; returns what moves."""
 
     def arena_bytes(self) -> int:
         """What `reserve` takes of the host's memory."""
-        ...
+        return 0
 
     def reserve(self) -> None:
-        """Take memory for what the stage publishes. Raises EarlError."""
-        ...
+        """Takes memory for what the stage publishes, if it publishes anything. Raises EarlError."""
+        return
 
+    @abstractmethod
     def canaries(self, *, new: bool) -> np.ndarray:
         """Log-probs of `canary_tokens`, float32, the same on every rank. new: after the move, else before."""
-        ...
 
     def reshard(self) -> None:
-        """Free what computing in the new parallelism left."""
-        ...
+        """Frees what computing in the new parallelism left, if it left anything."""
+        return
 
+    @abstractmethod
     def keep(self) -> None:
-        """The change stays: close what the ranks were."""
-        ...
+        """Completes the change: closes what the ranks were before it."""
 
+    @abstractmethod
     def drop(self) -> None:
-        """The change is undone: close what the ranks would have become."""
-        ...
+        """Undoes the change: closes what the ranks would have become."""
 
 
 def canary_tokens(vocabulary: int) -> np.ndarray:
@@ -88,7 +85,7 @@ def canary_tokens(vocabulary: int) -> np.ndarray:
 
 
 def switch(command: SwitchCommand, change: ParallelismChange) -> SwitchOutcome:
-    """Carry a command out; `change` is kept or dropped. A collective.
+    """Carries a command out; `change` is kept or dropped. A collective.
 
     Raises what a process group does when a rank is lost.
     """
@@ -96,7 +93,7 @@ def switch(command: SwitchCommand, change: ParallelismChange) -> SwitchOutcome:
 
 
 def log_outcome(command: SwitchCommand, outcome: SwitchOutcome) -> None:
-    """Log how a switch ended."""
+    """Logs how a switch ended."""
     if outcome.rolled_back:
         log.warning("epoch %d, %s, was rolled back: %s", command.epoch, command.parallelism, outcome.message)
     else:
@@ -115,7 +112,7 @@ class _Switch:
         began_s = time.monotonic()
         until = self._command.asked_s + self._command.deadlines.prepare_s
         if not self._group.agree(time.monotonic() < until):
-            return self._outcome(began_s, f"no step boundary came {self._within('prepare_s')}")
+            return self._outcome(began_s, f"no step boundary came {self._within(SwitchStage.PREPARE)}")
         tensors = self._change.prepare(self._command.parallelism)
         reason, before = self._prepare(tensors, until)
         if not reason:
@@ -142,7 +139,7 @@ class _Switch:
             return reason, np.zeros(0, np.float32)
         before = self._change.canaries(new=False)
         in_time = self._group.agree(time.monotonic() < until)
-        return "" if in_time else f"it was not prepared {self._within('prepare_s')}", before
+        return "" if in_time else f"it was not prepared {self._within(SwitchStage.PREPARE)}", before
 
     def _lacking(self, tensors: Sequence[MovingTensor]) -> str:
         """What there is not enough memory for; "" if there is. A collective: ranks share their host's."""
@@ -168,7 +165,7 @@ class _Switch:
             moved = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
             self._moves.append(moved)
             if moved.tensors < len(tensors):
-                reason = f"{moved.tensors} of {len(tensors)} tensors moved {self._within('switch_s')}"
+                reason = f"{moved.tensors} of {len(tensors)} tensors moved {self._within(SwitchStage.SWITCH)}"
             else:
                 reason = self._verify(before)
             if reason:
@@ -192,12 +189,12 @@ class _Switch:
         if self._difference > tolerance:
             return f"log-probs of canaries differ by {self._difference:.3g}, more than {tolerance:g}"
         in_time = self._group.agree(time.monotonic() - began_s < self._command.deadlines.verify_s)
-        return "" if in_time else f"it was not verified {self._within('verify_s')}"
+        return "" if in_time else f"it was not verified {self._within(SwitchStage.VERIFY)}"
 
     # --- what came of it --------------------------------------------------------------------
 
-    def _within(self, stage: str) -> str:
-        return f"within {getattr(self._command.deadlines, stage):g} s"
+    def _within(self, stage: SwitchStage) -> str:
+        return f"within {stage.deadline_s(self._command.deadlines):g} s"
 
     def _outcome(self, began_s: float, reason: str) -> SwitchOutcome:
         """How it ended, with figures of all ranks. A collective."""

@@ -10,34 +10,32 @@ import torch
 
 from earl.parallelism import Parallelism
 from services.trainer.model.sharded_policy import Shard, ShardedPolicy
+from services.trainer.publish.weight_slots import SlotLayout, WeightSlots
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.reshard.reshard import MovingTensor, TensorMemory, moving_tensors
-from services.trainer.reshard.switch import canary_tokens
-from services.trainer.reshard.weight_slots import SlotLayout, WeightSlots
+from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
+from services.trainer.reshard.reshard import moving_tensors
+from services.trainer.reshard.switch import ParallelismChange, canary_tokens
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import ReplicaSequence
 from services.trainer.step.step import Stepper
 
 
-class TrainerChange:
+class TrainerChange(ParallelismChange):
     """The change of one rank's stepper. stepper: the one to train with, the old or the new."""
 
     def __init__(self, stepper: Stepper, slots: WeightSlots) -> None:
+        super().__init__(stepper.group, stepper.mesh.parallelism)
         self.stepper = stepper
         self._slots = slots
         self._new: Stepper | None = None
         self._reserved: SlotLayout | None = None
-        self.group = stepper.group
-        self.parallelism = stepper.mesh.parallelism
 
     def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
         old = self.stepper
-        policy = ShardedPolicy.of(
-            old.policy.spec, RankMesh(self.group, parallelism, old.policy.spec), old.config, allocated=False
-        )
-        policy.adapter = old.policy.adapter
-        self._new = Stepper(policy, old.config)
-        self._new.optimizer.updates = old.optimizer.updates
+        spec, adapter = old.policy.spec, old.policy.adapter
+        mesh = RankMesh(self.group, parallelism, spec)
+        policy = ShardedPolicy.of(spec, mesh, old.config, allocated=False, adapter=adapter)
+        self._new = Stepper(policy, old.config, updates=old.optimizer.updates)
         old.policy.clear_gradients()
         return moving_tensors(_moves(old, self._new), self.group)
 

@@ -14,15 +14,15 @@ from services.trainer.ranks.process_group import Group
 class RankCommand(Enum):
     """A command; its value is the first byte of the broadcast, and what goes with it follows."""
 
-    # Of both stages: nothing came in time; another parallelism (a SwitchCommand); end this process.
+    # Both stages: nothing came in time; another parallelism (a SwitchCommand); end this process.
     IDLE = b"I"
     SWITCH = b"W"
     LEAVE = b"L"
-    # Of the trainer: train a batch (a BatchPlan); write a checkpoint; end, for the run is done.
+    # The trainer: train a batch (a BatchPlan); write a checkpoint; end, for the run is done.
     TRAIN = b"T"
     SAVE = b"S"
     FINISH = b"F"
-    # Of the reference stage: log-probs of a lease; read the weights (their keys); forget the weights.
+    # The reference stage: log-probs of a lease; read the weights (their keys); forget the weights.
     COMPUTE = b"C"
     READ = b"R"
     VOID = b"V"
@@ -40,7 +40,7 @@ Handlers = Mapping[RankCommand, Callable[[bytes], None]]
 
 
 def run_commands(group: Group, next_command: Callable[[], bytes], handlers: Handlers) -> None:
-    """Carry out rank 0's commands until one ends this process. A collective.
+    """Carries out rank 0's commands until one ends this process. A collective.
 
     next_command: called on every rank, in step; what it returns on rank 0 counts, an encoded command. Raises
     the first failure of next_command or of a handler.

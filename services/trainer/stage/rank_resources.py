@@ -28,49 +28,51 @@ OPEN_S = 30.0
 CLOSE_S = 10.0
 
 
-class RankResources:
-    """A rank's thread for I/O, its group, and once `connect` was called its bus, registry and dispatcher.
+class RankProcess:
+    """What a rank has before it reaches the rest of the run: its thread for I/O and its group.
 
-    name: of the stage, unique in the run. requests: set by signals and by rank 0's server. stack: closes all.
+    scheduler_address, redis_url: from the environment. activity: counts from here on.
     """
 
-    bus: Bus
-    registry: Registry
-    dispatcher: Dispatcher
-
-    def __init__(
-        self,
-        stack: ExitStack,
-        config: RunConfig,
-        run_dir: Path,
-        name: str,
-        device: str,
-        requests: StageRequests,
-    ) -> None:
-        """Start the thread and join the ranks' group. device: "auto", "cpu" or "cuda".
+    def __init__(self, stack: ExitStack, device: str) -> None:
+        """Starts the thread, which `stack` closes, and joins the group. device: "auto", "cpu" or "cuda".
 
         Raises ConfigError where the environment does not say how bus and scheduler are reached.
         """
-        self.stack, self.config, self.run_dir, self.name = stack, config, run_dir, name
-        self.requests = requests
-        self._redis_url, self.scheduler_address = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
+        self.redis_url, self.scheduler_address = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
         self.activity = Activity()
         self.io = IoThread()
         stack.callback(self.io.close)
         self.group = Group(device)
 
-    def connect(self) -> None:
-        """Open bus and data plane. Raises BusUnavailable and what Dispatcher.create does."""
-        config, io = self.config, self.io
-        stream_events = config.bus.stream_events
-        self.bus = io.run(
-            Bus.connect(self._redis_url, config.name, source=self.name, stream_events=stream_events),
-            OPEN_S,
-        )
-        self.stack.callback(lambda: io.run(self.bus.close(), CLOSE_S))
+
+class RankResources:
+    """A rank's process, connected: its thread for I/O, group, bus, registry and dispatcher.
+
+    name: of the stage, unique in the run. requests: set by signals and by rank 0's server. stack: closes all.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        process: RankProcess,
+        config: RunConfig,
+        run_dir: Path,
+        name: str,
+        requests: StageRequests,
+    ) -> None:
+        """Opens bus and data plane. Raises BusUnavailable and what Dispatcher.create does."""
+        self.stack, self.config, self.run_dir, self.name = stack, config, run_dir, name
+        self.requests = requests
+        self.scheduler_address, self.activity = process.scheduler_address, process.activity
+        self.io, self.group = process.io, process.group
+        io, stream_events = self.io, config.bus.stream_events
+        connecting = Bus.connect(process.redis_url, config.name, source=name, stream_events=stream_events)
+        self.bus = io.run(connecting, OPEN_S)
+        stack.callback(lambda: io.run(self.bus.close(), CLOSE_S))
         self.registry = Registry(self.bus.redis, self.bus.prefix, config.data_plane.descriptor_lease_s)
         self.dispatcher = io.run(Dispatcher.create(self.registry, config.data_plane), OPEN_S)
-        self.stack.callback(lambda: io.run(self.dispatcher.close(), CLOSE_S))
+        stack.callback(lambda: io.run(self.dispatcher.close(), CLOSE_S))
 
     async def open_store(self, size_bytes: int) -> TensorStore:
         """A store with a new arena of this rank; the caller closes it."""

@@ -19,16 +19,18 @@ from earl.reparallelize import SwitchCommand, SwitchOutcome
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
+from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
-from earl.scheduler_client import RETRY_S, HeartbeatReply, Membership, SchedulerClient
-from services.trainer.api.metrics import serve_figures
-from services.trainer.api.servicer import StageServicer, serve
+from earl.scheduler_client import RETRY_S, HeartbeatReply, JoinReply, SchedulerClient
+from services.trainer.api.metrics import figures
+from services.trainer.api.servicer import StageServicer, add_to
 from services.trainer.ranks.activity import SWITCHING, Activity
-from services.trainer.ranks.switch_requests import SwitchRequests, command_from_rank0, command_to_ranks
+from services.trainer.ranks.codec import command_from_rank0, command_to_ranks
+from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reshard.switch import ParallelismChange, log_outcome, switch
 from services.trainer.stage.commands import RankCommand
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
@@ -52,7 +54,7 @@ class StageRank0:
     """
 
     def __init__(self, resources: RankResources, stage: StageName, switches: SwitchRequests) -> None:
-        """Connect to the scheduler; `serve` joins. Raises ConfigError."""
+        """Connects to the scheduler; `serve` joins. Raises ConfigError."""
         self._resources, self._io = resources, resources.io
         self._stage: StageName = stage
         self._switches = switches
@@ -76,23 +78,22 @@ class StageRank0:
             parallelism=parallelism,
         )
 
-    def serve(self, servicer: StageServicer, bind: str) -> Membership:
-        """Serve at `bind`, join the run and begin heartbeats. Raises PortInUse, ServiceUnavailable."""
-        resources, tls = self._resources, self._access.tls
+    def serve(self, servicer: StageServicer, bind: str) -> JoinReply:
+        """Serves at `bind`, joins the run and begins heartbeats. Raises PortInUse, ServiceUnavailable."""
+        resources = self._resources
         server = self._io.run(self._start(servicer, bind), OPEN_S)
         resources.stack.callback(lambda: self._io.run(server.stop(), CLOSE_S))
         joining = self.scheduler.join(advertised(self._address))
         membership = self._io.run(joining, RETRY_S + SLACK_S)
         self._period_s = min(self._period_s, membership.lease_s / 3)
-        self._metrics_address = serve_figures(
+        metrics = MetricsEndpoint(
             resources.config.obs.metrics,
-            self._stage,
-            self._io,
-            server,
-            resources.activity,
-            tls,
-            resources.stack,
+            [server.calls.samples, lambda: figures(resources.activity, self._stage)],
+            tokens=accepted(),
+            tls=self._access.tls,
         )
+        self._metrics_address = self._io.run(metrics.start(), CLOSE_S)
+        resources.stack.callback(lambda: self._io.run(metrics.close(), CLOSE_S))
         resources.stack.callback(lambda: self._switches.close(f"{resources.name} left"))
         self._io.spawn(self._heartbeats())
         return membership
@@ -107,18 +108,18 @@ class StageRank0:
             request_bytes=COMMAND_BYTES,
             audit=Audit(self._resources.run_dir / AUDIT_FILE, self._resources.name),
         )
-        serve(server, servicer)
+        add_to(server, servicer)
         self._address = await server.start()
         return server
 
     def announce(self) -> None:
-        """Tell whoever started this process that the stage is ready, and where it serves."""
+        """Reports to this process's parent that the stage is ready, and where it serves."""
         announce(self._resources.name, self._address, self._metrics_address)
 
     # --- heartbeats -----------------------------------------------------------------------------
 
     async def _heartbeats(self) -> None:
-        """For ever; raises when the scheduler stays away or refuses this stage."""
+        """Sends heartbeats. Never returns; raises when the scheduler stays away or refuses this stage."""
         while True:
             if (await self._heartbeat()).stop:
                 self._resources.requests.run_ended.set()
@@ -135,7 +136,7 @@ class StageRank0:
         )
 
     def last_heartbeat(self) -> None:
-        """Report what was done since the heartbeat before; a scheduler that is gone is not waited for."""
+        """Reports what was done since the heartbeat before; a scheduler that is gone is not waited for."""
         try:
             self._io.run(self._heartbeat(), FAREWELL_S)
         except EarlError as error:
@@ -174,7 +175,7 @@ class StageRank0:
         return b"" if command is None else RankCommand.SWITCH.encode(command_to_ranks(command))
 
     def end_switch(self, command: SwitchCommand, outcome: SwitchOutcome) -> None:
-        """Answer whoever asked; from now on work is asked for in the parallelism that the ranks have now."""
+        """Answers the caller of a switch. From now on work is requested for the ranks' parallelism."""
         log_outcome(command, outcome)
         if not outcome.rolled_back:
             if self._pending is not None:

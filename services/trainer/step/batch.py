@@ -38,7 +38,7 @@ class Columns:
         self.offsets = np.zeros(1, np.int64)
 
     def take(self, items: Sequence[ReplicaSequence]) -> None:
-        """Make room for these sequences; then fill `sampled` and each `of`.
+        """Makes room for these sequences; then fill `sampled` and each `of`.
 
         A sequence whose reference log-probs are not wanted has zeros for them.
         """
@@ -100,7 +100,7 @@ class Columns:
         return int(np.argmax(self.loss_mask[self.offsets[index] : self.offsets[index + 1]]))
 
     def validate(self, vocabulary: int) -> None:
-        """Raise TrainerError naming the first trajectory whose columns cannot be trained on."""
+        """Raises TrainerError naming the first trajectory whose columns cannot be trained on."""
         total = int(self.offsets[-1])
         if not total:
             return
@@ -119,6 +119,9 @@ class Columns:
             f"log-prob {float(self.logprobs[index])}",
             "columns must hold known tokens, finite log-probs and a mask of 0 or 1 that starts with 0",
         )
+
+
+_PER_TARGET = ("targets", "behaviour", "advantages", "weights", "column_places")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +175,9 @@ class MicroBatch:
         return replace(
             whole,
             **rows,
+            **{name: getattr(whole, name)[mine] for name in _PER_TARGET},
             source=whole.source[mine] - start,
-            targets=whole.targets[mine],
-            behaviour=whole.behaviour[mine],
-            advantages=whole.advantages[mine],
-            weights=whole.weights[mine],
             reference=None if whole.reference is None else whole.reference[mine],
-            column_places=whole.column_places[mine],
         )
 
 
@@ -194,7 +193,7 @@ EMPTY = MicroBatch(
 )
 
 
-def cut_minibatches(plan: TrainingPlan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
+def minibatches(plan: TrainingPlan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
     """Indices into the rank's items for each of `count` mini-batches, the same for any rank count.
 
     With one mini-batch the plan's order stays; with more, sequences are dealt out after a shuffle that

@@ -32,7 +32,7 @@ class ReplicaSequence:
 class TrainingPlan:
     """One batch. `ranks[r]` are the sequences of replica r, by position; training it makes version + 1.
 
-    progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start anew.
+    progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start again.
     """
 
     batch_id: int

@@ -15,7 +15,7 @@ from services.trainer.step.plan import REFERENCE_TENSOR, ReplicaSequence
 async def read_columns(
     dispatcher: Dispatcher, columns: Columns, items: Sequence[ReplicaSequence], deadline_s: float
 ) -> None:
-    """Fill the columns with these sequences, together. Raises as Dispatcher.read."""
+    """Fills the columns with these sequences, together. Raises as Dispatcher.read."""
     columns.take(items)
     if not items:
         return

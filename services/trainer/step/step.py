@@ -24,7 +24,7 @@ from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
-from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, cut_minibatches
+from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, minibatches
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.prefix_packing import Bin, bins
 
@@ -50,18 +50,19 @@ class Stepper:
     """Holds what a step changes: parameters, moments, and the count of updates.
 
     temperature: the sampler's, by which logits are divided for the policy gradient.
+    updates: the count to continue from, with moments that the caller fills in.
     """
 
-    def __init__(self, policy: ShardedPolicy, config: RunConfig) -> None:
+    def __init__(self, policy: ShardedPolicy, config: RunConfig, *, updates: int = 0) -> None:
         self.policy = policy
         self.mesh = policy.mesh
         self.group = policy.mesh.group
         self.config = config
         trainer = config.trainer
-        self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
+        self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
 
     def train(self, plan: TrainingPlan, columns: Columns) -> dict[str, float]:
-        """Train one batch; returns its metrics, equal on every rank. Raises TrainerError."""
+        """Trains one batch; returns its metrics, equal on every rank. Raises TrainerError."""
         if plan.first_of_phase:
             self.optimizer.reset()
         imitates = plan.objective == "imitate"
@@ -120,7 +121,7 @@ class Stepper:
         packed: list[list[Bin]] = []
         sums = np.zeros((passes * count, 2), np.int64)
         for p in range(passes):
-            for chosen in cut_minibatches(plan, self.mesh.replica, count, p, self.config.seed):
+            for chosen in minibatches(plan, self.mesh.replica, count, p, self.config.seed):
                 # Sequences without a trained token would cost a forward pass and count nothing.
                 useful = [i for i in chosen if trained[i]]
                 if self.mesh.counts:
@@ -229,7 +230,7 @@ class Tally:
         self._largest: list[torch.Tensor] = []
 
     def add(self, stats: np.ndarray, norm: float, largest: torch.Tensor) -> None:
-        """Count one optimizer step. stats: sums over all ranks. largest: this rank's mismatch_max."""
+        """Counts one optimizer step. stats: sums over all ranks. largest: this rank's mismatch_max."""
         self._stats.append(stats)
         self._norms.append(norm)
         self._largest.append(largest)

@@ -113,7 +113,7 @@ class NixlAgent:
         return self._agent.getLocalMD()
 
     def register(self, memory: np.ndarray) -> Any:
-        """Make uint8 `memory` known to the wire: what `deregister` takes. Raises TransportUnavailable."""
+        """Makes uint8 `memory` known to the wire: what `deregister` takes. Raises TransportUnavailable."""
         described = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(memory.ctypes.data, memory.nbytes, 0, "")])
         try:
             self._agent.registerMem(described, [self._backend])
@@ -124,7 +124,7 @@ class NixlAgent:
         return described
 
     def deregister(self, described: Any) -> None:
-        """Forget memory that `register` made known. Raises TransportUnavailable when it is not known."""
+        """Forgets memory that `register` made known. Raises TransportUnavailable when it is not known."""
         try:
             self._agent.deregisterMem(described, [self._backend])
         except self._errors as error:
@@ -141,12 +141,12 @@ class NixlAgent:
             raise _lost("a serving process", error) from error
 
     def remove_peer(self, name: str) -> None:
-        """Forget a peer none of whose transfers is in flight: their outcome could not be asked any more."""
+        """Forgets a peer none of whose transfers is in flight: their outcome could not be read any more."""
         with contextlib.suppress(*self._errors):  # never added
             self._agent.invalidateRemoteMD(name)
 
     def post(self, peer: str, local: np.ndarray, remote: np.ndarray, length: np.ndarray) -> int:
-        """Start reading; uint64[N] addresses here and there and bytes. Returns a handle. Raises PeerLost."""
+        """Starts reading; uint64[N] addresses here and there and bytes. Returns a handle. Raises PeerLost."""
         sides = []
         for address in (local, remote):
             table = np.zeros((len(length), 3), np.uint64)
@@ -170,12 +170,12 @@ class NixlAgent:
             raise _lost(peer, error) from error
 
     def release(self, handle: int) -> None:
-        """Free a transfer that has ended: of one that has not, the memory would still be written."""
+        """Frees a transfer that has ended: of one that has not, the memory would still be written."""
         with contextlib.suppress(*self._errors):  # kept by NIXL until it can let go
             self._agent.releaseXferReq(handle)
 
     def progress(self) -> None:
-        """Handle what arrived while nothing was asked; a peer that is lost is told by its next transfer."""
+        """Handles what arrived between transfers; the next transfer from a lost peer reports the loss."""
         with contextlib.suppress(*self._errors):
             self._agent.getNotifs({}, [self._backend])
 

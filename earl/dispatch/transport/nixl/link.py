@@ -17,7 +17,7 @@ from earl.errors import PeerLost, TransportUnavailable
 
 
 class NixlOffer(msgspec.Struct, frozen=True):
-    """What a serving process tells an authenticated reader, in the handshake's Welcome.
+    """What a serving process sends an authenticated reader in the handshake's Welcome.
 
     wire: what its agent uses. agent, metadata: its name, and NIXL's description of it and its memory.
     base: where the arena's file is mapped there; header: the file's first bytes.
@@ -96,13 +96,13 @@ class NixlLink:
         return PeerLost(f"{self.peer} ended the connection", "its owner died, restarted or closed its arena")
 
     def lose(self) -> None:
-        """End it now, and with it the wait for its transfers."""
+        """Ends it now, and with it the wait for its transfers."""
         if self.alive:
             self.ended.set_result(None)
             self._socket.lose()
             self._node.remove_peer(self.agent)
 
     async def close(self) -> None:
-        """End it and wait for its socket's watcher."""
+        """Ends it and waits for its socket's watcher."""
         self.lose()
         await self._socket.close()

@@ -1,10 +1,10 @@
-"""The reader's NIXL agent on a thread of its own: the loop that asked never waits for a wire.
+"""The reader's NIXL agent on a thread of its own: the calling loop never waits for a wire.
 
 ```
-submit, read ─► orders ─► [thread: obey ─► post ─► ask every transfer ─► sleep ever longer] ─► futures
+submit, read ─► orders ─► [thread: run ─► post ─► poll every transfer ─► sleep ever longer] ─► futures
 ```
 Promises: with nothing in flight the thread sleeps on its orders; an order's or a transfer's error goes to
-whoever gave it, and the thread continues; the memory of a transfer is held until NIXL is done with it, even
+its caller, and the thread continues; the memory of a transfer is held until NIXL is done with it, even
 if nobody waits any more: NIXL cannot take a transfer back (a released one still writes).
 """
 
@@ -32,7 +32,7 @@ _PART = 1 / 64
 _SHORTEST_S, _LONGEST_S = 20e-6, 0.01
 _DRAIN_PAUSE_S = 1e-4
 # How often the thread handles what arrived while nothing is in flight.
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # How long an agent that closes waits for transfers in flight: UCX over TCP aborts the process that is sending
 # when its reader's end goes away between two pieces of one answer. A frozen peer is left after that.
 _DRAIN_S = 2.0
@@ -57,26 +57,26 @@ class NixlNode:
     """Made and used on one loop; `close` ends the thread and the agent."""
 
     def __init__(self, name: str, wire: Wire, *, loopback: bool) -> None:
-        """Raises TransportUnavailable."""
+        """Starts the agent. Raises TransportUnavailable."""
         self._loop = asyncio.get_running_loop()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._active: list[NixlTransfer] = []
         self._leaving: set[str] = set()
-        # Memory of transfers whose end nobody could learn: kept as long as the agent.
+        # Memory of transfers whose end cannot be known: kept as long as the agent.
         self._given_up: list[NixlTransfer] = []
         self._agent = NixlAgent(name, wire, loopback=loopback, progress=False)
         self._thread = threading.Thread(target=self._run, name="earl-nixl", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[NixlAgent], T]) -> asyncio.Future[T]:
-        """Do something with the agent on its thread; the future has what it returns or raises."""
+        """Does something with the agent on its thread; the future has what it returns or raises."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def order() -> None:
             try:
                 result = work(self._agent)
-            except Exception as error:  # noqa: BLE001  (told to who asked)
+            except Exception as error:  # noqa: BLE001  (passed to the caller)
                 self._tell(_resolve, future, None, error)
             else:
                 self._tell(_resolve, future, result, None)
@@ -87,7 +87,7 @@ class NixlNode:
         return future
 
     def add_peer(self, metadata: bytes, name: str) -> asyncio.Future[str]:
-        """Make an agent readable, anew if it was known: its old transfers are given up."""
+        """Makes an agent readable, again if it was known: its old transfers are given up."""
 
         def add(agent: NixlAgent) -> str:
             if name in self._leaving:
@@ -102,7 +102,7 @@ class NixlNode:
         return self.submit(add)
 
     def remove_peer(self, name: str) -> None:
-        """Forget a peer as soon as none of its transfers is in flight."""
+        """Forgets a peer as soon as none of its transfers is in flight."""
 
         def remove() -> None:
             self._leaving.add(name)
@@ -111,7 +111,7 @@ class NixlNode:
         self._order(remove)
 
     def read(self, peer: str, memory: np.ndarray, remote: np.ndarray, length: np.ndarray) -> NixlTransfer:
-        """Read spans end to end into registered uint8 `memory`. remote, length: uint64[N], bytes.
+        """Reads spans end to end into registered uint8 `memory`. remote, length: uint64[N], bytes.
 
         The transfer's future fails with PeerLost.
         """
@@ -122,7 +122,7 @@ class NixlNode:
         def post() -> None:
             try:
                 transfer.handle = self._agent.post(peer, local, remote, length)
-            except Exception as error:  # noqa: BLE001  (told to who waits for the transfer)
+            except Exception as error:  # noqa: BLE001  (passed to the transfer's future)
                 self._tell(_end, transfer, error)
             else:
                 self._active.append(transfer)
@@ -133,7 +133,7 @@ class NixlNode:
         return transfer
 
     async def close(self) -> None:
-        """End every transfer, then the agent; afterwards NIXL writes no memory at all."""
+        """Ends every transfer, then the agent; afterwards NIXL writes no memory at all."""
         self._closed = True
         self._orders.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -146,7 +146,7 @@ class NixlNode:
         moved = time.monotonic()
         while True:
             pause = min(max(_SHORTEST_S, _PART * (time.monotonic() - moved)), _LONGEST_S)
-            pause = pause if self._active else _LOOK_S
+            pause = pause if self._active else _POLL_S
             with contextlib.suppress(queue.Empty):
                 while True:
                     order = self._orders.get(timeout=pause)
@@ -161,7 +161,7 @@ class NixlNode:
                 moved = time.monotonic()
 
     def _reap(self) -> bool:
-        """Finish the transfers that have ended; returns whether there were any."""
+        """Finishes the transfers that have ended; returns whether there were any."""
         before, still = self._active, []
         for transfer in before:
             error = None

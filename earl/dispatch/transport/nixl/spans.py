@@ -3,7 +3,7 @@
     plain     runs of a piece ─► each a span; runs with small gaps ─► one span, gaps and all
     checked   pieces ─► the checksum blocks they touch, each once ─► spans of whole blocks
 
-A one-sided read has nobody at the other end who could digest what it sends, so a reader that verifies
+No process at the other end of a one-sided read could digest what it sends, so a reader that verifies
 fetches whole blocks, digests them itself and copies its pieces out: end to end, at the price of reading
 what lies around a slice in its blocks of 1 MiB.
 """

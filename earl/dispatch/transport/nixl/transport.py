@@ -10,7 +10,7 @@ taken back, so NIXL never writes a target: what a cancelled read still gets land
 uses before the transfer's end. Long-lived targets could be registered and written directly; the copy out
 of a warm buffer costs less than registering fresh ones, and most targets are strided.
 
-UCX answers whoever reaches its port: keep it on loopback or on a trusted network. The handshake guards
+UCX answers everyone who reaches its port: keep it on loopback or on a trusted network. The handshake guards
 where memory lies, not the port.
 """
 
@@ -90,7 +90,7 @@ class Nixl(Transport):
         self._threads.shutdown(wait=False)
 
     async def _refuse_changed(self, link: NixlLink, pieces: Pieces) -> None:
-        """Raises RegionGone unless every region is published where and as the pieces say."""
+        """Raises RegionGone unless every region is published where and as in the pieces."""
         regions = pieces.regions
         used = np.unique(pieces.region)
         used = used[np.argsort(regions.slot[used], kind="stable")]
@@ -184,7 +184,7 @@ class _Buffers:
         return buffer
 
     def give(self, buffer: np.ndarray) -> None:
-        """Return what `take` gave, once nothing touches it any more."""
+        """Returns what `take` gave, once nothing touches it any more."""
         if len(self._idle) < self._kept:
             self._idle.append(buffer)
             return
@@ -202,7 +202,7 @@ class _Buffers:
 
 
 def deliver(fetch: Fetch, buffer: np.ndarray, pieces: Pieces, peer: str) -> None:
-    """Check a fetched buffer's checksum blocks, then copy its pieces. Raises ChecksumMismatch."""
+    """Checks a fetched buffer's checksum blocks, then copies its pieces. Raises ChecksumMismatch."""
     start = 0
     for (region, block), stop in zip(fetch.block.tolist(), fetch.stop.tolist(), strict=True):
         digest = xxhash.xxh3_64_intdigest(buffer[start:stop].data)

@@ -36,7 +36,7 @@ class UcxConnection:
 
     @classmethod
     async def open(cls, node: UcxNode, address: str, peer: str, number: int, secret: bytes) -> UcxConnection:
-        """Connect and prove that both sides hold the run's secret.
+        """Connects and proves that both sides hold the run's secret.
 
         Raises PeerLost, OSError or EOFError when nobody answers, TransportUnavailable for another run's.
         """
@@ -73,11 +73,11 @@ class UcxConnection:
         ]
 
     def lose(self) -> None:
-        """End it now; requests in flight fail with PeerLost."""
+        """Ends it now; requests in flight fail with PeerLost."""
         self._endpoint.abort()
         self._socket.lose()
 
     async def close(self) -> None:
-        """End it and wait for its socket's watcher."""
+        """Ends it and waits for its socket's watcher."""
         self.lose()
         await self._socket.close()

@@ -5,7 +5,7 @@ submit ─► drive: progress until nothing moves ─► finish what completed �
               ▲                                                            │
               └──────────── readable, or armed too late ◄──────────────────┘
 ```
-Promises: a buffer is kept until UCX is done with it, even if whoever waited was cancelled; error
+Promises: a buffer is kept until UCX is done with it, even if the waiting task was cancelled; error
 handling is on for every endpoint, so a peer's death fails its requests and nothing else; `abort`
 ends an endpoint's requests at once, whether or not the peer still answers.
 """
@@ -68,7 +68,7 @@ class Endpoint:
         return self._submit("tag_recv", into, tag)
 
     def abort(self) -> None:
-        """End every request of this endpoint now; their futures fail with PeerLost."""
+        """Ends every request of this endpoint now; their futures fail with PeerLost."""
         if self.alive:
             self.alive = False
             for request in list(self._receives):
@@ -155,13 +155,13 @@ class UcxNode:
         return future
 
     def kick(self) -> None:
-        """Drive soon: whatever was submitted may have disarmed the descriptor."""
+        """Makes the node drive UCX soon: a submission may have disarmed the event descriptor."""
         if not self._kicked and not self._closed:
             self._kicked = True
             self._loop.call_soon(self._kick)
 
     def close(self) -> None:
-        """Stop driving. Endpoints must have been aborted; what is still pending fails with PeerLost."""
+        """Stops driving. Endpoints must have been aborted; what is still pending fails with PeerLost."""
         if self._closed:
             return
         self._drive()

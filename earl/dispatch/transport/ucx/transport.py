@@ -42,7 +42,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """The pieces of one request, to be asked for of any version's regions.
+    """The pieces of one request, which may be sent for any version's regions.
 
     short: bool[P], which pieces arrive through a pooled buffer. payload: where the answer goes; None if some
     pieces are short. regions: int64[N], the read's regions that the request names; table: its encoded
@@ -88,7 +88,7 @@ class UcxTcp(Transport):
         self._node = UcxNode("lo" if config.loopback else "all")
         self._connections = Connections(self._open, trusted=config.trusted_network)
         self._buffers = Buffers(wire.CHUNK_BYTES)
-        # What is asked for of pieces that are read again, as long as whoever reads them keeps them.
+        # Chunks of pieces that are read again, kept as long as their reader keeps the pieces.
         self._known: WeakKeyDictionary[Repeat, tuple[int, list[_Chunk]]] = WeakKeyDictionary()
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:

@@ -7,7 +7,7 @@ progresses on its loop's thread alone, without progress thread or delayed submis
 ordered with ucxx's own.
 
 How UCP's structures lie is written down here, after ucp.h of UCX 1.21, and trusted for that version alone:
-with another one `refusal` says so, and what is in pieces is gathered before it is sent.
+with another one `refusal` gives the reason, and what is in pieces is gathered before it is sent.
 """
 
 from __future__ import annotations
@@ -28,25 +28,13 @@ os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
 try:
     import ucxx  # noqa: F401  (loads libucxx and libucp)
     from ucxx._lib import libucxx as api  # private; ucxx is pinned exactly
-    from ucxx._lib.arr import Array
+    from ucxx._lib.arr import Array as Array
 except ImportError as error:
     raise TransportUnavailable(
-        f"UCX cannot be loaded: {error}", "install earl[stack], or set data_plane.transport to shm"
+        f"UCX cannot be loaded: {error}", "install earl[ucx], or set data_plane.transport to shm"
     ) from error
 
-__all__ = [
-    "KNOWN",
-    "Array",
-    "RequestParam",
-    "RunsRequest",
-    "api",
-    "receive",
-    "refusal",
-    "send",
-    "through_buffer",
-]
-
-# major, minor: what a 1.21 release's header says holds for all of them.
+# major, minor: the header of one 1.21 release holds for all of them.
 KNOWN = (1, 21)
 _FIELD_DATATYPE = 1 << 3
 _DATATYPE_IOV = 2
@@ -97,7 +85,7 @@ class _Functions:
             self.name_of = _typed(ucs.ucs_status_string, ctypes.c_char_p, _STATUS)
         except (OSError, AttributeError) as error:
             raise TransportUnavailable(
-                f"what ucxx loaded as libucp cannot be called: {error}", "install earl[stack]"
+                f"what ucxx loaded as libucp cannot be called: {error}", "install earl[ucx]"
             ) from error
 
 
@@ -161,7 +149,7 @@ class RunsRequest:
             raise api.UCXError(_functions().name_of(self._status).decode())
 
     def cancel(self) -> None:
-        """End a receive that nothing has arrived for; what has begun ends with its endpoint."""
+        """Ends a receive that nothing has arrived for; what has begun ends with its endpoint."""
         if not self.completed:
             _functions().cancel(self._worker, self._request)
 

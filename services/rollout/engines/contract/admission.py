@@ -1,11 +1,28 @@
-"""Which requests every engine refuses before they start, and with which error. Pure."""
+"""Which specs and requests every engine refuses before they start, and with which error."""
 
 from __future__ import annotations
 
 import math
 
-from earl.errors import ContextTooLong, EngineBusy, EngineError, WeightsIncomplete
+from earl.errors import ConfigError, ContextTooLong, EngineBusy, EngineError, WeightsIncomplete
+from earl.models.spec import load_spec
+from earl.models.tp import check_tp
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+
+
+def check_spec(spec: EngineSpec) -> None:
+    """Checks what can be known before a process is started.
+
+    Raises ModelNotFound, UnsupportedModel, IllegalParallelism, ConfigError.
+    """
+    model = load_spec(spec.model_dir)
+    check_tp(model, spec.tp)
+    if spec.max_context_tokens > model.max_positions:
+        raise ConfigError(
+            f"rollout.max_context_tokens {spec.max_context_tokens} exceeds the model's "
+            f"{model.max_positions} positions",
+            f"use at most {model.max_positions}",
+        )
 
 
 def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -> None:

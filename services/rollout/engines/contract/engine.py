@@ -6,7 +6,7 @@ Every engine promises, and tests/contract/test_engine.py checks:
 - a request reproduces from (ids, seed, temperature, weights), whatever it was batched with, up to
   float noise;
 - new weights take effect between two steps, wholly or not at all; sequences in flight continue;
-- a call ends: with its result, or with a typed error within 2 s of the engine's death.
+- a call ends: with its result, or with a typed error as soon as the engine died.
 
 Nothing here imports torch.
 """
@@ -97,8 +97,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     session: str = ""
 
 
-class TokenChunk(msgspec.Struct, kw_only=True):
-    """What one or more steps added to a request. Columns are equally long; all zero or more."""
+class TokenChunk(msgspec.Struct, tag=True, array_like=True):
+    """What one or more steps added to a request. Columns are equally long; all zero or more. A stop token is
+    part of `ids`."""
 
     request_id: str
     ids: list[int]
@@ -112,15 +113,9 @@ class TokenChunk(msgspec.Struct, kw_only=True):
     reused_tokens: int = 0
 
 
-class Generation(msgspec.Struct, kw_only=True):
-    """A finished request; columns as in TokenChunk. A stop token is part of `ids`."""
+class Generation(TokenChunk):
+    """A finished request: all of its tokens in one chunk."""
 
-    request_id: str
-    ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish: Finish
-    reused_tokens: int = 0
     # When its first and its last token were sampled, by the host's monotonic clock; 0: not known.
     began_ns: int = 0
     ended_ns: int = 0
@@ -146,7 +141,7 @@ class BusyPeriod(msgspec.Struct, array_like=True):
     end_ns: int
 
 
-class EngineStats(msgspec.Struct, kw_only=True):
+class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     """Gauges, and counters since the start; `busy` holds what no earlier call reported."""
 
     version: int
@@ -155,7 +150,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
     waiting: int
     # Sequences whose KV is kept for their session's next turn.
     retained: int
-    paused: bool
     # Tokens in the KV cache, as a fraction of what it holds.
     kv_used_fraction: float
     steps: int
@@ -163,8 +157,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefilled_tokens: int
     reused_tokens: int
     evicted_sessions: int
-    # CPU seconds of rank 0's process.
-    cpu_s: float
     # Seconds that steps took.
     step_s: float
     transfers: list[TransferTotals] = []
@@ -177,11 +169,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
     kv_used_tokens: int = 0
     kv_committed_tokens: int = 0
     kv_token_bytes: int = 0
-    # Of rank 0's device, or of the host that all ranks share; None where it is not known.
+    # Memory of rank 0's device, or of the host that all ranks share; None where it is not known.
     memory: DeviceMemory | None = None
 
 
-class LoadReport(msgspec.Struct, kw_only=True):
+class LoadReport(msgspec.Struct, kw_only=True, tag=True):
     """What loading a version took. read_s: for reading it; stall_s: for how long no step could run."""
 
     version: int
@@ -203,7 +195,7 @@ class KvSession(msgspec.Struct, kw_only=True, frozen=True):
     fresh: bool = True
 
 
-class KvOffer(msgspec.Struct, kw_only=True, frozen=True):
+class KvOffer(msgspec.Struct, kw_only=True, frozen=True, tag=True):
     """KV of sessions as an engine's ranks have published it.
 
     keys: of the registry, one a rank, which together describe tensor "kv" [layers, 2, kv_heads, tokens,
@@ -217,7 +209,7 @@ class KvOffer(msgspec.Struct, kw_only=True, frozen=True):
     size_bytes: int
 
 
-class KvReport(msgspec.Struct, kw_only=True, frozen=True):
+class KvReport(msgspec.Struct, kw_only=True, frozen=True, tag=True):
     """What taking an offer took; size_bytes: read by all ranks together.
 
     left_out: sessions of the offer that were not taken: they run in this engine, are longer than its context,
@@ -240,14 +232,14 @@ class Engine(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start the processes and wait until they can generate.
+        """Starts the processes and waits until they can generate.
 
         Raises ModelNotFound, IllegalParallelism, EngineError or DeadlineExceeded; nothing is left running.
         """
 
     @abstractmethod
     async def stop(self) -> None:
-        """End the processes; requests in flight fail with EngineLost. Idempotent."""
+        """Ends the processes; requests in flight fail with EngineLost. Idempotent."""
 
     @abstractmethod
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
@@ -265,24 +257,24 @@ class Engine(ABC):
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:
-        """End a request with what it has (finish "abort"); nothing if it is not in flight."""
+        """Ends a request with what it has (finish "abort"); nothing if it is not in flight."""
 
     @abstractmethod
     async def pause(self, keep: bool = True) -> None:
-        """Return when no step runs any more. keep: requests stay and continue on resume; otherwise
+        """Returns when no step runs any more. keep: requests stay and continue on resume; otherwise
         they end with finish "abort". New requests wait."""
 
     @abstractmethod
     async def resume(self) -> None:
-        """Continue after pause."""
+        """Continues after pause."""
 
     @abstractmethod
     async def begin_update(self, version: int) -> None:
-        """Open an update to `version`; one that was open and not committed is dropped."""
+        """Opens an update to `version`; one that was open and not committed is dropped."""
 
     @abstractmethod
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
-        """Read every tensor's slice of this layout into staging memory while generation continues.
+        """Reads every tensor's slice of this layout into staging memory while generation continues.
 
         keys: registry keys that together describe the version's weights. Raises VersionGone or another
         DataPlaneError, or WeightsIncomplete if the update was dropped; the old version stays in use.
@@ -290,7 +282,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def commit(self, version: int) -> LoadReport:
-        """Put the staged version to use between two steps. If that fails part way, generation is
+        """Puts the staged version to use between two steps. If that fails part way, generation is
         refused with WeightsIncomplete until a version is completely loaded."""
 
     async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
@@ -304,7 +296,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
-        """Publish the KV of sessions, those that run among them, for engines of any tp.
+        """Publishes the KV of sessions, those that run among them, for engines of any tp.
 
         known: tokens of each session that takers have already; only later tokens are offered, and none of a
         session of which more than max_context_tokens are known. Steps continue.
@@ -314,7 +306,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def take_kv(self, offer: KvOffer, deadline_s: float) -> KvReport:
-        """Read the KV of the offer's sessions, which are then retained here: a request of such a session
+        """Reads the KV of the offer's sessions, which are then retained here: a request of such a session
         computes only what it has beyond. What an earlier offer brought is continued.
 
         Raises WeightsIncomplete if another version is in use here, PeerLost or another DataPlaneError,
@@ -323,7 +315,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def withdraw_kv(self, name: str) -> None:
-        """Give back the memory of an offer, once nobody takes it any more. Idempotent."""
+        """Gives back the memory of an offer, once nobody takes it any more. Idempotent."""
 
     @abstractmethod
     async def release(self, session: str) -> None:
@@ -335,4 +327,4 @@ class Engine(ABC):
 
     @abstractmethod
     async def wait_lost(self) -> None:
-        """Return when the engine's processes have ended, stopped or dead."""
+        """Returns when the engine's processes have ended, stopped or dead."""

@@ -15,7 +15,7 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import LoadReport
 
 
-class KvShardReport(msgspec.Struct, array_like=True):
+class KvShardReport(msgspec.Struct, tag=True):
     """KV that one rank published or read."""
 
     size_bytes: int
@@ -23,14 +23,13 @@ class KvShardReport(msgspec.Struct, array_like=True):
 
 
 class ShardReport(msgspec.Struct, tag=True, array_like=True):
-    """error: why the part failed. load, kv: what it took, of weights and of KV. transfers: the rank's totals
-    by path since it started."""
+    """error: why the part failed. result: what it took, of weights or of KV. transfers: the rank's totals by
+    path since it started."""
 
     call: int
     error: wire.WireError | None
-    load: LoadReport | None
+    result: LoadReport | KvShardReport | None
     transfers: list[TransferTotals]
-    kv: KvShardReport | None = None
 
     @classmethod
     def of(
@@ -39,8 +38,6 @@ class ShardReport(msgspec.Struct, tag=True, array_like=True):
         """The report of a call whose part on this rank ended with `outcome`."""
         if isinstance(outcome, EarlError):
             return cls(call, wire.WireError.of(outcome), None, transfers)
-        if isinstance(outcome, KvShardReport):
-            return cls(call, None, None, transfers, outcome)
         return cls(call, None, outcome, transfers)
 
 
@@ -54,7 +51,7 @@ def refuse_failed(reports: Iterable[ShardReport]) -> None:
 def whole_load(reports: Sequence[ShardReport]) -> LoadReport:
     """One load over all ranks: bytes summed, the slowest rank's seconds. Raises the first rank's error."""
     refuse_failed(reports)
-    parts = [report.load for report in reports if report.load is not None]
+    parts = [report.result for report in reports if isinstance(report.result, LoadReport)]
     return LoadReport(
         version=parts[0].version,
         size_bytes=sum(part.size_bytes for part in parts),
@@ -64,4 +61,4 @@ def whole_load(reports: Sequence[ShardReport]) -> LoadReport:
 
 def whole_kv_bytes(reports: Iterable[ShardReport]) -> int:
     """Bytes of KV that all ranks published or read together."""
-    return sum(report.kv.size_bytes for report in reports if report.kv is not None)
+    return sum(report.result.size_bytes for report in reports if report.result is not None)

@@ -51,7 +51,7 @@ class WeightStager:
         self.dtypes: dict[str, str] = {}
 
     def begin(self, call: int, version: int, keys: Sequence[str], deadline_s: float) -> None:
-        """Start reading; a read in progress is dropped first."""
+        """Starts reading; a read in progress is dropped first."""
         self.drop()
         self._task = self._data.start(
             call,
@@ -61,7 +61,7 @@ class WeightStager:
         )
 
     def drop(self) -> None:
-        """Forget what is staged and stop a read in progress; its call ends with an error."""
+        """Forgets what is staged and stops a read in progress; its call ends with an error."""
         self.staged = None
         if self._task is not None:
             self._data.cancel(self._task)

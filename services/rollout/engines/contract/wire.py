@@ -18,6 +18,7 @@ from services.rollout.engines.contract.engine import (
     EngineSpec,
     EngineStats,
     GenerateRequest,
+    Generation,
     KvOffer,
     KvReport,
     LoadReport,
@@ -62,7 +63,6 @@ class Start(msgspec.Struct, tag=True, array_like=True):
 
     spec: EngineSpec
     rank: int
-    epoch: int
     store: str
     sums: int = -1
 
@@ -81,56 +81,55 @@ class Release(msgspec.Struct, tag=True, array_like=True):
     session: str
 
 
-class Pause(msgspec.Struct, tag=True, array_like=True):
+class EngineCall(msgspec.Struct, tag=True, array_like=True):
+    """A command that is answered by a CallAnswer of the same number."""
+
     call: int
+
+
+class Pause(EngineCall):
     keep: bool
 
 
-class Resume(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class Resume(EngineCall):
+    """Steps again."""
 
 
-class BeginUpdate(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class BeginUpdate(EngineCall):
     version: int
 
 
-class LoadWeights(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class LoadWeights(EngineCall):
     version: int
     keys: list[str]
     deadline_s: float
 
 
-class Commit(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class Commit(EngineCall):
     version: int
 
 
-class GetStats(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class GetStats(EngineCall):
+    """Counters and gauges."""
 
 
-class OfferKv(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class OfferKv(EngineCall):
     name: str
     known: dict[str, int]
     deadline_s: float
 
 
-class TakeKv(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class TakeKv(EngineCall):
     offer: KvOffer
     deadline_s: float
 
 
-class WithdrawKv(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class WithdrawKv(EngineCall):
     name: str
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
-    pass
+    """Last message to an engine."""
 
 
 # To engines whose caps.live_reshape is True.
@@ -160,19 +159,6 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     workers: list[int] = []
 
 
-class SampledTokens(msgspec.Struct, tag=True, array_like=True):
-    """A TokenChunk, or a whole Generation if the request does not stream."""
-
-    request_id: str
-    ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish: str
-    reused_tokens: int
-    began_ns: int = 0
-    ended_ns: int = 0
-
-
 class RequestRefused(msgspec.Struct, tag=True, array_like=True):
     """A request ended with an error."""
 
@@ -180,18 +166,26 @@ class RequestRefused(msgspec.Struct, tag=True, array_like=True):
     error: WireError
 
 
+CallResult = EngineStats | LoadReport | KvOffer | KvReport | None
+
+
 class CallAnswer(msgspec.Struct, tag=True, array_like=True):
     """The end of a call; of call 0: why the start failed."""
 
     call: int
     error: WireError | None = None
-    stats: EngineStats | None = None
-    load: LoadReport | None = None
-    offer: KvOffer | None = None
-    taken: KvReport | None = None
+    result: CallResult = None
+
+    @classmethod
+    def of(cls, call: int, outcome: CallResult | errors.EarlError) -> CallAnswer:
+        """The answer to a call that ended with `outcome`."""
+        if isinstance(outcome, errors.EarlError):
+            return cls(call, WireError.of(outcome))
+        return cls(call, result=outcome)
 
 
-Reply = Ready | SampledTokens | RequestRefused | CallAnswer
+# A Generation is a whole request, or a part of one that streams.
+Reply = Ready | Generation | RequestRefused | CallAnswer
 
 encoder = msgspec.msgpack.Encoder()
 command_decoder = msgspec.msgpack.Decoder(list[Command])
@@ -270,7 +264,7 @@ class EngineChannel:
         return body
 
     def send(self, body: bytes) -> None:
-        """Write one frame; blocks while the socket is full, for SEND_S at most."""
+        """Writes one frame; blocks while the socket is full, for SEND_S at most."""
         data = memoryview(LENGTH.pack(len(body)) + body)
         while data:
             try:

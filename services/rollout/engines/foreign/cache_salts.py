@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 SESSIONS = 1 << 16
 
 
-class CacheSalts:
+class CacheSaltTable:
     """Remembers after which commit each session began."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class CacheSalts:
         self._commits += 1
 
     def forget(self) -> None:
-        """No KV is used again: idle sessions begin anew, those in flight continue from here."""
+        """No KV is used again: idle sessions begin again, those in flight continue from here."""
         self._sessions = OrderedDict.fromkeys(self._in_flight, self._commits)
 
     @property

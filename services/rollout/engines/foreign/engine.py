@@ -12,29 +12,26 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from earl.errors import EarlError, EngineError, WeightsIncomplete
+from earl.errors import ConfigError, EarlError, EngineError
 from earl.models.spec import ModelSpec
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.admission import (
-    check_complete,
-    check_queue,
-    check_request,
-    check_unused,
-)
+from services.rollout.engines.contract.admission import check_unused
 from services.rollout.engines.contract.engine import (
     EngineCaps,
     EngineSpec,
     EngineStats,
+    Finish,
     GenerateRequest,
-    LoadReport,
+    Generation,
 )
+from services.rollout.engines.contract.local_engine import LocalEngine
 from services.rollout.engines.contract.stats import device_memory
-from services.rollout.engines.foreign.cache_salts import CacheSalts
+from services.rollout.engines.foreign.cache_salts import CacheSaltTable
 
 
 @dataclass(slots=True)
@@ -67,22 +64,17 @@ class InFlight:
             self.began_ns = self.began_ns or self.ended_ns
 
 
-class ForeignEngine(ABC):
-    """What EngineLoop drives; single-threaded, and nothing but `step` and `commit` takes long."""
+class ForeignEngine(LocalEngine):
+    """What EngineLoop drives; single-threaded, and nothing but `commit` and a step takes long."""
 
     def __init__(self, spec: EngineSpec, model: ModelSpec, device: str) -> None:
-        self.spec = spec
+        super().__init__(spec, model.vocab)
         self._model = model
         self._device = device
         # Process ids beside this one.
         self.workers: list[int] = []
-        # Replies gather here until the loop sends them.
-        self.outbox: list[wire.Reply] = []
-        self.version = spec.initial_version
-        self._complete = spec.load_initial
-        self._paused = False
         self._in_flight: dict[str, InFlight] = {}
-        self._salts = CacheSalts()
+        self._salt_table = CacheSaltTable()
         self._generated = self._prefilled = self._reused = 0
 
     @property
@@ -92,51 +84,34 @@ class ForeignEngine(ABC):
 
     # --- requests -----------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, stream: bool) -> None:
-        """Take a request. Raises ContextTooLong, EngineBusy, WeightsIncomplete or EngineError."""
-        check_complete(self.spec, self._complete)
-        check_request(request, self.spec, self._model.vocab)
+    def _queue(self, request: GenerateRequest, stream: bool) -> None:
         check_unused(request, request.request_id in self._in_flight)
-        check_queue(self.spec, self._waiting)
         self._in_flight[request.request_id] = InFlight(request, stream)
         self._start(request.request_id)
 
-    def release(self, session: str) -> None:
-        """The session has ended. Its KV belongs to nobody: the engine reclaims it when it needs memory."""
-        self._salts.release(session)
-
     @property
-    @abstractmethod
-    def _waiting(self) -> int:
-        """Requests that do not run yet."""
+    def _request_ids(self) -> Iterable[str]:
+        return self._in_flight
+
+    def release(self, session: str) -> None:
+        """Ends the session. Its KV belongs to nobody: the engine reclaims it when it needs memory."""
+        self._salt_table.release(session)
 
     @abstractmethod
     def _start(self, request_id: str) -> None:
-        """Hand a request in flight over to the engine, under the salt that `_salted` gives."""
-
-    @abstractmethod
-    def abort(self, request_id: str) -> None:
-        """End a request with what it has; nothing if it is not in flight."""
-
-    @abstractmethod
-    def pause(self, keep: bool) -> None:
-        """No step until resume. keep: requests stay as they are; otherwise they are aborted."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """Steps again."""
+        """Hands a request in flight over to the engine, under the salt that `_salted` gives."""
 
     def _salted(self, request_id: str) -> str:
         """The salt of a request that the engine is about to have."""
         entry = self._in_flight[request_id]
-        entry.salt = self._salts.take(entry.request.session)
+        entry.salt = self._salt_table.take(entry.request.session)
         return entry.salt
 
-    def _send(self, entry: InFlight, finish: str) -> None:
-        """Reply with the tokens that were not sent yet."""
+    def _send(self, entry: InFlight, finish: Finish) -> None:
+        """Replies with the tokens that were not sent yet."""
         first, entry.sent = entry.sent, len(entry.ids)
         self.outbox.append(
-            wire.SampledTokens(
+            Generation(
                 entry.request.request_id,
                 entry.ids[first:],
                 entry.logprobs[first:],
@@ -148,22 +123,21 @@ class ForeignEngine(ABC):
             )
         )
 
-    def _finish(self, request_id: str, how: str) -> None:
+    def _finish(self, request_id: str, how: Finish) -> None:
         self._send(self._forget(request_id), how)
 
     def _refuse(self, request_id: str, error: EarlError) -> None:
         self._forget(request_id)
         self.outbox.append(wire.RequestRefused(request_id, wire.WireError.of(error)))
 
-    def _refuse_all(self, error: EarlError) -> None:
-        """Every request in flight ends with the error."""
+    def _fail_all(self, error: EarlError) -> None:
         for request_id in list(self._in_flight):
             self._refuse(request_id, error)
 
     def _forget(self, request_id: str) -> InFlight:
         entry = self._in_flight.pop(request_id)
         if entry.salt:
-            self._salts.end(entry.request.session)
+            self._salt_table.end(entry.request.session)
         return entry
 
     def _broken_weights(self, logprobs: Sequence[float]) -> EngineError | None:
@@ -172,16 +146,7 @@ class ForeignEngine(ABC):
             return None
         return EngineError(f"version {self.version}: logits are not finite", "the weights are broken")
 
-    # --- steps --------------------------------------------------------------------------------
-
-    @property
-    def has_work(self) -> bool:
-        """A step would do something; never where the engine steps in processes of its own."""
-        return False
-
-    def step(self) -> None:
-        """Run one step; called only while `has_work`."""
-        raise NotImplementedError
+    # --- events -------------------------------------------------------------------------------
 
     @abstractmethod
     def sources(self) -> tuple[list[int], float | None]:
@@ -189,73 +154,36 @@ class ForeignEngine(ABC):
 
     @abstractmethod
     def collect(self) -> None:
-        """Take in what came from elsewhere: loads that ended, outputs of other processes."""
+        """Takes in what came from elsewhere: loads that ended, outputs of other processes."""
 
     # --- weights ------------------------------------------------------------------------------
 
     @abstractmethod
     def load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
-        """Start reading; the outbox gets the call's Answer when the read ends."""
+        """Starts reading; the outbox gets the call's CallAnswer when the read ends."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Forget what is staged, and end a load that is in progress."""
+        """Forgets what is staged, and ends a load that is in progress."""
 
-    def commit(self, version: int) -> LoadReport:
-        """Put the staged version to use, now, between steps.
-
-        Raises WeightsIncomplete: without effect if the version is not staged, otherwise nothing is generated
-        until a load succeeds.
-        """
-        clock = time.perf_counter()
-        staged = self._take_staged(version)
-        self._complete = False
-        try:
-            size_bytes = self._apply(version, staged)
-        except EngineError as error:
-            incomplete = WeightsIncomplete(
-                f"engine {self.spec.name} could not apply version {version}: {error.message}",
-                "load a version again",
-            )
-            self._refuse_all(incomplete)
-            raise incomplete from error
-        self._complete, self.version = True, version
-        self._salts.commit()
-        if self.spec.kv_on_update == "recompute":
-            self._drop_kv()
-        stall_s = time.perf_counter() - clock
-        return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s)
-
-    @abstractmethod
-    def _take_staged(self, version: int) -> Any:
-        """What `_apply` needs of the staged version. Raises WeightsIncomplete if it is not staged."""
-
-    @abstractmethod
-    def _apply(self, version: int, staged: Any) -> int:
-        """Make the staged version the engine's weights; returns its bytes.
-
-        Raises EngineError if the weights are now neither the old version nor the new one.
-        """
+    def _outdate_kv(self) -> None:
+        self._salt_table.commit()
 
     def _drop_kv(self) -> None:
-        """No KV of older weights is used again."""
-        self._salts.forget()
+        self._salt_table.forget()
 
     # --- figures ------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Counters and gauges; busy periods are handed over once."""
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
             waiting=self._waiting,
-            retained=self._salts.idle,
-            paused=self._paused,
+            retained=self._salt_table.idle,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             reused_tokens=self._reused,
             evicted_sessions=0,
-            cpu_s=time.process_time(),
             memory=device_memory(self._device, self.workers),
             **self._figures(),
         )
@@ -266,4 +194,35 @@ class ForeignEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop what this process would otherwise wait for; the process ends next."""
+        """Stops what this process would otherwise wait for; the process ends next."""
+
+
+def check_device(spec: EngineSpec, have: str, engine: str) -> None:
+    """Raises EngineError if the spec wants another device than `have`, which the engine's build runs on."""
+    if spec.device_kind not in ("auto", have):
+        raise EngineError(
+            f"engine {spec.name} should run on {spec.device}, {engine} here runs on {have}",
+            'set rollout.device = "auto", or rollout.engine_python to an environment with another build',
+        )
+
+
+def refuse_deterministic(spec: EngineSpec) -> None:
+    """Raises ConfigError for a spec that asks for the same bits whatever the batch."""
+    if spec.deterministic:
+        raise ConfigError(
+            f'deterministic = true with rollout.engine = "{spec.engine}": its results depend on the batch',
+            'set rollout.engine = "torch"',
+        )
+
+
+class SteppedEngine(ForeignEngine):
+    """A ForeignEngine that computes in this process, step by step; others do so in their own processes."""
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Runs one step; called only while `has_work`."""

@@ -16,11 +16,10 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from earl.errors import (
-    ConfigError,
     DeadlineExceeded,
     EarlError,
     EngineError,
@@ -28,9 +27,8 @@ from earl.errors import (
     EngineOutOfMemory,
     ReshapeRefused,
 )
-from earl.models.spec import load_spec
-from earl.models.tp import check_tp
 from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.admission import check_spec
 from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
@@ -54,21 +52,6 @@ EXIT_S = 0.5
 CALL_S = 60.0
 
 
-def refuse_impossible(spec: EngineSpec) -> None:
-    """Checks what can be known before a process is started.
-
-    Raises ModelNotFound, UnsupportedModel, IllegalParallelism, ConfigError.
-    """
-    model = load_spec(spec.model_dir)
-    check_tp(model, spec.tp)
-    if spec.max_context_tokens > model.max_positions:
-        raise ConfigError(
-            f"rollout.max_context_tokens {spec.max_context_tokens} exceeds the model's "
-            f"{model.max_positions} positions",
-            f"use at most {model.max_positions}",
-        )
-
-
 class EngineProcess(Engine):
     """Runs `python -m services.rollout.engines.process` in the engine's own environment: one process for
     each rank of spec.tp, or one that starts its ranks itself (vLLM, SGLang)."""
@@ -84,8 +67,8 @@ class EngineProcess(Engine):
         self._outbox: list[Any] = []
         self._calls: dict[int, asyncio.Future] = {}
         self._call_ids = itertools.count(1)
-        self._whole: dict[str, asyncio.Future] = {}
-        self._streams: dict[str, asyncio.Queue] = {}
+        # What comes of each request in flight.
+        self._requests: dict[str, asyncio.Queue[Generation | EarlError]] = {}
         self._ready: asyncio.Future | None = None
         self._lost = asyncio.Event()
         self._lost_because = ""
@@ -94,7 +77,7 @@ class EngineProcess(Engine):
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        refuse_impossible(self.spec)
+        check_spec(self.spec)
         self._ready = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self.spec.start_s):
@@ -145,7 +128,7 @@ class EngineProcess(Engine):
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._receiver = asyncio.create_task(self._receive(reader))
         self._watchers.append(self._receiver)
-        self._post(wire.Start(self.spec, 0, 0, rendezvous.store, rendezvous.sums))
+        self._post(wire.Start(self.spec, 0, rendezvous.store, rendezvous.sums))
 
     async def stop(self) -> None:
         if not self._lost.is_set():
@@ -181,14 +164,14 @@ class EngineProcess(Engine):
             return
         self._lost_because = because
         self._lost.set()
-        waiting = [*self._calls.values(), *self._whole.values()]
+        waiting = [*self._calls.values()]
         if self._ready is not None:
             waiting.append(self._ready)
         for future in waiting:
             if not future.done():
                 future.set_exception(self._lost_error())
                 future.exception()  # marks it as retrieved: nobody may be left to await it
-        for queue in self._streams.values():
+        for queue in self._requests.values():
             queue.put_nowait(self._lost_error())
 
     def _lost_error(self) -> EngineLost:
@@ -261,10 +244,10 @@ class EngineProcess(Engine):
 
     def _handle(self, reply: wire.Reply) -> None:
         match reply:
-            case wire.SampledTokens():
-                self._handle_tokens(reply)
+            case Generation():
+                self._hand_over(reply.request_id, reply)
             case wire.RequestRefused():
-                self._handle_refused(reply.request_id, reply.error.rebuild())
+                self._hand_over(reply.request_id, reply.error.rebuild())
             case wire.CallAnswer():
                 future = self._calls.pop(reply.call, None) if reply.call else self._ready
                 if future is None or future.done():
@@ -272,35 +255,15 @@ class EngineProcess(Engine):
                 if reply.error is not None:
                     future.set_exception(reply.error.rebuild())
                 else:
-                    future.set_result(reply.stats or reply.load or reply.offer or reply.taken)
+                    future.set_result(reply.result)
             case wire.Ready():
                 self._workers = reply.workers
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(reply.caps)
 
-    def _handle_tokens(self, reply: wire.SampledTokens) -> None:
-        columns: dict[str, Any] = {
-            "request_id": reply.request_id,
-            "ids": reply.ids,
-            "logprobs": reply.logprobs,
-            "versions": reply.versions,
-            "finish": reply.finish,
-            "reused_tokens": reply.reused_tokens,
-        }
-        future = self._whole.get(reply.request_id)
-        if future is not None:
-            if not future.done():
-                future.set_result(Generation(**columns, began_ns=reply.began_ns, ended_ns=reply.ended_ns))
-        elif reply.request_id in self._streams:
-            self._streams[reply.request_id].put_nowait(TokenChunk(**columns))
-
-    def _handle_refused(self, request_id: str, error: EarlError) -> None:
-        future = self._whole.get(request_id)
-        if future is not None:
-            if not future.done():
-                future.set_exception(error)
-        elif request_id in self._streams:
-            self._streams[request_id].put_nowait(error)
+    def _hand_over(self, request_id: str, reply: Generation | EarlError) -> None:
+        if request_id in self._requests:
+            self._requests[request_id].put_nowait(reply)
 
     async def _call(self, message_type: Any, *values: Any, deadline_s: float = CALL_S) -> Any:
         call = next(self._call_ids)
@@ -320,40 +283,33 @@ class EngineProcess(Engine):
 
     # --- generation ---------------------------------------------------------------------------
 
-    def _check_unused(self, request_id: str) -> None:
-        if request_id in self._whole or request_id in self._streams:
-            raise EngineError(f"request id {request_id!r} is in flight already", "give every request its own")
-
     async def generate_all(self, request: GenerateRequest) -> Generation:
-        self._check_unused(request.request_id)
-        future = asyncio.get_running_loop().create_future()
-        self._post(wire.Generate(request, False))
-        self._whole[request.request_id] = future
-        try:
-            return await future
-        except asyncio.CancelledError:
-            await self.abort(request.request_id)
-            raise
-        finally:
-            del self._whole[request.request_id]
+        [generation] = [reply async for reply in self._replies(request, stream=False)]
+        return generation
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        self._check_unused(request.request_id)
-        queue: asyncio.Queue[TokenChunk | EarlError] = asyncio.Queue()
-        self._post(wire.Generate(request, True))
-        self._streams[request.request_id] = queue
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        return self._replies(request, stream=True)
+
+    async def _replies(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[Generation]:
+        """What comes of a request; one that is left before its last reply is aborted."""
+        name = request.request_id
+        if name in self._requests:
+            raise EngineError(f"request id {name!r} is in flight already", "give every request its own")
+        queue: asyncio.Queue[Generation | EarlError] = asyncio.Queue()
+        self._post(wire.Generate(request, stream))
+        self._requests[name] = queue
         finished = False
         try:
             while not finished:
-                item = await queue.get()
-                finished = isinstance(item, EarlError) or bool(item.finish)
-                if isinstance(item, EarlError):
-                    raise item
-                yield item
+                reply = await queue.get()
+                finished = isinstance(reply, EarlError) or bool(reply.finish)
+                if isinstance(reply, EarlError):
+                    raise reply
+                yield reply
         finally:
-            del self._streams[request.request_id]
+            del self._requests[name]
             if not finished:
-                await self.abort(request.request_id)
+                await self.abort(name)
 
     async def abort(self, request_id: str) -> None:
         if not self._lost.is_set():

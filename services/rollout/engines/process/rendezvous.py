@@ -33,7 +33,7 @@ class Rendezvous:
         return [self.sums] if self.sums >= 0 else []
 
     def end(self) -> None:
-        """Removes it: the ranks have connected, or never will. Idempotent."""
+        """Removes the rendezvous, because the ranks have connected or never will. Idempotent."""
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = ""

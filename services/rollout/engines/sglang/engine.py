@@ -1,7 +1,7 @@
 """SGLang behind the engine contract: its scheduler, kernels and sampling; EARL's weights and bookkeeping.
 
     submit ─► SGLang's processes ─► chunks ─► columns here ─► replies
-    load ─► Stager (whole tensors, in this process) ─ commit: pause · begin · tensors · end · resume
+    load ─► WeightStager (whole tensors, in this process) ─ commit: pause · begin · tensors · end · resume
 
 Runs in an environment of its own (docs/engines.md), in a process of its own. SGLang steps in its own
 processes, so nothing steps here: what comes of them wakes the loop. The versions of a request's tokens
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from earl.errors import ConfigError, EarlError, EngineError
+from earl.errors import EngineError
 from earl.models.slices import rank_parameters
 from earl.models.spec import load_spec
 from earl.worker_report import totals_by_path
@@ -31,7 +31,12 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.weight_staging import WeightStager
-from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
+from services.rollout.engines.foreign.engine import (
+    ForeignEngine,
+    InFlight,
+    check_device,
+    refuse_deterministic,
+)
 from services.rollout.engines.sglang.link import Output, SglangLink, kv_tokens_of
 
 # SGLang's seeds are int32.
@@ -43,11 +48,7 @@ class SglangEngine(ForeignEngine):
 
     def __init__(self, spec: EngineSpec) -> None:
         model = load_spec(spec.model_dir)
-        if spec.deterministic:
-            raise ConfigError(
-                'deterministic = true with rollout.engine = "sglang": its results depend on the batch',
-                'set rollout.engine = "torch"',
-            )
+        refuse_deterministic(spec)
         super().__init__(spec, model, _device_of(spec))
         try:
             self._link = SglangLink(spec, self._device)
@@ -62,7 +63,7 @@ class SglangEngine(ForeignEngine):
         self._deaths = [os.pidfd_open(pid) for pid in self.workers]
         self._outputs: deque[tuple[str, Output]] = deque()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Requests that SGLang was told to end, which takes it a step.
+        # Requests that SGLang was asked to end, which takes it a step.
         self._ending: set[str] = set()
         self._chunks = 0
 
@@ -84,7 +85,7 @@ class SglangEngine(ForeignEngine):
         self._link.generate(request_id, request.ids, sampling, salt, entry.stream, self._receive)
 
     def _receive(self, request_id: str, output: Output) -> None:
-        """In the link's thread."""
+        """Takes an output; called in the link's thread."""
         self._outputs.append((request_id, output))
         os.write(self._waker, b"x")
 
@@ -95,7 +96,7 @@ class SglangEngine(ForeignEngine):
 
     @property
     def _known(self) -> int:
-        """Requests that SGLang has, and was not told to end."""
+        """Requests that SGLang has, and was not asked to end."""
         return len(self._in_flight) - len(self._held) - len(self._ending)
 
     @property
@@ -153,10 +154,7 @@ class SglangEngine(ForeignEngine):
             else:
                 self._note(request_id, entry, output)
         for call, outcome in self._data.take():
-            if isinstance(outcome, EarlError):
-                self.outbox.append(wire.CallAnswer(call, wire.WireError.of(outcome)))
-            else:
-                self.outbox.append(wire.CallAnswer(call, load=outcome))
+            self.outbox.append(wire.CallAnswer.of(call, outcome))
 
     def _note(self, request_id: str, entry: InFlight, output: dict[str, Any]) -> None:
         """An output has all of the request's tokens so far."""
@@ -246,11 +244,7 @@ class SglangEngine(ForeignEngine):
 def _device_of(spec: EngineSpec) -> str:
     """ "cuda" or "cpu"; SGLang numbers devices by CUDA_VISIBLE_DEVICES. Raises EngineError."""
     have = "cuda" if torch.cuda.is_available() else "cpu"
-    if spec.device_kind not in ("auto", have):
-        raise EngineError(
-            f"engine {spec.name} should run on {spec.device}, SGLang here runs on {have}",
-            'set rollout.device = "auto", or rollout.engine_python to an environment with another build',
-        )
+    check_device(spec, have, "SGLang")
     if first := spec.first_device:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + n) for n in range(spec.tp))
     return have

@@ -119,7 +119,7 @@ class SglangLink:
         stream: bool,
         receive: Callable[[str, Output], None],
     ) -> None:
-        """Start a request; `receive` is called in the loop's thread with everything that comes of it."""
+        """Starts a request; `receive` is called in the loop's thread with everything that comes of it."""
 
         async def consume() -> None:
             try:
@@ -136,7 +136,7 @@ class SglangLink:
                     return
                 async for output in await outputs:
                     receive(request_id, output)
-            except Exception as error:  # noqa: BLE001  (whoever asked for the request gets it)
+            except Exception as error:  # noqa: BLE001  (the caller of the request gets it)
                 receive(request_id, error)
 
         def start() -> None:
@@ -147,11 +147,11 @@ class SglangLink:
         self._loop.call_soon_threadsafe(start)
 
     def abort(self, request_id: str) -> None:
-        """Have a request end with what it has; its last output has the reason "abort"."""
+        """Has a request end with what it has; its last output has the reason "abort"."""
         self._loop.call_soon_threadsafe(self._manager.abort_request, request_id)
 
     def pause(self, mode: PauseMode) -> None:
-        """Return when no step runs any more."""
+        """Returns when no step runs any more."""
         from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImports]
             PauseGenerationReqInput,
         )

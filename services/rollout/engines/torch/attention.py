@@ -83,7 +83,7 @@ def parts_of(
 
 
 class _Alone(AttentionPart):
-    """One sequence's prefill."""
+    """The prefill of one sequence."""
 
     def __init__(self, shape: AttentionShape, row: int, slot: int, start: int, count: int) -> None:
         self._shape, self._slot, self._length = shape, slot, start + count
@@ -113,7 +113,7 @@ class _Padded(AttentionPart):
         self, shape: AttentionShape, rows: slice, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
     ) -> None:
         self._shape, self.rows = shape, rows
-        # Of the longest sequence.
+        # Most queries of a sequence, and the length of the longest one.
         self._queries, self._length = int(counts.max()), int((starts + counts).max())
         low, high = int(slots.min()), int(slots.max()) + 1
         self._keys: slice | torch.Tensor

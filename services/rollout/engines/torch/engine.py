@@ -11,21 +11,24 @@ pauses take effect between steps. Synchronous and single-threaded; leader.py fee
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
-from earl.errors import ContextTooLong, EarlError, EngineError, WeightsIncomplete
+from earl.errors import ContextTooLong, EarlError, EngineError
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import admission, wire
 from services.rollout.engines.contract.engine import (
     EngineCaps,
     EngineSpec,
     EngineStats,
+    Finish,
     GenerateRequest,
+    Generation,
     KvOffer,
-    LoadReport,
 )
+from services.rollout.engines.contract.local_engine import LocalEngine
 from services.rollout.engines.contract.sampling import sample
 from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory
@@ -39,11 +42,11 @@ from services.rollout.engines.torch.waiting_request import WaitingRequest
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
-class TorchEngine:
+class TorchEngine(LocalEngine):
     """Rank 0 without its sockets. Replies gather in `outbox` until the leader's loop sends them."""
 
     def __init__(self, spec: EngineSpec, rank: EngineRank, followers: Followers) -> None:
-        self.spec = spec
+        super().__init__(spec, rank.runner.spec.vocab)
         self._rank, self._runner, self._followers = rank, rank.runner, followers
         runner, cache = self._runner, self._runner.cache
         self._scheduler = SequenceScheduler(
@@ -61,10 +64,8 @@ class TorchEngine:
         self._began_ns: dict[str, int] = {}
         self._sampled_ns = np.zeros(runner.slots, dtype=np.int64)
         self._budget = spec.prefill_tokens or PREFILL_TOKENS[runner.device.type]
-        self.version = spec.initial_version
-        self._complete = spec.load_initial
-        self._paused = False
-        self.outbox: list[wire.Reply] = []
+        # Followers' reports that came while weights were applied, by rank.
+        self.reports: list[tuple[int, ShardReport]] = []
         self._steps = self._generated = self._prefilled = 0
         self._busy = BusyClock()
         self._prefill = PrefillRate()
@@ -86,22 +87,8 @@ class TorchEngine:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, stream: bool) -> None:
-        """Queues a request, or refuses it at once."""
-        try:
-            self._check(request)
-        except EarlError as error:
-            self.outbox.append(wire.RequestRefused(request.request_id, wire.WireError.of(error)))
-            return
-        if stream:
-            self._streaming.add(request.request_id)
-        self._scheduler.add(request)
-
-    def _check(self, request: GenerateRequest) -> None:
-        admission.check_complete(self.spec, self._complete)
-        admission.check_request(request, self.spec, self._runner.spec.vocab)
+    def _queue(self, request: GenerateRequest, stream: bool) -> None:
         admission.check_unused(request, request.request_id in self._table.slot_of)
-        admission.check_queue(self.spec, len(self._scheduler.waiting))
         tokens, budget = len(request.ids) + request.max_new_tokens, self._kv.budget
         if not budget.fits(tokens):
             raise ContextTooLong(
@@ -109,9 +96,19 @@ class TorchEngine:
                 f"{budget.bound} tokens that the KV cache holds in all",
                 "raise rollout.kv_tokens",
             )
+        if stream:
+            self._streaming.add(request.request_id)
+        self._scheduler.add(request)
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    @property
+    def _request_ids(self) -> Iterable[str]:
+        return [*self._table.slot_of, *(entry.request.request_id for entry in self._scheduler.waiting)]
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has; nothing if it is not here."""
         slot = self._table.slot_of.get(request_id)
         if slot is not None:
             self._finish(slot, "abort")
@@ -126,7 +123,7 @@ class TorchEngine:
             first = len(waiting.ids)  # its tokens were sent
         sampled = first - len(waiting.request.ids)
         self.outbox.append(
-            wire.SampledTokens(
+            Generation(
                 request_id,
                 waiting.ids[first:].tolist(),
                 waiting.logprobs[sampled:].tolist(),
@@ -137,25 +134,8 @@ class TorchEngine:
             )
         )
 
-    def abort_all(self) -> None:
-        """`abort` for every request."""
-        waiting = [entry.request.request_id for entry in self._scheduler.waiting]
-        for request_id in [*self._table.slot_of, *waiting]:
-            self.abort(request_id)
-
     def release(self, session: str) -> None:
-        """The session has ended: its KV may be dropped."""
         self._scheduler.release(session)
-
-    def pause(self, keep: bool) -> None:
-        """No step runs until resume. keep: requests stay; otherwise they are aborted."""
-        self._paused = True
-        if not keep:
-            self.abort_all()
-
-    def resume(self) -> None:
-        """Steps run again."""
-        self._paused = False
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -219,10 +199,10 @@ class TorchEngine:
             if request_id in self._streaming:
                 reused = int(self._table.reused[slot])
                 self.outbox.append(
-                    wire.SampledTokens(request_id, [int(token)], [float(logprob)], [self.version], "", reused)
+                    Generation(request_id, [int(token)], [float(logprob)], [self.version], "", reused)
                 )
 
-    def _finish(self, slot: int, how: str) -> None:
+    def _finish(self, slot: int, how: Finish) -> None:
         table = self._table
         request_id = table.request_id(slot)
         first = int(table.prompt[slot])
@@ -237,14 +217,11 @@ class TorchEngine:
         began_ns = self._began_ns.pop(request_id, 0)
         ended_ns = int(self._sampled_ns[slot]) if began_ns else 0
         reused = int(table.reused[slot])
-        self.outbox.append(
-            wire.SampledTokens(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns)
-        )
+        self.outbox.append(Generation(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns))
         recompute_ns = self._prefill.nanoseconds(int(table.cached[slot]))
         self._scheduler.finish(slot, time.monotonic_ns() + recompute_ns)
 
     def _fail_all(self, error: EarlError) -> None:
-        """Ends every request with the error."""
         refusal = wire.WireError.of(error)
         for request_id, slot in list(self._table.slot_of.items()):
             self._scheduler.finish(slot)
@@ -257,36 +234,26 @@ class TorchEngine:
 
     # --- weights ------------------------------------------------------------------------------
 
-    def commit(self, version: int) -> tuple[LoadReport, list[tuple[int, ShardReport]]]:
-        """Puts the staged version to use on every rank, between two steps.
+    def _take_staged(self, version: int) -> int:
+        """The version's bytes on this rank."""
+        return sum(array.nbytes for array, _ in self._rank.stager.tensors(version).values())
 
-        Returns the report, and followers' reports of other calls that came meanwhile, by rank. Raises
-        WeightsIncomplete: without effect if the version is not staged, otherwise nothing is generated until a
-        load succeeds.
-        """
-        clock = time.perf_counter()
-        tensors = self._rank.stager.tensors(version)
-        size_bytes = sum(array.nbytes for array, _ in tensors.values())
-        self._complete = False
+    def _apply(self, version: int, staged: int) -> int:
+        """Applies a staged version on every rank."""
+        self._followers.send(ApplyShard(version))
         try:
-            self._followers.send(ApplyShard(version))
-            try:
-                self._rank.apply(version)
-            finally:
-                others = self._followers.await_applied()
-        except (EarlError, RuntimeError) as error:
-            incomplete = WeightsIncomplete(
-                f"engine {self.spec.name} could not apply version {version}: {error}", "load a version again"
-            )
-            self._fail_all(incomplete)
-            raise incomplete from error
-        self._complete, self.version = True, version
-        if self.spec.kv_on_update == "recompute":
-            self._kv.drop_all()
-        else:
-            self._kv.outdate()
-        stall_s = time.perf_counter() - clock
-        return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s), others
+            self._rank.apply(version)
+        except RuntimeError as error:
+            raise EngineError(str(error)) from error
+        finally:
+            self.reports += self._followers.await_applied()
+        return staged
+
+    def _outdate_kv(self) -> None:
+        self._kv.outdate()
+
+    def _drop_kv(self) -> None:
+        self._kv.drop_all()
 
     # --- hand-over ----------------------------------------------------------------------------
 
@@ -311,14 +278,12 @@ class TorchEngine:
             running=len(table.slot_of),
             waiting=len(scheduler.waiting),
             retained=self._kv.idle,
-            paused=self._paused,
             kv_used_fraction=table.used_tokens() / max(1, budget.bound),
             steps=self._steps,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             reused_tokens=scheduler.reused_tokens,
             evicted_sessions=self._kv.evicted,
-            cpu_s=time.process_time(),
             step_s=self._busy.total_ns / 1e9,
             transfers=totals_by_path(transfer for rank in self.transfers.values() for transfer in rank),
             busy=self._busy.take(),

@@ -1,9 +1,10 @@
 """Sessions between two turns, whose KV stays: which of them is evicted, and for whom.
 
-A session that comes back to lost KV computes all of its context anew, and while memory is short it takes
+A session that comes back to lost KV computes all of its context again, and while memory is short it takes
 another's for that: with more sessions than memory, each loses its KV before its next turn comes. So the older
-session goes first. A younger one does not take its KV, until it has been idle for as long as computing
-that KV anew would take: waiting longer than that would cost more than it can save. Pure: time is an argument.
+session goes first. A younger one does not take its KV, until it has been idle for as long as
+computing that KV again would take: waiting longer than that would cost more than it can save. Pure: time is
+an argument.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 
 class SessionAges:
-    """How old sessions are: as old as their first request."""
+    """The ages of sessions: a session is as old as its first request."""
 
     def __init__(self) -> None:
         self._next = itertools.count()

@@ -47,7 +47,7 @@ class KvAllocator:
 
     @property
     def full(self) -> bool:
-        """Every slot runs, or is held."""
+        """Whether every slot is running or held."""
         return not self._free and not self._idle
 
     def sessions(self) -> list[tuple[str, int]]:
@@ -163,7 +163,7 @@ class KvAllocator:
         self._drop_rows([slot], int(self.budget.committed[slot]))
 
     def release(self, session: str) -> None:
-        """The session has ended: its slot is free, at once or when its sequence ends."""
+        """Ends the session: its slot becomes free, at once or when its sequence ends."""
         self.ages.forget(session)
         slot = self._idle.pop(session)
         if slot is not None:
@@ -199,7 +199,7 @@ class KvAllocator:
 
     def keep(self, slot: int, session: str, ids: np.ndarray, fresh: bool) -> bool:
         """The KV of ids [N] has arrived after the held slot's first `cached` tokens: it is the session's,
-        unless that has begun anew meanwhile. fresh: all of it is of the weights in use."""
+        unless that has begun again meanwhile. fresh: all of it is of the weights in use."""
         table, first = self.table, int(self.table.cached[slot])
         if session in table.sessions or session in self._idle:
             self.forget(slot)
@@ -255,7 +255,7 @@ class KvAllocator:
     # --- weights ------------------------------------------------------------------------------
 
     def drop_all(self) -> None:
-        """All KV is out of date: running sequences are prefilled again, idle sessions lose theirs."""
+        """Drops all KV as out of date: running sequences are prefilled again, idle sessions lose theirs."""
         for slot in self._idle.slots():
             self._vacate(slot)
         self._idle.clear()
@@ -265,7 +265,7 @@ class KvAllocator:
         self.table.fresh[:] = True
 
     def wipe(self) -> None:
-        """No KV is to be trusted, not even by its being finite."""
+        """Clears all KV, none of which can be trusted, not even to be finite."""
         self.drop_all()
         self.budget.wipe()
 

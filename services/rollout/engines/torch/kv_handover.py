@@ -138,7 +138,7 @@ class SlotHandover:
         return KvInTransit(version, tuple(sessions), tuple(rows), self._revisions(rows))
 
     def taken(self, moving: KvInTransit, version: int) -> list[KvSession]:
-        """All rows have arrived. Returns the sessions that are kept: all but those that began anew meanwhile.
+        """Ends a complete move. Returns the sessions that are kept: all but those that began again meanwhile.
 
         Raises WeightsIncomplete if new weights came meanwhile.
         """
@@ -160,7 +160,7 @@ class SlotHandover:
         return kept
 
     def fail(self, moving: KvInTransit) -> None:
-        """Not all rows have arrived: none of the sessions is kept."""
+        """Ends a move of which rows are missing: none of its sessions is kept."""
         for rows in moving.rows:
             self._kv.forget(rows.slot)
 

@@ -51,15 +51,15 @@ class KvShards:
         data.on_close(self._close)
 
     def offer(self, call: int, key: str, rows: Sequence[SlotRows], version: int, deadline_s: float) -> None:
-        """Publish the rows under the key; they must stay as they are until the call ends."""
+        """Publishes the rows under the key; they must stay as they are until the call ends."""
         self._start(call, self._offer(key, rows, version, deadline_s), f"offering {key}")
 
     def take(self, call: int, keys: Sequence[str], rows: Sequence[SlotRows], deadline_s: float) -> None:
-        """Read the rows; whatever the outcome, nothing writes into them after the call's end."""
+        """Reads the rows; whatever the outcome, nothing writes into them after the call's end."""
         self._start(call, self._take(tuple(keys), rows, deadline_s), f"taking {', '.join(keys)}")
 
     def withdraw(self, call: int, key: str) -> None:
-        """Free what was published under the key, if anything was."""
+        """Frees what was published under the key, if anything was."""
         self._start(call, self._withdraw(key), f"withdrawing {key}")
 
     def _start(self, call: int, work, what: str) -> None:

@@ -1,20 +1,15 @@
-"""The torch engine's loop on rank 0, between the service's socket, the followers' and the engine.
-
-    wait for commands, loads and hand-overs that ended, followers (not at all while there is work)
-      ─► handle ─► step ─► send replies, one frame a turn at most ─► …
-
-An idle engine waits in select and uses no CPU. The loop ends with Stop or when a socket closes.
-"""
+"""The torch engine's loop on rank 0 (see command_loop.py), which serves its followers too."""
 
 from __future__ import annotations
 
 import secrets
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from earl.errors import EarlError, EngineError
 from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.command_loop import CommandLoop, Later
 from services.rollout.engines.contract.engine import KvOffer, KvReport
 from services.rollout.engines.contract.shard_report import (
     ShardReport,
@@ -28,53 +23,44 @@ from services.rollout.engines.torch.ranks import (
     DropShard,
     EngineRank,
     Followers,
-    LoadShard,
     OfferRows,
     TakeRows,
     WithdrawRows,
     report_decoder,
 )
 
+PartsAnswer = Callable[[list[ShardReport]], wire.CallResult]
 # How soon an engine that could not step tries again, if no message comes before.
 RETRY_STEP_S = 0.001
 
 
-class Leader:
+class Leader(CommandLoop):
     """Serves the service's commands with a TorchEngine and its followers."""
 
+    _engine: TorchEngine
+
     def __init__(self, service: wire.EngineChannel, followers: list[wire.EngineChannel]) -> None:
-        self._service, self._channels = service, followers
+        super().__init__(service)
+        self._channels = followers
         # The reports of a call's parts until every rank's has come, and what makes the answer of them.
-        self._parts: dict[int, tuple[list[ShardReport], Callable[[list[ShardReport]], wire.CallAnswer]]] = {}
+        self._parts: dict[int, tuple[list[ShardReport], PartsAnswer]] = {}
         # The registry key under which ranks publish each offer.
         self._offers: dict[str, str] = {}
-        self._stopped = False
         # The last turn made a step, or there was none to make.
         self._stepped = True
 
-    def run(self, start: wire.Start, commands: list[wire.Command]) -> None:
-        """Start, then serve until Stop or until a socket closes."""
-        try:
-            self._start(start)
-        except EarlError as error:
-            self._service.send(wire.encoder.encode([wire.CallAnswer(0, wire.WireError.of(error))]))
-            return
-        self._service.send(wire.encoder.encode([wire.Ready(self._engine.caps)]))
-        try:
-            self._handle(commands)
-            while not self._stopped:
-                self._turn()
-        finally:
-            self._rank.data.close()
-
-    def _start(self, start: wire.Start) -> None:
+    def _start(self, start: wire.Start) -> wire.Ready:
         for number, channel in enumerate(self._channels, start=1):
-            order = wire.Start(start.spec, number, start.epoch, start.store, start.sums)
+            order = wire.Start(start.spec, number, start.store, start.sums)
             channel.send(wire.encoder.encode([order]))
         self._spec, self._rank = start.spec, EngineRank(start)
         self._followers = Followers(self._channels)
         self._followers.await_applied()
         self._engine = TorchEngine(start.spec, self._rank, self._followers)
+        return wire.Ready(self._engine.caps)
+
+    def _close(self) -> None:
+        self._rank.data.close()
 
     def _turn(self) -> None:
         sources = [self._service, self._rank.data.wake, *self._channels]
@@ -86,59 +72,30 @@ class Leader:
         for rank, channel in enumerate(self._channels, start=1):
             if channel in readable:
                 self._receive(rank, channel)
-        if self._service in readable:
-            for body in self._service.receive():
-                self._handle(wire.command_decoder.decode(body))
+        self._take_commands(readable)
         self._stepped = not self._engine.has_work or self._engine.step()
-        if self._engine.outbox:
-            replies, self._engine.outbox = self._engine.outbox, []
-            self._service.send(wire.encoder.encode(replies))
+        for rank, report in self._engine.reports:
+            self._note_report(rank, report)
+        self._engine.reports.clear()
+        self._send_replies()
 
-    def _handle(self, commands: list[wire.Command]) -> None:
-        for command in commands:
-            match command:
-                case wire.Generate(request, stream):
-                    self._engine.submit(request, stream)
-                case wire.Abort(request_id):
-                    self._engine.abort(request_id)
-                case wire.Release(session):
-                    self._engine.release(session)
-                case wire.Stop():
-                    self._stopped = True
-                case _:
-                    self._handle_call(command)
-
-    def _handle_call(self, command: wire.Command) -> None:
-        answer = self._engine.outbox.append
+    def _begin(self, command: wire.EngineCall) -> wire.CallResult | Later:
         match command:
-            case wire.Pause(call, keep):
-                self._engine.pause(keep)
-                answer(wire.CallAnswer(call))
-            case wire.Resume(call):
-                self._engine.resume()
-                answer(wire.CallAnswer(call))
-            case wire.BeginUpdate(call, _):
-                self._drop()
-                answer(wire.CallAnswer(call))
+            case wire.BeginUpdate():
+                self._rank.stager.drop()
+                return self._followers.send(DropShard())
             case wire.LoadWeights(call, version, keys, deadline_s):
-                self._load(call, version, keys, deadline_s)
-            case wire.Commit(call, version):
-                self._commit(call, version)
-            case wire.GetStats(call):
-                answer(wire.CallAnswer(call, stats=self._engine.stats()))
-            case wire.OfferKv(call, name, known, deadline_s):
-                self._try(call, lambda: self._offer_kv(call, name, known, deadline_s))
-            case wire.TakeKv(call, offer, deadline_s):
-                self._try(call, lambda: self._take_kv(call, offer, deadline_s))
-            case wire.WithdrawKv(call, name):
-                self._withdraw_kv(call, name)
-
-    def _try(self, call: int, begin: Callable[[], None]) -> None:
-        """Begins a call, or answers it with the error."""
-        try:
-            begin()
-        except EarlError as error:
-            self._engine.outbox.append(wire.CallAnswer(call, wire.WireError.of(error)))
+                self._followers.send(command)
+                self._rank.stager.begin(call, version, keys, deadline_s)
+                return self._await_parts(call, whole_load)
+            case wire.OfferKv():
+                return self._offer_kv(command)
+            case wire.TakeKv():
+                return self._take_kv(command)
+            case wire.WithdrawKv(call, name) if name in self._offers:
+                self._withdraw(call, name)
+                return self._await_parts(call, refuse_failed)
+        return None
 
     # --- calls on all ranks --------------------------------------------------------------------
 
@@ -148,9 +105,10 @@ class Leader:
             if isinstance(report, ShardReport):
                 self._note_report(rank, report)
 
-    def _await_parts(self, call: int, answer: Callable[[list[ShardReport]], wire.CallAnswer]) -> None:
-        """answer: makes the call's answer of the reports once every rank's has come; may raise EarlError."""
+    def _await_parts(self, call: int, answer: PartsAnswer) -> Later:
+        """answer: makes the call's result of the reports once every rank's has come; may raise EarlError."""
         self._parts[call] = [], answer
+        return Later.LATER
 
     def _note_report(self, rank: int, report: ShardReport) -> None:
         self._engine.transfers[rank] = report.transfers
@@ -160,57 +118,33 @@ class Leader:
         reports.append(report)
         if len(reports) > len(self._channels):
             del self._parts[report.call]
-            self._try(report.call, lambda: self._engine.outbox.append(answer(reports)))
-
-    # --- weights ------------------------------------------------------------------------------
-
-    def _drop(self) -> None:
-        self._rank.stager.drop()
-        self._followers.send(DropShard())
-
-    def _load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
-        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
-            return wire.CallAnswer(call, load=whole_load(reports))
-
-        self._await_parts(call, answer)
-        self._followers.send(LoadShard(call, version, keys, deadline_s))
-        self._rank.stager.begin(call, version, keys, deadline_s)
-
-    def _commit(self, call: int, version: int) -> None:
-        try:
-            report, others = self._engine.commit(version)
-        except EarlError as error:
-            self._engine.outbox.append(wire.CallAnswer(call, wire.WireError.of(error)))
-            return
-        for rank, other in others:
-            self._note_report(rank, other)
-        self._engine.outbox.append(wire.CallAnswer(call, load=report))
+            self._answer(report.call, lambda: answer(reports))
 
     # --- KV for other engines -----------------------------------------------------------------
 
-    def _offer_kv(self, call: int, name: str, known: Mapping[str, int], deadline_s: float) -> None:
+    def _offer_kv(self, command: wire.OfferKv) -> KvOffer | Later:
+        call, name, deadline_s = command.call, command.name, command.deadline_s
         if name in self._offers:
             raise EngineError(f"engine {self._spec.name} already offers {name}", "withdraw it first")
-        moving = self._engine.handover.offer(known, self._engine.version)
+        moving = self._engine.handover.offer(command.known, self._engine.version)
         key = f"kv/{name}/{self._spec.name}/{secrets.token_hex(4)}"
 
-        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
+        def answer(reports: list[ShardReport]) -> KvOffer:
             try:
                 refuse_failed(reports)
             except EarlError:
                 if name in self._offers:
                     self._withdraw(0, name)
                 raise
-            return wire.CallAnswer(call, offer=self._offer(name, keys, moving, reports))
+            return self._offer(name, keys, moving, reports)
 
         if not moving.rows:
-            self._engine.outbox.append(wire.CallAnswer(call, offer=self._offer(name, [], moving, [])))
-            return
+            return self._offer(name, [], moving, [])
         self._offers[name] = key
         keys = [f"{key}/{rank}" for rank in range(len(self._channels) + 1)]
-        self._await_parts(call, answer)
         self._followers.send(OfferRows(call, key, moving.rows, moving.version, deadline_s))
         self._rank.kv.offer(call, keys[0], moving.rows, moving.version, deadline_s)
+        return self._await_parts(call, answer)
 
     def _offer(self, name: str, keys: list[str], moving: KvInTransit, reports: list[ShardReport]) -> KvOffer:
         return KvOffer(
@@ -221,11 +155,11 @@ class Leader:
             size_bytes=whole_kv_bytes(reports),
         )
 
-    def _take_kv(self, call: int, offer: KvOffer, deadline_s: float) -> None:
-        clock = time.perf_counter()
+    def _take_kv(self, command: wire.TakeKv) -> KvReport | Later:
+        clock, offer = time.perf_counter(), command.offer
         moving = self._engine.begin_take(offer)
 
-        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
+        def answer(reports: list[ShardReport]) -> KvReport:
             try:
                 refuse_failed(reports)
             except EarlError:
@@ -233,33 +167,21 @@ class Leader:
                 raise
             kept = self._engine.handover.taken(moving, self._engine.version)
             names = {session.session for session in kept}
-            report = KvReport(
+            return KvReport(
                 sessions=len(kept),
                 tokens=sum(len(session.ids) for session in kept),
                 size_bytes=whole_kv_bytes(reports),
                 seconds=time.perf_counter() - clock,
                 left_out=[session.session for session in offer.sessions if session.session not in names],
             )
-            return wire.CallAnswer(call, taken=report)
 
         if not moving.rows:
-            self._engine.outbox.append(answer([]))
-            return
-        self._await_parts(call, answer)
-        order = TakeRows(call, offer.keys, moving.rows, self._engine.take_moves(), deadline_s)
+            return answer([])
+        moves = self._engine.take_moves()
+        order = TakeRows(command.call, offer.keys, moving.rows, moves, command.deadline_s)
         self._followers.send(order)
         self._rank.take_kv(order)
-
-    def _withdraw_kv(self, call: int, name: str) -> None:
-        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
-            refuse_failed(reports)
-            return wire.CallAnswer(call)
-
-        if name not in self._offers:
-            self._engine.outbox.append(wire.CallAnswer(call))
-            return
-        self._await_parts(call, answer)
-        self._withdraw(call, name)
+        return self._await_parts(command.call, answer)
 
     def _withdraw(self, call: int, name: str) -> None:
         key = self._offers.pop(name)

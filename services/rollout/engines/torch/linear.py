@@ -1,6 +1,6 @@
 """Linear layers of an engine: weights that are written in place, multiplied in the layout that is fastest.
 
-On a CPU large matrices are kept a second time in oneDNN's blocked layout, which F.linear would make anew
+On a CPU large matrices are kept a second time in oneDNN's blocked layout, which F.linear would make again
 in every call: at batch 1 to 64 that is half of the time. `pack` makes it again after a write.
 """
 
@@ -14,7 +14,7 @@ PACK_ELEMENTS = 1 << 17
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """oneDNN is there and computes in this dtype."""
+    """Whether oneDNN is available and computes in this dtype."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or (
@@ -33,7 +33,7 @@ class Linear:
         )
 
     def pack(self) -> None:
-        """Put the weight that was written to use."""
+        """Puts the weight that was written to use."""
         if self._packs:
             self._blocked = torch.ops.mkldnn._reorder_linear_weight(self.weight)
 

@@ -1,6 +1,6 @@
 """What every rank of the torch engine has, the messages between rank 0 and its followers, and their loop.
 
-    rank 0 ── Step (batch bytes) · {Load,Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
+    rank 0 ── RunStep (batch bytes) · LoadWeights · {Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
            ◄── ShardReport · Applied ──                             (+ shared memory or NCCL: activations)
 
 Frames arrive in order, so every rank runs the same steps with the same weights. A follower ends when
@@ -41,13 +41,6 @@ class RunStep(msgspec.Struct, tag=True, array_like=True):
     batch: bytes
 
 
-class LoadShard(msgspec.Struct, tag=True, array_like=True):
-    call: int
-    version: int
-    keys: list[str]
-    deadline_s: float
-
-
 class ApplyShard(msgspec.Struct, tag=True, array_like=True):
     version: int
 
@@ -56,26 +49,23 @@ class DropShard(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-class OfferRows(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class OfferRows(wire.EngineCall):
     key: str
     rows: tuple[SlotRows, ...]
     version: int
     deadline_s: float
 
 
-class TakeRows(msgspec.Struct, tag=True, array_like=True):
+class TakeRows(wire.EngineCall):
     """moves: of rows of the cache, done before the read, as in StepBatch."""
 
-    call: int
     keys: list[str]
     rows: tuple[SlotRows, ...]
     moves: list[tuple[int, int, int, int]]
     deadline_s: float
 
 
-class WithdrawRows(msgspec.Struct, tag=True, array_like=True):
-    call: int
+class WithdrawRows(wire.EngineCall):
     key: str
 
 
@@ -83,7 +73,7 @@ class Applied(msgspec.Struct, tag=True, array_like=True):
     error: wire.WireError | None
 
 
-Order = RunStep | LoadShard | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
+Order = RunStep | wire.LoadWeights | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
 order_decoder = msgspec.msgpack.Decoder(Order)
 report_decoder = msgspec.msgpack.Decoder(ShardReport | Applied)
 
@@ -151,19 +141,15 @@ def device_of(spec: EngineSpec, rank: int) -> torch.device:
 
 def join_group(start: wire.Start, device: torch.device) -> tuple[TensorParallel, AddUp]:
     """A rank's place in its tensor parallel group, and the function that sums a tensor over the group: in
-    shared memory on CPUs, else by a process group of this epoch, under its own prefix of the store."""
+    shared memory on CPUs, else by a process group."""
     size, rank = start.spec.tp, start.rank
     if size == 1:
         return TensorParallel(), alone
     if device.type == "cpu" and start.sums >= 0 and shm_allreduce.available():
         return TensorParallel(rank, size), SharedSum(start.sums, rank, size, COLLECTIVE_S).add_up
-    store = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
-        f"epoch{start.epoch}",
-        dist.FileStore(start.store, size),  # pyright: ignore[reportPrivateImportUsage]
-    )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        store=dist.FileStore(start.store, size),  # pyright: ignore[reportPrivateImportUsage]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=COLLECTIVE_S),
@@ -198,7 +184,7 @@ def _obey(rank: EngineRank, channel: wire.EngineChannel, order: Order) -> None:
     match order:
         case RunStep(batch):
             rank.runner.forward(StepBatch.from_bytes(batch))
-        case LoadShard(call, version, keys, deadline_s):
+        case wire.LoadWeights(call, version, keys, deadline_s):
             rank.stager.begin(call, version, keys, deadline_s)
         case DropShard():
             rank.stager.drop()

@@ -70,7 +70,7 @@ class SequenceScheduler:
         self.kv.free(slot, self.table.unseat(slot), until_ns)
 
     def release(self, session: str) -> None:
-        """The session has ended: its KV may go."""
+        """Ends the session: its KV may be dropped."""
         self.kv.release(session)
         for waiting in self.waiting:
             if waiting.reused is not None and waiting.session == session:

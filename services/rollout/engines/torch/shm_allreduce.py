@@ -71,7 +71,7 @@ class SharedSum:
                 part.add_(slot)
 
     def _meet(self) -> None:
-        """Say that this rank's part is there, and wait for the others'."""
+        """Says that this rank's part is there, and waits for the others'."""
         self._met += 1
         counters, met = self._counters, self._met
         counters[self._rank * _LINE_BYTES // 8] = met

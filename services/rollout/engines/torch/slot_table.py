@@ -24,7 +24,7 @@ class SlotTable:
         self.tokens = np.zeros((slots, context), dtype=np.int64)
         self.length = np.zeros(slots, dtype=np.int64)
         self.cached = np.zeros(slots, dtype=np.int64)
-        # Grows whenever cached KV is lost or computed anew: rows of one revision stay as they are.
+        # Grows whenever cached KV is lost or computed again: rows of one revision stay as they are.
         self.revision = np.zeros(slots, dtype=np.int64)
         # All of a slot's KV is of the weights in use.
         self.fresh = np.ones(slots, dtype=np.bool_)
@@ -33,7 +33,7 @@ class SlotTable:
         self.limit = np.zeros(slots, dtype=np.int64)
         self.reused = np.zeros(slots, dtype=np.int64)
         self.running = np.zeros(slots, dtype=np.bool_)
-        # Of the session: the lower the older.
+        # The session's age: the lower the older.
         self.age = np.zeros(slots, dtype=np.int64)
         self.temperature = np.zeros(slots, dtype=np.float32)
         self.seed = np.zeros(slots, dtype=np.uint64)

@@ -15,12 +15,12 @@ class WaitingRequest:
     """A request without a slot: a new one, or a preempted one with what was sampled so far."""
 
     request: GenerateRequest
-    # Of its session: the lower the older.
+    # Its session's age: the lower the older.
     age: int
     # "" once it was released while the request waited.
     session: str
     ids: np.ndarray
-    # Of the sampled tokens, the last of ids.
+    # Log-probs of the sampled tokens, which are the last of ids.
     logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     versions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # Tokens that were reused when it was first admitted; None before.

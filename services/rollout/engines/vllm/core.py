@@ -12,10 +12,11 @@ import os
 from typing import Any
 
 from earl.config.engines import check_vllm_heads
-from earl.errors import ConfigError, EngineError
+from earl.errors import EngineError
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.foreign.engine import check_device, refuse_deterministic
 
 # Tokens of a KV block: the least that vLLM's CPU attention takes.
 BLOCK_TOKENS = 32
@@ -52,11 +53,7 @@ def device_of(spec: EngineSpec) -> str:
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
     have = "cpu" if current_platform.is_cpu() else "cuda" if current_platform.is_cuda() else "other"
-    if spec.device_kind not in ("auto", have):
-        raise EngineError(
-            f"engine {spec.name} should run on {spec.device}, vLLM here runs on {have}",
-            'set rollout.device = "auto", or rollout.engine_python to an environment with another build',
-        )
+    check_device(spec, have, "vLLM")
     return have
 
 
@@ -64,11 +61,7 @@ def check_model(spec: EngineSpec, model: ModelSpec, device: str) -> None:
     """Raises UnsupportedModel for what vLLM would only fail on later, ConfigError for `deterministic`."""
     if device == "cpu":
         check_vllm_heads(model.head_dim, spec.model_dir)
-    if spec.deterministic:
-        raise ConfigError(
-            'deterministic = true with rollout.engine = "vllm": its results depend on the batch',
-            'set rollout.engine = "torch"',
-        )
+    refuse_deterministic(spec)
 
 
 def kv_bytes(spec: EngineSpec, model: ModelSpec) -> int:

@@ -2,7 +2,7 @@
 
     submit ─► vLLM's scheduler ─► step ─► one token a running request ─► columns here ─► replies
                                    ▲
-    load ─► every worker's Stager ─┴─ commit: reload in place, between two steps
+    load ─► every worker's WeightStager ─┴─ commit: reload in place, between two steps
 
 Runs in the environment that vLLM is installed in (`make setup-vllm`), in a process of its own; the
 service never imports it. Pausing is not stepping, so sequences and their KV stay as they are; a step
@@ -28,7 +28,7 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.shard_report import ShardReport, whole_load
 from services.rollout.engines.contract.stats import BusyClock
-from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
+from services.rollout.engines.foreign.engine import InFlight, SteppedEngine
 from services.rollout.engines.vllm import core
 
 # How often workers in other processes are asked for ended loads.
@@ -39,8 +39,8 @@ WORKER_LOST = 3
 _reports = msgspec.msgpack.Decoder(ShardReport)
 
 
-class VllmEngine(ForeignEngine):
-    """A ForeignEngine on one EngineCore. Raises EngineError if vLLM is not there or does not start."""
+class VllmEngine(SteppedEngine):
+    """A SteppedEngine on one EngineCore. Raises EngineError if vLLM is not there or does not start."""
 
     def __init__(self, spec: EngineSpec) -> None:
         model = load_spec(spec.model_dir)
@@ -111,24 +111,15 @@ class VllmEngine(ForeignEngine):
             self._core.abort_requests([request_id])
             self._finish(request_id, "abort")
 
-    def pause(self, keep: bool) -> None:
-        self._paused = True
-        if not keep:
-            for request_id in list(self._in_flight):
-                self.abort(request_id)
-
-    def resume(self) -> None:
-        self._paused = False
-
     def _forget(self, request_id: str) -> InFlight:
         entry = super()._forget(request_id)
         self._preemptions += entry.handle.num_preemptions
         return entry
 
-    def _refuse_all(self, error: EarlError) -> None:
-        """Every request in flight ends with the error, and no KV is used again."""
+    def _fail_all(self, error: EarlError) -> None:
+        """Ends every request in flight with the error; no KV is used again."""
         self._core.abort_requests(list(self._in_flight))
-        super()._refuse_all(error)
+        super()._fail_all(error)
         self._drop_kv()
 
     # --- steps --------------------------------------------------------------------------------
@@ -158,7 +149,7 @@ class VllmEngine(ForeignEngine):
         if ids:
             logprobs = output.new_logprobs.logprobs[: len(ids), 0].tolist()
             if error := self._broken_weights(logprobs):
-                self._refuse_all(error)
+                self._fail_all(error)
                 return
             self._generated += len(ids)
             entry.ids += ids
@@ -199,12 +190,11 @@ class VllmEngine(ForeignEngine):
         del self._loads[report.call]
         self._loading -= 1
         try:
-            whole = whole_load(reports)
+            outcome = whole_load(reports)
+            self._staged = outcome.version
         except EarlError as error:
-            self.outbox.append(wire.CallAnswer(report.call, wire.WireError.of(error)))
-            return
-        self._staged = whole.version
-        self.outbox.append(wire.CallAnswer(report.call, load=whole))
+            outcome = error
+        self.outbox.append(wire.CallAnswer.of(report.call, outcome))
 
     def _take_staged(self, version: int) -> None:
         if self._staged != version:
@@ -221,7 +211,7 @@ class VllmEngine(ForeignEngine):
         return sum(size for size, _ in results)
 
     def _drop_kv(self) -> None:
-        """Running sequences are computed again, idle sessions begin anew."""
+        """Running sequences are computed again, idle sessions begin again."""
         self._core.reset_prefix_cache(reset_running_requests=True)
         super()._drop_kv()
 
@@ -238,7 +228,7 @@ class VllmEngine(ForeignEngine):
             "step_s": self._busy.total_ns / 1e9,
             "busy": self._busy.take(),
             "transfers": totals_by_path(each for rank in self._transfers for each in rank),
-            # Of requests that have ended; those of running ones count when they end.
+            # Preemptions of requests that have ended; those of running ones count when they end.
             "preemptions": self._preemptions,
             "kv_used_fraction": cache.usage,
             "kv_tokens": kv_tokens,

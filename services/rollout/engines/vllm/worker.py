@@ -1,6 +1,6 @@
 """EARL's part of every vLLM worker (`worker_extension_cls`): this rank's weights, and the sampler.
 
-    earl_begin ──► Stager's thread reads this rank's slices ──► staged      (generation continues)
+    earl_begin ──► WeightStager's thread reads this rank's slices ──► staged      (generation continues)
     earl_apply ──► vLLM's own reload, layer by layer, from the staged slices, between two steps
 
 vLLM calls the methods by name on each rank; they take and return bytes and numbers only.
@@ -40,7 +40,7 @@ class EarlWorker:
     rank: int
 
     def earl_open(self, spec: bytes) -> int:
-        """Install the sampler and make the stager; its wake descriptor (of use in this process only)."""
+        """Installs the sampler and makes the stager; its wake descriptor (of use in this process only)."""
         engine = msgspec.msgpack.decode(spec, type=EngineSpec)
         model = load_spec(engine.model_dir)
         self.earl_shapes = model.shapes()
@@ -53,11 +53,11 @@ class EarlWorker:
         return self.earl_data.wake
 
     def earl_begin(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
-        """Start reading a version."""
+        """Starts reading a version."""
         self.earl_stager.begin(call, version, keys, deadline_s)
 
     def earl_drop(self) -> None:
-        """Forget what is staged."""
+        """Drops what is staged."""
         self.earl_stager.drop()
 
     def earl_take(self) -> list[bytes]:
@@ -98,14 +98,14 @@ class EarlWorker:
 
     def _earl_tie(self) -> None:
         """A head that is the embedding gets no tensor of its own, so the reload leaves what vLLM derived
-        from its old weights (on CPUs a packed copy): derived anew here."""
+        from its old weights (on CPUs a packed copy): derived again here."""
         if self.earl_parameters["lm_head.weight"].same_as:
             model = self.model_runner.get_model()
             model.lm_head.weight = model.model.embed_tokens.weight
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
     def earl_close(self) -> None:
-        """Stop the data plane's thread."""
+        """Stops the data plane's thread."""
         self.earl_data.close()
 
 

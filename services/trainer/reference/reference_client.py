@@ -55,7 +55,7 @@ class ReferenceClient:
         self._scheduler = scheduler
 
     async def lease(self, credit_tokens: int, wait_s: float) -> LeaseOffer:
-        """Lease trajectories of credit_tokens together at most; waits up to wait_s for some."""
+        """Leases trajectories of credit_tokens together at most; waits up to wait_s for some."""
         request = scheduler_pb2.LeaseReferenceRequest(
             worker=self._scheduler.worker,
             ranks=self._scheduler.parallelism.dp,
@@ -69,7 +69,7 @@ class ReferenceClient:
     async def complete(
         self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
     ) -> int:
-        """Report where log-probs lie and which trajectories cannot be read; returns how many were refused."""
+        """Reports where log-probs lie and which trajectories are unreadable; returns how many it refused."""
         request = scheduler_pb2.CompleteReferenceRequest(worker=self._scheduler.worker, fence=fence)
         for item, column in results.items():
             request.results.add(

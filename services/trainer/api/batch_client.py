@@ -33,7 +33,7 @@ class BatchClient:
         self._scheduler = scheduler
 
     async def reconcile(self, version: int, next_batch_id: int, consumed: Ranges) -> int:
-        """Bring the ledger to what these parameters were trained on; returns how many tickets were rolled
+        """Brings the ledger to what these parameters were trained on; returns how many tickets were rolled
         back. consumed: half-open ranges of ticket ids."""
         request = scheduler_pb2.ReconcileRequest(
             worker=self._scheduler.worker,
@@ -55,14 +55,14 @@ class BatchClient:
     async def commit(
         self, batch_id: int, version: int, metrics: Mapping[str, float], deadline_s: float
     ) -> None:
-        """Report that a batch is trained. version: of the parameters after it."""
+        """Reports that a batch is trained. version: of the parameters after it."""
         request = scheduler_pb2.CommitBatchRequest(
             worker=self._scheduler.worker, batch_id=batch_id, version=version, metrics=metrics
         )
         await self._scheduler.call("CommitBatch", request, retry_s=deadline_s)
 
     async def record_checkpoint(self, version: int, path: str, consumed: Ranges, deadline_s: float) -> None:
-        """Report that a checkpoint's manifest was renamed into place."""
+        """Reports that a checkpoint's manifest was renamed into place."""
         request = scheduler_pb2.RecordCheckpointRequest(
             worker=self._scheduler.worker, version=version, path=path, consumed=_ranges(consumed)
         )

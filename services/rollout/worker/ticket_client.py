@@ -35,7 +35,7 @@ class TicketClient:
         return [decode_ticket(ticket) for ticket in answer.tickets], answer.stop
 
     async def renew(self, tickets: Sequence[EpisodeTicket]) -> list[tuple[int, int, int]]:
-        """Renew the leases; returns (ticket_id, attempt, fence) of those that are no longer this worker's."""
+        """Renews leases; returns (ticket_id, attempt, fence) of those that are no longer this worker's."""
         request = scheduler_pb2.RenewLeasesRequest(
             worker=self._scheduler.worker, attempts=[encode_ref(ticket) for ticket in tickets]
         )
@@ -43,7 +43,7 @@ class TicketClient:
         return [(ref.ticket_id, ref.attempt, ref.fence) for ref in answer.lost]
 
     async def complete(self, reports: Sequence[AttemptReport]) -> list[tuple[EpisodeTicket, str]]:
-        """Report finished attempts in one call.
+        """Reports finished attempts in one call.
 
         Those not accepted (refused, or to be tried again) come back with the reason: nobody will read
         their columns.

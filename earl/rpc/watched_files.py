@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-class Watched:
+class WatchedFiles:
     """Tells whether these files have changed; through links, which mounted secrets are."""
 
     def __init__(self, *paths: Path) -> None:

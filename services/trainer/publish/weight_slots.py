@@ -32,9 +32,9 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, EarlError
 from services.trainer.model.sharded_policy import Shard
+from services.trainer.publish.events import weights_published
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
-from services.trainer.reshard.events import weights_published
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -160,16 +160,16 @@ class WeightSlots:
         return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
 
     def adopt(self, slots: SlotLayout) -> None:
-        """Publish versions in this layout from now on."""
+        """Publishes versions in this layout from now on."""
         before, self._now = self._now, slots
         self._close_unused(before.store)
 
     def discard(self, slots: SlotLayout) -> None:
-        """Give back what was reserved for a layout that is not used."""
+        """Gives back what was reserved for a layout that is not used."""
         self._close_unused(slots.store)
 
     def close(self) -> None:
-        """Forget all versions, and give their arenas back."""
+        """Forgets all versions, and gives their arenas back."""
         for store in {id(store): store for store in (*self._held.values(), self._now.store)}.values():
             self._io.run(store.close(), CALL_S)
         self._held.clear()
@@ -182,7 +182,7 @@ class WeightSlots:
         return f"weights/{version}/{self._name}-{rank}"
 
     def retire_early(self) -> None:
-        """Start freeing the slot that the next version needs, while the step that makes it computes.
+        """Starts freeing the slot that the next version needs, while the step that makes it computes.
 
         A collective: no rank may renew its descriptor once readers are waited for. Raises as `publish`.
         """
@@ -195,7 +195,7 @@ class WeightSlots:
             self._retiring = self._io.submit(self._retire(self._withheld))
 
     def publish(self, version: int) -> None:
-        """Copy the parameters as they are now into a slot and make them known. A collective.
+        """Copies the parameters as they are now into a slot and makes them known. A collective.
 
         Raises BusUnavailable, DeadlineExceeded, and does so on every rank, so that they proceed alike.
         """
@@ -218,7 +218,7 @@ class WeightSlots:
         return self._io.run(work, CALL_S, self._hurry)
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank and return its result; raises on all if one could not. A collective."""
+        """Does `work` on every rank and returns its result; raises on all if one could not. A collective."""
         failure: EarlError = BusUnavailable("another rank could not publish its weights", "see its log")
         done: list[T] = []
         try:
@@ -249,8 +249,8 @@ class WeightSlots:
         return self._now.store.reserve_classes(key, self._now.classes, version, self._now.room)
 
     async def _retire(self, version: int) -> None:
-        """Wait for those that are reading a withheld version."""
-        # Once more: another rank's renewal may have been under way while it withheld.
+        """Waits for those that are reading a withheld version."""
+        # Once more: another rank's renewal may have been in progress while it withheld.
         await self._registry.remove([self.key(version, rank) for rank in range(self._group.size)])
         readers = self._bus.key("weights", version, "readers")
         poll_s = POLL_S

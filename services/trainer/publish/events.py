@@ -1,4 +1,4 @@
-"""What the trainer tells the run over the bus."""
+"""The trainer's event on the bus: a version of the weights was published."""
 
 from __future__ import annotations
 

@@ -1,0 +1,26 @@
+"""Names of the files in a run's directory, and how one is written: for commands that only look at runs.
+
+`earl.stack.rundir` says what each is; it needs the whole run file's schema, which takes longer to import than
+`earl status` takes otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LOCK = "launcher.lock"
+LOGS = "logs"
+FAILURE = "failure.json"
+LAUNCH = "launch.json"
+# A link to the dashboard, for users who may read the file; replaced when it was used.
+DASHBOARD_LINK = "dashboard.url"
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; only this user can read it (a redis_url may hold a password)."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.unlink(missing_ok=True)  # whatever lies there: a link, or a file that others have open
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    scratch.replace(path)

@@ -1,0 +1,223 @@
+"""Talk to a trained model, or watch it play an episode of its environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from earl.cli.env.games import at_host
+from earl.cli.env.play import ending, show
+from earl.cli.lib.find_run import directory_of
+from earl.cli.lib.notices import waiting
+from earl.cli.lib.run_directory import config_of
+from earl.config.model import ModelConfig
+from earl.config.run import RunConfig
+from earl.env.base import Action
+from earl.errors import ConfigError, ContextTooLong
+from earl.models.export_record import read_record
+from earl.models.spec import load_spec
+from earl.models.tokenizer import Tokenizer
+from earl.obs.processor import BFLOAT16_INSTRUCTIONS, flags
+from earl.visible import visible
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
+
+app = typer.Typer(add_completion=False)
+
+# Longest conversation, where neither the run nor the model says less.
+MOST_TOKENS = 8192
+START_S = 300.0
+
+
+@app.command(epilog="Example: earl chat tictactoe --watch --seed 7")
+def chat(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|DIRECTORY", help="A run, or a model that earl export wrote.")
+    ],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it playing an episode of its run's environment.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling, and of the episode.")] = None,
+    version: Annotated[int, typer.Option(min=0, help="Of this policy version; 0: the newest.")] = 0,
+    best: Annotated[bool, typer.Option("--best", help="Of the version with the best evaluation.")] = False,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 always takes the most probable token; else the run's.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+) -> None:
+    """Talk to a trained model, or watch it play an episode of its environment.
+
+    Every line is a message; an empty line or the end of the input ends the conversation. The model reads
+    what it read in training: its run's system message, its chat template, and how its answers began.
+    """
+    chosen_seed = random.randrange(1 << 32) if seed is None else seed
+    with exported(model, version=version, best=best) as (directory, config):
+        if watch and config is None:
+            raise ConfigError(f"{model} is a model's directory, and names no environment", "give a run")
+        heat = temperature
+        if heat is None:
+            record = read_record(directory)
+            heat = record.temperature if record else 1.0
+        asyncio.run(_chat(directory, config, watch=watch, seed=chosen_seed, temperature=heat, tokens=tokens))
+
+
+@contextmanager
+def exported(model: str, *, version: int, best: bool) -> Iterator[tuple[Path, RunConfig | None]]:
+    """The directory of the model, and the configuration if it is a run's, whose weights are exported first.
+
+    Raises ConfigError.
+    """
+    directory = directory_of(model)
+    if not (directory / "run.json").is_file():
+        if not (directory / "config.json").is_file():
+            raise ConfigError(
+                f"{directory} is neither a run nor a model", "give a run, or what earl export wrote"
+            )
+        yield directory, None
+        return
+    config = config_of(directory)
+    with tempfile.TemporaryDirectory(prefix="earl-chat-") as temporary:
+        to = Path(temporary) / "model"
+        which = ["--best"] if best else ["--version", str(version)]
+        command = [sys.executable, "-m", "earl.cli.main", "export", str(directory), "--to", str(to), *which]
+        with waiting("writing the checkpoint as a model"):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["earl export said nothing; see its code"])[-1]
+            message, _, remedy = last.removeprefix("earl: error: ").partition("; ")
+            raise ConfigError(message, remedy)
+        yield to, config
+
+
+class Conversation:
+    """The tokens of a conversation so far, as an episode has them."""
+
+    def __init__(
+        self, engine: EngineProcess, tokenizer: Tokenizer, *, seed: int, temperature: float, tokens: int
+    ) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._seed, self._temperature, self._tokens = seed, temperature, tokens
+        self._ids: list[int] = []
+
+    async def answer(self, text: str, role: str = "user") -> AsyncIterator[str]:
+        """What the model says to a message, in parts, as it is sampled. Raises ContextTooLong."""
+        ids, tokenizer = self._ids, self._tokenizer
+        ids += tokenizer.encode_observation(text, not ids, role, ids[-1] if ids else None)
+        left = self._engine.spec.max_context_tokens - len(ids)
+        if left < 1:
+            raise ContextTooLong(
+                f"the conversation has {len(ids)} tokens, the model takes {len(ids) + left}",
+                "begin another one",
+            )
+        request = GenerateRequest(
+            request_id=f"chat/{len(ids)}", ids=list(ids), max_new_tokens=min(self._tokens, left),
+            temperature=self._temperature, seed=self._seed, session="chat",
+        )  # fmt: skip
+        sampled: list[int] = []
+        answer = tokenizer.opening
+        if answer:
+            yield answer
+        async for chunk in self._engine.generate(request):
+            sampled += chunk.ids
+            longer = tokenizer.opening + tokenizer.decode(sampled)
+            # A character may take several tokens: until the last one it is shown as a replacement.
+            if not longer.endswith("\N{REPLACEMENT CHARACTER}") and longer.startswith(answer):
+                yield longer[len(answer) :]
+                answer = longer
+        ids += sampled
+
+
+@asynccontextmanager
+async def _engine_of(
+    directory: Path, config: RunConfig | None, stops: frozenset[int]
+) -> AsyncIterator[EngineProcess]:
+    context = min(load_spec(directory).max_positions, MOST_TOKENS)
+    if config is not None:
+        context = min(context, config.rollout.max_context_tokens)
+    native = bool(flags() & set(BFLOAT16_INSTRUCTIONS))
+    spec = EngineSpec(
+        name="chat",
+        model_dir=str(directory),
+        device="auto",
+        threads=os.cpu_count() or 1,
+        dtype="bfloat16" if native else "float32",
+        max_sequences=1,
+        max_context_tokens=context,
+        stop_ids=tuple(sorted(stops)),
+        start_s=START_S,
+    )
+    engine = EngineProcess(spec)
+    with waiting("starting the engine", START_S):
+        await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def _chat(
+    directory: Path, config: RunConfig | None, *, watch: bool, seed: int, temperature: float, tokens: int
+) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    tokenizer = Tokenizer.load(directory, config.model if config else _prompts(directory))
+    async with _engine_of(directory, config, tokenizer.stop_ids) as engine:
+        talk = Conversation(engine, tokenizer, seed=seed, temperature=temperature, tokens=tokens)
+        if watch and config is not None:
+            await _watch(talk, config, console, seed)
+        else:
+            await _talk(talk, console)
+
+
+def _prompts(directory: Path) -> ModelConfig:
+    """How a model's directory is prompted: as its run did, or by its chat template if it has one."""
+    record = read_record(directory)
+    if record is not None:
+        return record.prompts
+    return ModelConfig(chat=(directory / "chat_template.jinja").is_file())
+
+
+async def _talk(talk: Conversation, console: Console) -> None:
+    while True:
+        if sys.stdin.isatty():
+            console.print("> ", end="", style="bold")
+        line = (await asyncio.to_thread(sys.stdin.readline)).rstrip("\n")
+        if not line:
+            return
+        await _answered(talk, line, "user", console)
+
+
+async def _watch(talk: Conversation, config: RunConfig, console: Console, seed: int) -> None:
+    environment = config.environment
+    async with at_host(environment.serve, environment.name) as game:
+        console.print(Text(f"{game.name}, seed {seed}", style="bold"))
+        shown, return_ = await game.begin(seed, environment.task), 0.0
+        for _ in range(config.scheduler.max_turns):
+            show(shown, console)
+            if shown.done:
+                break
+            action = await _answered(talk, shown.observation.text, shown.observation.role, console)
+            shown = await game.act(Action(action))
+            return_ += shown.reward
+        console.print(Text(visible(ending(shown, return_)), style="bold"))
+
+
+async def _answered(talk: Conversation, text: str, role: str, console: Console) -> str:
+    """Prints the model's answer while it is sampled; returns it."""
+    parts: list[str] = []
+    async for part in talk.answer(text, role):
+        parts.append(part)
+        console.print(Text(visible(part), style="green"), end="")
+    console.print()
+    return "".join(parts)

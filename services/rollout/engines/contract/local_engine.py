@@ -1,0 +1,129 @@
+"""What is the same about every engine in its own process: requests that are refused, weights, pauses.
+
+submit ─► checks ─► the engine's own scheduler ─► tokens ─► outbox
+load ─► staged ─ commit: applied between two steps ─► new version, or everything refused
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from earl.errors import EarlError, WeightsIncomplete
+from services.rollout.engines.contract import admission, wire
+from services.rollout.engines.contract.engine import EngineSpec, EngineStats, GenerateRequest, LoadReport
+
+
+class LocalEngine(ABC):
+    """What a CommandLoop drives; single-threaded, and nothing but steps and `commit` takes long."""
+
+    def __init__(self, spec: EngineSpec, vocabulary: int) -> None:
+        self.spec = spec
+        self.version = spec.initial_version
+        # Replies gather here until the loop sends them.
+        self.outbox: list[wire.Reply] = []
+        self._vocabulary = vocabulary
+        self._complete = spec.load_initial
+        self._paused = False
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, stream: bool) -> None:
+        """Queues a request, or refuses it at once: for what an Engine's `generate` raises."""
+        try:
+            admission.check_complete(self.spec, self._complete)
+            admission.check_request(request, self.spec, self._vocabulary)
+            admission.check_queue(self.spec, self._waiting)
+            self._queue(request, stream)
+        except EarlError as error:
+            self.outbox.append(wire.RequestRefused(request.request_id, wire.WireError.of(error)))
+
+    @property
+    @abstractmethod
+    def _waiting(self) -> int:
+        """Requests that do not run yet."""
+
+    @abstractmethod
+    def _queue(self, request: GenerateRequest, stream: bool) -> None:
+        """Takes a request that passed the checks of every engine. Raises EarlError."""
+
+    @property
+    @abstractmethod
+    def _request_ids(self) -> Iterable[str]:
+        """Every request in flight."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Ends a request with what it has; nothing if it is not in flight."""
+
+    @abstractmethod
+    def release(self, session: str) -> None:
+        """The session has ended: its KV may be dropped."""
+
+    def pause(self, keep: bool) -> None:
+        """No step until resume. keep: requests stay as they are; otherwise they are aborted."""
+        self._paused = True
+        for request_id in [] if keep else list(self._request_ids):
+            self.abort(request_id)
+
+    def resume(self) -> None:
+        """Steps again."""
+        self._paused = False
+
+    @abstractmethod
+    def _fail_all(self, error: EarlError) -> None:
+        """Every request in flight ends with the error."""
+
+    # --- weights ------------------------------------------------------------------------------
+
+    def commit(self, version: int) -> LoadReport:
+        """Puts the staged version to use, now, between steps.
+
+        Raises WeightsIncomplete: without effect if the version is not staged, otherwise nothing is generated
+        until a load succeeds.
+        """
+        clock = time.perf_counter()
+        staged = self._take_staged(version)
+        self._complete = False
+        try:
+            size_bytes = self._apply(version, staged)
+        except EarlError as error:
+            incomplete = WeightsIncomplete(
+                f"engine {self.spec.name} could not apply version {version}: {error.message}",
+                "load a version again",
+            )
+            self._fail_all(incomplete)
+            raise incomplete from error
+        self._complete, self.version = True, version
+        self._outdate_kv()
+        if self.spec.kv_on_update == "recompute":
+            self._drop_kv()
+        stall_s = time.perf_counter() - clock
+        return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s)
+
+    @abstractmethod
+    def _take_staged(self, version: int) -> Any:
+        """What `_apply` needs of the staged version. Raises WeightsIncomplete if it is not staged."""
+
+    @abstractmethod
+    def _apply(self, version: int, staged: Any) -> int:
+        """Makes the staged version the engine's weights; returns its bytes.
+
+        Raises EarlError if the weights are now neither the old version nor the new one.
+        """
+
+    @abstractmethod
+    def _outdate_kv(self) -> None:
+        """KV from here on is of other weights: only sessions that have older KV continue with it."""
+
+    @abstractmethod
+    def _drop_kv(self) -> None:
+        """No KV of older weights is used again."""
+
+    # --- figures ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Counters and gauges; busy periods are handed over once."""

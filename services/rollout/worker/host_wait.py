@@ -1,0 +1,80 @@
+"""A worker's wait for an environment host: it leases no ticket before one is there, so no attempt is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from earl.errors import DeadlineExceeded, ServiceUnavailable, UnknownEnvironment
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+CALL_S = 5.0
+# Seconds between lines of the log that say that it still waits.
+NOTICE_S = 30.0
+
+
+class HostListing(Protocol):
+    """What hosts serve now, as earl.env.session.GatewayClient tells."""
+
+    address: str
+
+    async def environments(self, deadline_s: float = ...) -> Collection[str]: ...
+
+
+class HostWait:
+    """Waits until a host serves the environment of this name, at most wait_s seconds."""
+
+    def __init__(self, gateway: HostListing, name: str, wait_s: float) -> None:
+        self._gateway = gateway
+        self._name = name
+        self._wait_s = wait_s
+        self._began_s = 0.0
+        self._waits = False
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been waiting; 0 before and after."""
+        return time.monotonic() - self._began_s if self._waits else 0.0
+
+    async def served(self) -> None:
+        """Returns once the environment is served. Raises UnknownEnvironment after wait_s."""
+        self._began_s, next_notice_s = time.monotonic(), 0.0
+        self._waits = True
+        try:
+            while self._name not in (names := await self._names()):
+                waited_s = self.seconds
+                if waited_s >= self._wait_s:
+                    raise UnknownEnvironment(
+                        f"no host served {self._name!r} within {self._wait_s:g} s; {_served(names)}",
+                        f"{self._start}, or raise environment.wait_s",
+                    )
+                if waited_s >= next_notice_s:
+                    next_notice_s = waited_s + NOTICE_S
+                    left_s = self._wait_s - waited_s
+                    log.warning(
+                        "no host serves %r yet, %s; %s within %.0f s",
+                        self._name, _served(names), self._start, left_s,
+                    )  # fmt: skip
+                await asyncio.sleep(min(POLL_S, max(0.0, self._wait_s - waited_s)))
+        finally:
+            self._waits = False
+
+    @property
+    def _start(self) -> str:
+        return f"start one with: earl env serve MODULE:CLASS --gateway {self._gateway.address}"
+
+    async def _names(self) -> Collection[str]:
+        """What is served; nothing while the gateway does not answer, which its own callers report."""
+        try:
+            return await self._gateway.environments(CALL_S)
+        except (ServiceUnavailable, DeadlineExceeded):
+            return ()
+
+
+def _served(names: Collection[str]) -> str:
+    return f"hosts serve {', '.join(sorted(names))}" if names else "no host is connected"
