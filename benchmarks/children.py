@@ -1,6 +1,6 @@
-"""A benchmark's own processes: what they said, and errors of the catalogue for those that fail or stay.
+"""A benchmark's own processes: their output, and errors of the catalogue for those that fail or time out.
 
-So `earl bench` ends with one line and a documented exit code, whatever became of them.
+`earl bench` then ends with one line and a documented exit code, whatever happened to them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from earl.errors import DeadlineExceeded, ProcessFailed
 
 # What to do about a result that is not what the benchmark's own check expects.
 REPORT = "this is a bug: report it, with this line and the output of earl doctor --json"
-# Of what a process wrote on standard error, the end.
-SAID_CHARACTERS = 2000
+# How much of a process's standard error an error keeps, from its end.
+ERROR_CHARACTERS = 2000
 
 
-def ended(what: str, code: object, said: str = "", remedy: str = "") -> ProcessFailed:
-    """Of processes that should not have ended so. said: on standard error; its end goes with the error."""
-    lines = said.strip().splitlines()
+def ended(what: str, code: object, stderr: str = "", remedy: str = "") -> ProcessFailed:
+    """The error for processes that ended with `code`. stderr: their standard error; the error has its end."""
+    lines = stderr.strip().splitlines()
     error = ProcessFailed(
         f"{what} ended with {code}" + (f": {lines[-1].strip()}" if lines else ""),
-        remedy or ("what it said stands above" if lines else "see what it said, above"),
+        remedy or ("its output stands above" if lines else "see its output, above"),
     )
     if lines[:-1]:
-        error.add_note("\n".join(lines[:-1])[-SAID_CHARACTERS:])
+        error.add_note("\n".join(lines[:-1])[-ERROR_CHARACTERS:])
     return error
 
 
@@ -40,7 +40,7 @@ def late(what: str, limit_s: float) -> DeadlineExceeded:
 
 @asynccontextmanager
 async def within(limit_s: float, what: str) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded when what is done here takes longer."""
+    """Raises DeadlineExceeded when the block takes longer than `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -55,7 +55,7 @@ def last_line(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What a process printed last. Raises ProcessFailed, DeadlineExceeded."""
+    """Runs a command and returns the last line that it prints. Raises ProcessFailed, DeadlineExceeded."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=limit_s
@@ -68,10 +68,10 @@ def last_line(
     return lines[-1]
 
 
-def all_said(processes: Sequence[subprocess.Popen[str]], what: str, limit_s: float) -> list[str]:
-    """What each printed, once all have ended; none is left running. Raises as `last_line`."""
+def outputs_of(processes: Sequence[subprocess.Popen[str]], what: str, limit_s: float) -> list[str]:
+    """The output of each process, once all have ended; none is left running. Raises as `last_line`."""
     try:
-        said = [process.communicate(timeout=limit_s)[0] for process in processes]
+        outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
     except subprocess.TimeoutExpired as error:
         raise late(what, limit_s) from error
     finally:
@@ -80,4 +80,4 @@ def all_said(processes: Sequence[subprocess.Popen[str]], what: str, limit_s: flo
     codes = [process.returncode for process in processes]
     if any(codes):
         raise ended(what, codes)
-    return said
+    return outputs

@@ -1,4 +1,4 @@
-"""Who takes a run's metrics and traces, as a process of its own: a benchmark asks it as JSON lines.
+"""The process that receives a run's metrics and traces; a benchmark sends it commands as JSON lines.
 
 {"directory": "runs/x", "scrape": true}   ─►  {"address": "http://127.0.0.1:4317"}
 {}                                        ─►  {"scrapes": 12, "trace_bytes": 34567}
@@ -63,11 +63,11 @@ def scraped(directory: Path) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     with ExitStack() as stack:
         address, received = stack.enter_context(collector())
-        directory = Path(asked["directory"])
-        scrapes = stack.enter_context(scraped(directory)) if asked["scrape"] else []
+        directory = Path(request["directory"])
+        scrapes = stack.enter_context(scraped(directory)) if request["scrape"] else []
         print(json.dumps({"address": address}), flush=True)
         for _ in sys.stdin:
             print(json.dumps({"scrapes": sum(scrapes), "trace_bytes": sum(received)}), flush=True)

@@ -29,7 +29,7 @@ MEASURED_CODE = (
 def demo(
     ctx: typer.Context, seeds: Seeds = "0,1,2", as_json: AsJson = False, results: Results = RESULTS
 ) -> None:
-    """The demo's learning figures over several seeds: win rate, illegal moves, seconds.
+    """Measure the demo's learning over several seeds: win rate, illegal moves, seconds.
 
     Each seed is a whole run in new processes, one after the other, as `earl demo` makes it.
     """

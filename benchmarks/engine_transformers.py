@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def generate(model: Any, prompts: list[list[int]], new: int) -> int:
-    """Generate `new` tokens for each prompt in one batch; returns how many were generated."""
+    """Generates `new` tokens for each prompt in one batch; returns how many were generated."""
     longest = max(map(len, prompts))
     ids = torch.zeros((len(prompts), longest), dtype=torch.long)
     mask = torch.zeros_like(ids)

@@ -1,4 +1,4 @@
-"""Work that is done again and again beside what is measured."""
+"""Work that is repeated beside what is measured."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def every(period_s: float, work: Callable[[], None], end_s: float = 10.0) -> Ite
     """
     stop = threading.Event()
 
-    def go_on() -> None:
+    def send_next() -> None:
         while not stop.wait(period_s):
             work()
 
     pool = ThreadPoolExecutor(1)
-    going = pool.submit(go_on)
+    going = pool.submit(send_next)
     try:
         yield
     finally:

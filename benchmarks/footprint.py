@@ -39,25 +39,25 @@ class Footprint:
 
 @dataclass(slots=True)
 class Place:
-    """A directory for what is started with a mark. seen: all that looks have found so far."""
+    """A directory for processes that are started with a mark. observed: all that `look` has found so far."""
 
     directory: Path
     mark: str
-    seen: Footprint = field(default_factory=Footprint)
+    observed: Footprint = field(default_factory=Footprint)
 
-    def look(self) -> Footprint:
-        """What lives now, which is remembered."""
-        now = look(self.mark)
-        self.seen |= now
+    def measured(self) -> Footprint:
+        """The processes and files that exist now; they are added to `observed`."""
+        now = measured(self.mark)
+        self.observed |= now
         return now
 
     def left(self) -> list[str]:
-        return left(self.mark, self.mark, self.seen)
+        return left(self.mark, self.mark, self.observed)
 
 
 @contextmanager
 def fresh(benchmark: str, mark: str, runs: str) -> Iterator[Place]:
-    """A directory that goes, after every process of the mark has ended, and what runs made elsewhere.
+    """A directory that is removed after every process of the mark has ended, with what runs made elsewhere.
 
     runs: a glob of their directories in it.
     """
@@ -74,32 +74,32 @@ def fresh(benchmark: str, mark: str, runs: str) -> Iterator[Place]:
 def end(place: Place) -> None:
     """Ends all processes of a place: SIGTERM, a bounded wait, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        place.look()
-        found: dict[int, int] = {}
-        for pid, began in living(place.seen).items():
+        place.measured()
+        descriptors: dict[int, int] = {}
+        for pid, began in living(place.observed).items():
             with suppress(OSError):  # it has ended since
-                found[pid] = os.pidfd_open(pid)
+                descriptors[pid] = os.pidfd_open(pid)
                 if (now := _stat(pid)) is None or now[1] != began:
-                    os.close(found.pop(pid))
-        warden.send(found, number)
-        warden.wait_all(found, warden.GRACE_S)
-        for descriptor in found.values():
+                    os.close(descriptors.pop(pid))
+        warden.send(descriptors, number)
+        warden.wait_all(descriptors, warden.GRACE_S)
+        for descriptor in descriptors.values():
             os.close(descriptor)
 
 
 def living(before: Footprint) -> dict[int, int]:
-    """Those of its processes that still live."""
+    """The processes of `before` that still run, with their start times."""
     return {
         pid: began
         for pid, began in before.processes.items()
-        if (found := _stat(pid)) is not None and found[1] == began
+        if (status := _stat(pid)) is not None and status[1] == began
     }
 
 
-def look(mark: str) -> Footprint:
-    """All that live with this mark, whoever started them, and their children: one that names itself anew, as
-    Valkey does, may show no environment."""
-    living = {pid: found for pid in _pids() if (found := _stat(pid)) is not None}
+def measured(mark: str) -> Footprint:
+    """All processes with this mark and their children: a process that rewrites its title, as Valkey does,
+    may show no environment."""
+    living = {pid: status for pid in _pids() if (status := _stat(pid)) is not None}
     ours = {pid for pid in living if _marked(pid, mark)}
     while more := {pid for pid, (parent, _) in living.items() if parent in ours} - ours:
         ours |= more
@@ -110,7 +110,7 @@ def left(mark: str, name: str, before: Footprint) -> list[str]:
     """What of a run is still there: processes, what they held, shared memory with its name."""
     named = {path for path in SHARED_MEMORY.iterdir() if name in path.name}
     there = sorted(path for path in before.held | named if os.path.lexists(path))
-    now = look(mark).processes | living(before)
+    now = measured(mark).processes | living(before)
     return [*(f"process {pid}" for pid in sorted(now)), *map(str, there)]
 
 
@@ -138,13 +138,13 @@ def _held(pids: Iterable[int]) -> set[Path]:
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]
         if len(fields := line.split(maxsplit=7)) == 8 and fields[7].startswith("/")
     }
-    found: set[Path] = set()
+    held: set[Path] = set()
     for pid in pids:
         with suppress(OSError):
             mapped = map(Path, _SHARED.findall(Path(f"/proc/{pid}/maps").read_text()))
-            found |= {path for path in mapped if path.is_relative_to(SHARED_MEMORY)}
-        found |= {bound[inode] for inode in _sockets(pid) if inode in bound}
-    return found
+            held |= {path for path in mapped if path.is_relative_to(SHARED_MEMORY)}
+        held |= {bound[inode] for inode in _sockets(pid) if inode in bound}
+    return held
 
 
 def _sockets(pid: int) -> Iterator[str]:

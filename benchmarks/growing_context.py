@@ -20,9 +20,8 @@ from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
 from earl.cli.compare.command import plain
 from earl.cli.compare.figures import figures
-from earl.cli.report.charts import smooth
-from earl.cli.report.data import RunRecord, read_run
-from earl.cli.report.panels import TRAIN
+from earl.cli.report.curves import TRAIN, smooth
+from earl.cli.report.data import RecordedRun, read_run
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
@@ -46,7 +45,8 @@ MEASURED_CODE = (
 EXAMPLE = ROOT / "examples" / "growing_context.toml"
 COMPARES = (
     "Tokens trained on per second of a whole run, warm-up and switches included, of one run file: with the "
-    "selector on, and with each static layout of rollout and trainer. vs_best_static is the first over the "
+    "selector on, and with each static layout of rollout and trainer. profiled: the selector had a profile "
+    "of this machine (earl profile). vs_best_static is the first over the "
     "best of those that survive: that complete, with no episode truncated or lost to memory. Layouts that "
     "cannot hold the longest sequence by rollout.kv_tokens and trainer.microbatch_tokens end as `start`, "
     "the layout that the run file begins with; they are run with --all. Contexts grow with skill, which no "
@@ -74,18 +74,18 @@ def growing_context(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")] = EXAMPLE,
     repetitions: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 1,
     all_layouts: Annotated[
-        bool, typer.Option("--all", help="Run those layouts too that cannot hold the longest sequence.")
+        bool, typer.Option("--all", help="Also run layouts that cannot hold the longest sequence.")
     ] = False,
-    runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
+    runs_dir: Annotated[str, typer.Option(help="Directory of runs instead of the run file's.")] = "",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """A run whose contexts grow: the selector against every static layout that survives it."""
+    """Compare the selector with every static layout that survives a run whose contexts grow."""
     given = overrides_of(ctx, runs_dir=runs_dir)
     ways = {OURS: [("scheduler.selector", "on")], START: [("scheduler.selector", "static")]}
     ways |= dict(static_ways(load_run(run_file, given), all_layouts=all_layouts))
     runs: list[dict[str, Any]] = []
-    records: list[RunRecord] = []
+    records: list[RecordedRun] = []
 
     def summed(_: list[dict[str, Any]]) -> dict[str, Any]:
         return summary(list(ways), runs, records)
@@ -99,7 +99,7 @@ def growing_context(
 
 
 def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, list[Override]]]:
-    """By name: the overrides of each static layout of rollout and trainer but the file's own."""
+    """The overrides of each static layout of rollout and trainer except the run file's, by name."""
     rollout, trainer = config.rollout, config.trainer
     with tempfile.TemporaryDirectory() as directory:
         create_model(Path(directory) / "model", config.model, config.seed)
@@ -128,7 +128,7 @@ def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, 
             )
 
 
-def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> RunRecord:
+def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> RecordedRun:
     """The record of a whole run in new processes; ends the command if it is stopped."""
     config = load_run(run_file, list(overrides))
     name = f"{config.name}-{re.sub('[^a-z0-9]+', '-', way)}"
@@ -146,8 +146,8 @@ def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> RunRecor
     return read_run(outcome.directory)
 
 
-def kept(run: RunRecord) -> dict[str, Any]:
-    """The figures of `earl compare` that tell how a run went, and its directory."""
+def kept(run: RecordedRun) -> dict[str, Any]:
+    """The figures of `earl compare` for a run, and its directory."""
     kept_figures: dict[str, Any] = {"directory": run.directory.name}
     for figure in figures():
         if figure.key in KEPT:
@@ -156,12 +156,12 @@ def kept(run: RunRecord) -> dict[str, Any]:
 
 
 def survives(run: dict[str, Any]) -> bool:
-    """It completed, and no episode was cut short or lost for want of room."""
+    """Whether the run completed and no episode was truncated or lost for want of memory."""
     lost = (run["episodes_truncated"] or 0) + (run["episodes_out_of_memory"] or 0)
     return run["outcome"] == "complete" and not lost
 
 
-def rate_up_to(run: RunRecord, tokens: float) -> float | None:
+def rate_up_to(run: RecordedRun, tokens: float) -> float | None:
     """Tokens trained on per second until the mean context of WINDOW steps first reached `tokens`."""
     means = smooth(run.points("length_mean", phase=TRAIN), WINDOW)
     step = next((step for step, mean in means if mean >= tokens), None)
@@ -172,13 +172,13 @@ def rate_up_to(run: RunRecord, tokens: float) -> float | None:
     return done / ends_s[step]
 
 
-def longest_mean(run: RunRecord) -> float:
+def longest_mean(run: RecordedRun) -> float:
     """The highest mean context of WINDOW steps, in tokens."""
     return max((mean for _, mean in smooth(run.points("length_mean", phase=TRAIN), WINDOW)), default=0.0)
 
 
 def summary(
-    ways: Sequence[str], runs: Sequence[dict[str, Any]], records: Sequence[RunRecord]
+    ways: Sequence[str], runs: Sequence[dict[str, Any]], records: Sequence[RecordedRun]
 ) -> dict[str, Any]:
     """tokens_per_s and survivors by way (medians), and the selector's over the best static survivor's."""
     of = {way: [index for index, run in enumerate(runs) if run["way"] == way] for way in ways}
@@ -190,7 +190,7 @@ def summary(
     }
     static = [way for way in survivors if way != OURS]
     best = max(static, key=lambda way: rates[way], default=None)
-    # Of a run that does not survive there is nothing to compare.
+    # A run that does not survive cannot be compared.
     both = [OURS, best] if best and OURS in survivors else []
     reached = min((longest_mean(records[index]) for way in both for index in of[way]), default=0.0)
     alike = {
@@ -209,4 +209,6 @@ def summary(
         "oom": sum(int(run["episodes_out_of_memory"] or 0) for run in selector_runs),
         "truncated": sum(int(run["episodes_truncated"] or 0) for run in selector_runs),
         "switches": sum(int(run["switches"]) for run in selector_runs),
+        # Without a profile the selector decides nothing but what a sequence that fits nowhere forces.
+        "profiled": all(records[index].decisions for index in of[OURS]),
     }

@@ -17,8 +17,10 @@ from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.results import publish
 from earl.cli.lib.figures import bounds, figures
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
+from earl.config.auto_dtype import auto_keys
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
+from earl.obs.metrics import read_lines
 from earl.stack.auto_dtype import settle
 from earl.stack.launcher import LaunchOutcome
 from earl.stack.rundir import free_name
@@ -39,7 +41,8 @@ COMPARES = (
     "The policy after reinforcement learning with the one before it (after the warm-up, if the run file has "
     "one), on the same held-out tasks with the same seeds: gain is the mean difference in reward, gain_low "
     "and gain_high its paired 95 % interval. Each seed is a whole run in new processes, one after the other; "
-    "seconds count from the command's start to the end of the final evaluation. Where the run file begins "
+    "seconds count from the command's start to the end of the final evaluation, first_step_s to the end of "
+    "the first training step. Where the run file begins "
     "with imitation (warmup), start_win_rate and start_mean_reward are what that imitation alone has taught, "
     "and imitation_alone has another run of each seed, which imitates for as many episodes as the first one "
     "imitated and learned from in all, and is evaluated on the same tasks before any reinforcement learning."
@@ -58,15 +61,16 @@ def learning(
         bool,
         typer.Option(help="Where the file begins with imitation, also run each seed with imitation alone."),
     ] = True,
-    runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
+    runs_dir: Annotated[str, typer.Option(help="Directory of runs instead of the run file's.")] = "",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """What a run file learns, over seeds: the gain on held-out tasks with its interval, and seconds."""
+    """Measure what a run file learns over seeds: gain on held-out tasks with its interval, and seconds."""
+
+    given = overrides_of(ctx, runs_dir=runs_dir)
 
     def config_of(seed: int, overrides: Sequence[Override] = (), suffix: str = "") -> RunConfig:
-        given = [*overrides_of(ctx, seed=seed, runs_dir=runs_dir), *overrides]
-        config = settle(load_run(run_file, given))
+        config = settle(load_run(run_file, [*given, ("seed", str(seed)), *overrides]))
         return config.model_copy(update={"name": free_name(config, f"{config.name}-seed{seed}{suffix}")})
 
     configs = [config_of(seed) for seed in whole_numbers(seeds)]
@@ -84,12 +88,19 @@ def learning(
         "imitation_alone": alone,
     }
     runs: list[dict[str, Any]] = []
-    with published(f"learning-{run_file.stem}", about, runs, summary, results, as_json=as_json):
+    name = result_name(run_file.stem, load_run(run_file, given), configs[0])
+    with published(name, about, runs, summary, results, as_json=as_json):
         over_seeds(whole_numbers(seeds), config_of, runs)
         if imitation and configs[0].warmup.batches:
             for run in runs:
                 overrides = imitating(run["trained"], configs[0].warmup.batch_episodes)
                 alone.append(imitated(config_of(run["seed"], overrides, "-imitation"), run["trained"]))
+
+
+def result_name(stem: str, requested: RunConfig, resolved: RunConfig) -> str:
+    """The name of a result: "-float32" is added where the run file's "auto" became that, a slower run."""
+    in_float32 = auto_keys(requested) and "bfloat16" not in (resolved.rollout_dtype, resolved.trainer_dtype)
+    return f"learning-{stem}-float32" if in_float32 else f"learning-{stem}"
 
 
 def imitating(episodes: int, batch_episodes: int) -> list[Override]:
@@ -131,7 +142,7 @@ def published(
     *,
     as_json: bool,
 ) -> Iterator[None]:
-    """At its end what is in `runs` is published, also if it ends early: a seed's run is long."""
+    """Publishes what is in `runs` at the end of the block, even if it ends early: a seed's run is long."""
     try:
         yield
     finally:
@@ -142,7 +153,22 @@ def published(
 def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig], runs: list[dict[str, Any]]) -> None:
     """Appends the figures of a whole run for each seed; ends the command if a run is stopped."""
     for seed in seeds:
-        runs.append(figures(to_end(config_of(seed)), seed))
+        config = config_of(seed)
+        outcome = to_end(config)
+        directory = Path(config.runs_dir) / config.name
+        runs.append({**figures(outcome, seed), **first_step(directory, outcome.seconds)})
+
+
+def first_step(directory: Path, seconds: float) -> dict[str, Any]:
+    """first_step_s: from the command's start to the end of the first training step; null if there was none.
+
+    seconds: from the command's start to the end of the final evaluation, which the scheduler's clock has too.
+    """
+    evaluations = [line["time_s"] for line in read_lines(directory / "evaluations.jsonl")]
+    steps = (line["time_s"] for line in read_lines(directory / "metrics.jsonl") if line["phase"] == "train")
+    first = next(steps, None)
+    known = first is not None and evaluations
+    return {"first_step_s": round(seconds - evaluations[-1] + first, 1) if known else None}
 
 
 def to_end(config: RunConfig) -> LaunchOutcome:

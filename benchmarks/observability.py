@@ -27,7 +27,7 @@ from benchmarks.footprint import MARK, Place
 from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.overridable import RecordedOverridableCommand
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from benchmarks.usage import Usage, Used, between
 from earl.cli.run.demo import RUN_FILE, demo_config, example
 from earl.cli.run.launch import overrides_of
@@ -59,7 +59,7 @@ COMPARES = (
     "side. What the engine's and the trainer's computing differ by is noise, but for their endpoints and "
     "spans."
 )
-# Of each run little but training steps, all that were asked for, and no threads that wait for each other.
+# A run is little but training steps, all that were requested, and has no threads that wait for each other.
 SETTINGS = [
     ("evaluation.at_start", "false"),
     ("evaluation.at_end", "false"),
@@ -69,8 +69,8 @@ SETTINGS = [
     ("rollout.threads", "1"),
 ]
 # Between looks for a training step that has ended; what a look is late by belongs to the next step.
-LOOK_S = 0.25
-# Of a pair: to start and end, and for each training step, at most.
+POLL_S = 0.25
+# Limits of a pair of runs: to start and end, and for each training step.
 START_S = 600.0
 STEP_S = 60.0
 # For a run that was killed.
@@ -84,47 +84,46 @@ def observability(
     ctx: typer.Context,
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 4,
     steps: Annotated[int, typer.Option(min=5, help="Training steps of each run.")] = 60,
-    parts: Annotated[str, typer.Option(help="What is on in one run of a pair: metrics, traces, or none.")] = (
+    parts: Annotated[str, typer.Option(help="What one run of a pair has on: metrics, traces, or none.")] = (
         ",".join(PARTS)
     ),
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """What metrics and traces cost: the demo with them and without, side by side."""
-    asked = parts_of(parts)
+    """Measure what metrics and traces cost: the demo with them and without, side by side."""
+    chosen = parts_of(parts)
     given = [*SETTINGS, ("scheduler.steps", str(steps)), *overrides_of(ctx)]
-    demo_config(0, given)  # says what is wrong with them before anything is started
-    about = {"compares": COMPARES, "parts": asked, "steps": steps}
+    demo_config(0, given)  # reports wrong overrides before anything is started
+    about = {"compares": COMPARES, "parts": chosen, "steps": steps}
     limit_s = START_S + STEP_S * steps
     runs: list[dict[str, Any]] = []
     with published("observability", about, runs, summary, results, as_json=as_json):
         for number in range(rounds):
-            runs += asyncio.run(pair(number, asked, given, limit_s))
-            sys.stderr.write(f"pair {number + 1} of {rounds}: {said(summary(runs[-2:]))}\n")
+            runs += asyncio.run(pair(number, chosen, given, limit_s))
+            sys.stderr.write(f"pair {number + 1} of {rounds}: {summary_line(summary(runs[-2:]))}\n")
 
 
 def parts_of(text: str) -> list[str]:
     """ "metrics,traces" as a list, "none" as an empty one; typer.BadParameter for anything else."""
-    found = text.split(",") if text != "none" else []
-    if not set(found) <= set(PARTS):
+    parts = text.split(",") if text != "none" else []
+    if not set(parts) <= set(PARTS):
         raise typer.BadParameter(
             f"--parts {text!r} is no list of {', '.join(PARTS)}, separated by commas, or none"
         )
-    return found
+    return parts
 
 
 async def pair(
     number: int, parts: Collection[str], overrides: Sequence[Override], limit_s: float
 ) -> list[dict[str, Any]]:
-    """Two whole runs at the same time; `off` first. Neither is left, nor what takes from `on`.
+    """Figures of two whole runs at the same time, `off` first; no process of them is left.
 
-    They share all cores: with half of them each, what the same work takes differed by up to 5 % of the one
-    half and the other.
+    They share all cores: with half of the cores each, the time of the same work differed by up to 5 %.
 
     Raises ProcessFailed if a run fails, DeadlineExceeded, MeasurementWrong.
     """
     mark = f"bench-{secrets.token_hex(4)}"
-    runs: dict[str, Run] = {}
+    runs: dict[str, ObservedRun] = {}
     async with AsyncExitStack() as stack:
         stack.callback(lambda: [run.gone() for run in runs.values()])  # once their places have ended them
         places = {
@@ -132,38 +131,38 @@ async def pair(
             for side in SIDES
         }
         directory = places["on"].directory / places["on"].mark
-        collector, told = await Role.start(
+        collector, opened = await RoleProcess.start(
             "benchmarks.collector", directory=str(directory), scrape="metrics" in parts
         )
         stack.push_async_callback(collector.stop)
-        shown = {"off": settings((), ""), "on": settings(parts, told["address"])}
+        shown = {"off": settings((), ""), "on": settings(parts, opened["address"])}
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             beside = [collector.process.pid] if side == "on" else []
-            runs[side] = Run(side, places[side], [*shown[side], *overrides], beside)
+            runs[side] = ObservedRun(side, places[side], [*shown[side], *overrides], beside)
         async with within(limit_s, "a pair of runs"):
-            going = list(runs.values())
-            while going:
-                await asyncio.sleep(LOOK_S)
-                going = [run for run in going if run.goes_on()]
+            running = list(runs.values())
+            while running:
+                await asyncio.sleep(POLL_S)
+                running = [run for run in running if run.poll()]
         taken = await collector.ask()
-    found = between({side: runs[side].usage.looks for side in SIDES})
+    used_by_side = between({side: runs[side].usage.samples for side in SIDES})
     first = next(iter(runs))
     return [
         {"side": side, "pair": number, "first": side == first}
-        | figures(found[side])
+        | figures(used_by_side[side])
         | (taken if side == "on" else {})
         for side in SIDES
     ]
 
 
 def settings(parts: Collection[str], traces: str) -> list[Override]:
-    """Of a run with these parts. traces: the collector's address."""
+    """Overrides of a run with these parts. traces: the collector's address."""
     metrics = [] if "metrics" in parts else [("obs.metrics", "")]
     return [*metrics, ("obs.traces", traces if "traces" in parts else "")]
 
 
-class Run:
-    """One run as a process of its own, with a name and a directory that no other has.
+class ObservedRun:
+    """A run as a process of its own, with a name and a directory that no other run has.
 
     beside: other processes whose processor time counts as the run's.
     """
@@ -172,30 +171,30 @@ class Run:
         self, side: str, place: Place, overrides: Iterable[Override], beside: Collection[int]
     ) -> None:
         dotted = [text for key, value in overrides for text in (f"--{key}", value)]
-        self._said = place.directory / "said.log"
-        with self._said.open("wb") as log:
+        self._log = place.directory / "output.log"
+        with self._log.open("wb") as file:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "earl.cli.main", "train", str(example(RUN_FILE)), "--plain",
                     "--name", place.mark, "--runs-dir", str(place.directory), *dotted,
                 ],
-                env=os.environ | {MARK: place.mark}, stdin=subprocess.DEVNULL, stdout=log,
+                env=os.environ | {MARK: place.mark}, stdin=subprocess.DEVNULL, stdout=file,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self._side = side
         self.usage = Usage(place.directory / place.mark, [self._process.pid, *beside])
 
-    def goes_on(self) -> bool:
-        """Looks at it. Raises ProcessFailed if it has ended before its last step."""
+    def poll(self) -> bool:
+        """Sample it; returns whether it is running. Raises ProcessFailed if it failed."""
         code = self._process.poll()
-        self.usage.look()
+        self.usage.sample()
         if code:
-            said = self._said.read_text(encoding="utf-8", errors="replace")
-            raise ended(f"the run that is {self._side}", code, said)
+            output = self._log.read_text(encoding="utf-8", errors="replace")
+            raise ended(f"the run that is {self._side}", code, output)
         return code is None
 
     def gone(self) -> None:
-        """Waits for one that was told to end, or has ended."""
+        """Waits for a process that was told to end, or has ended."""
         self._process.wait(END_S)
 
 
@@ -211,7 +210,7 @@ def figures(used: Used) -> dict[str, Any]:
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of both sides and what the runs of a pair differ by; {} without a pair."""
+    """Medians of both sides and the differences within pairs; {} without a pair."""
     of = {side: [run for run in runs if run["side"] == side] for side in SIDES}
     if not all(of.values()):
         return {}
@@ -240,9 +239,9 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def said(figures: dict[str, Any]) -> str:
-    """A summary in a line; microseconds of processor time a token by kind, without and with."""
+def summary_line(figures: dict[str, Any]) -> str:
+    """A summary as one line: microseconds of processor time a token by kind, without and with."""
     kinds = ", ".join(
-        f"{kind} {one['off']:.1f} {one['on']:.1f}" for kind, one in figures["cpu_us_by_kind"].items()
+        f"{kind} {cost['off']:.1f} {cost['on']:.1f}" for kind, cost in figures["cpu_us_by_kind"].items()
     )
     return f"cost {figures['cost']:.2%}, of processor time {figures['cpu_cost']:.2%} (us a token: {kinds})"

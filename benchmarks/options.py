@@ -1,19 +1,23 @@
-"""Options that every benchmark has, and where its result is saved by default."""
+"""Options that every benchmark has, and the directory that its result is saved to by default."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from benchmarks.record.checkout import RESULTS_FOLDER, ROOT
+from earl.obs.processor import flags, native_bfloat16
 
-# An installed package has no record: its results lie where the command is typed.
+# An installed package has no record: its results go below the current directory.
 RESULTS = ROOT / RESULTS_FOLDER if (ROOT / ".git").exists() else Path("bench-results")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Results = Annotated[Path, typer.Option(help="Directory that the result is saved to.")]
+Dtype = Annotated[
+    str, typer.Option(help="bfloat16, float32, or auto: bfloat16 where the processor computes it.")
+]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
 
 
@@ -22,4 +26,13 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of whole numbers such as 1,8,32") from None
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 1,8,32") from None
+
+
+def computed_dtype(dtype: str) -> Literal["bfloat16", "float32"]:
+    """The dtype that a benchmark computes in on this processor. Raises typer.BadParameter for no `Dtype`."""
+    if dtype == "auto":
+        return "bfloat16" if native_bfloat16(flags()) else "float32"
+    if dtype in ("bfloat16", "float32"):
+        return dtype
+    raise typer.BadParameter(f"--dtype {dtype} is none of auto, bfloat16 and float32")

@@ -23,6 +23,7 @@ import typer
 
 from benchmarks.children import REPORT, last_line
 from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.plan_copies import PackedSequences, copies_of, ragged_index
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -30,19 +31,20 @@ from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, split_of
 from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
 from earl.dispatch.plan.schedule import schedule
-from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, plan_batch
+from earl.dispatch.plan.sequence_plan import ContextSlice, plan_batch
 from earl.errors import MeasurementWrong
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
 MEASURED_CODE = (
+    "benchmarks/plan_copies.py",
     "earl/dispatch/plan",
     "earl/dispatch/layout",
 )
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 61, 256, 7168, 2048
 OWNERS = 1024
-# gate, up and down of every expert, each a tensor of its own: [rows, columns], and what tp cuts.
+# gate, up and down of every expert, each a tensor of its own: [rows, columns], and the dimension tp splits.
 MATRICES = ((INTERMEDIATE, HIDDEN, 0), (INTERMEDIATE, HIDDEN, 0), (HIDDEN, INTERMEDIATE, 1))
 ITEM_BYTES = 2
 CREDIT_BYTES = 64 << 20
@@ -70,7 +72,7 @@ def plan(
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Seconds and memory of one owner's plan of its reads, at 1,024 owners."""
+    """Measure the seconds and the memory of one owner's plan of its reads, at 1,024 owners."""
     weights = {name: in_fresh_process(name, owners, repetitions) for name in WEIGHTS}
     batch = in_fresh_process("batch", owners, repetitions)
     result = {
@@ -79,8 +81,8 @@ def plan(
         "repetitions": repetitions,
         "credit_bytes": CREDIT_BYTES,
         "weights_tensors": 3 * LAYERS * EXPERTS,
-        "weights_seconds": max(one["seconds"] for one in weights.values()),
-        "weights_peak_bytes": max(one["peak_bytes"] for one in weights.values()),
+        "weights_seconds": max(figures["seconds"] for figures in weights.values()),
+        "weights_peak_bytes": max(figures["peak_bytes"] for figures in weights.values()),
         "batch_milliseconds": round(1e3 * batch["seconds"], 3),
         "weights": weights,
         "batch": batch,
@@ -89,7 +91,7 @@ def plan(
 
 
 def in_fresh_process(name: str, owners: int, repetitions: int) -> dict[str, Any]:
-    """The figures of one case."""
+    """The figures of one case, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.plan", name, str(owners), str(repetitions)]
     line = last_line(command, f"the plan of {name}", CASE_S, ROOT)
     sys.stderr.write(f"{name}: {line}\n")
@@ -100,15 +102,15 @@ Case = Callable[[int], Reads]
 
 
 def weights(source: tuple[int, ...], target: tuple[int, ...], placements: Callable[[int], Any]) -> Case:
-    """The plan of engine rank `owner`. placements: (source's, target's), by the dimension that tp cuts."""
+    """The plan of engine rank `owner`. placements: (source's, target's), by the dimension that tp shards."""
     trainers = tuple(f"trainer-{i}" for i in range(OWNERS))
     engines = tuple(f"engine-{i}" for i in range(OWNERS))
 
     def planned(owner: int) -> Reads:
         wants: list[Want] = []
-        for rows, columns, cut in MATRICES:
+        for rows, columns, dimension in MATRICES:
             shape = (LAYERS, EXPERTS, rows, columns)
-            before, after = placements(2 + cut)
+            before, after = placements(2 + dimension)
             runs = MeshLayout(shape, target, after, engines, stack=2).runs(owner)
             wants.append(Want(MeshLayout(shape, source, before, trainers, stack=2), runs, ITEM_BYTES))
         return plan_reads(wants)
@@ -121,18 +123,25 @@ EP: Placement = ("shard", 1)
 ROWS: Placement = ("shard", 2)
 # By name: trainer layout -> engine layout.
 WEIGHTS: dict[str, Case] = {
-    "fsdp 16 x ep 64 -> dp 32 x ep 32": weights((16, 64), (32, 32), lambda cut: ((ROWS, EP), (SAME, EP))),
-    "replicas 4 x fsdp 4 x ep 64 -> dp 32 x ep 32": weights(
-        (4, 4, 64), (32, 32), lambda cut: ((SAME, ROWS, EP), (SAME, EP))
+    "fsdp 16 x ep 64 -> dp 32 x ep 32": weights(
+        (16, 64), (32, 32), lambda dimension: ((ROWS, EP), (SAME, EP))
     ),
-    "fsdp 1024 -> dp 128 x tp 8": weights((1024,), (128, 8), lambda cut: ((ROWS,), (SAME, ("shard", cut)))),
+    "replicas 4 x fsdp 4 x ep 64 -> dp 32 x ep 32": weights(
+        (4, 4, 64), (32, 32), lambda dimension: ((SAME, ROWS, EP), (SAME, EP))
+    ),
+    "fsdp 1024 -> dp 128 x tp 8": weights(
+        (1024,), (128, 8), lambda dimension: ((ROWS,), (SAME, ("shard", dimension)))
+    ),
     "replicas 8 x fsdp 128 -> dp 128 x tp 8": weights(
-        (8, 128), (128, 8), lambda cut: ((SAME, ROWS), (SAME, ("shard", cut)))
+        (8, 128), (128, 8), lambda dimension: ((SAME, ROWS), (SAME, ("shard", dimension)))
     ),
     "fsdp 128 x tp 8 -> dp 256 x tp 4": weights(
         (128, 8),
         (256, 4),
-        lambda cut: ((("strided_shard", 2, 8) if cut == 2 else ROWS, ("shard", cut)), (SAME, ("shard", cut))),
+        lambda dimension: (
+            (("strided_shard", 2, 8) if dimension == 2 else ROWS, ("shard", dimension)),
+            (SAME, ("shard", dimension)),
+        ),
     ),
 }
 
@@ -143,23 +152,23 @@ def batch_case() -> Case:
     lengths = np.minimum(generator.lognormal(8, 1, SEQUENCES).astype(np.int64) + 16, 131_072)
     dealt = generator.permutation(SEQUENCES).reshape(PRODUCERS, -1)
     held = [
-        Packed(f"rollout-{i}", sequences, np.concatenate([[0], np.cumsum(lengths[sequences])]))
+        PackedSequences(f"rollout-{i}", sequences, np.concatenate([[0], np.cumsum(lengths[sequences])]))
         for i, sequences in enumerate(dealt)
     ]
-    wanted = generator.permutation(SEQUENCES).reshape(DP, -1)
-    micro = np.arange(wanted.shape[1], dtype=np.int32) // MICRO_BATCH
+    consumed = generator.permutation(SEQUENCES).reshape(DP, -1)
+    micro = np.arange(consumed.shape[1], dtype=np.int32) // MICRO_BATCH
 
     def planned(owner: int) -> Reads:
         context = ContextSlice(owner % CP, CP)
         return plan_batch(
-            RaggedIndex.of(held), wanted[owner // CP], COLUMN_BYTES, context, priority=micro
+            ragged_index(held), consumed[owner // CP], COLUMN_BYTES, context, priority=micro
         ).reads
 
     return planned
 
 
 def measure(name: str, owners: int, repetitions: int) -> dict[str, Any]:
-    """In this process: the slowest owner's plan, and the peak of memory over all."""
+    """Measures a case in this process: the slowest owner's plan, and the peak of memory over all owners."""
     case = batch_case() if name == "batch" else WEIGHTS[name]
     before = resident("VmRSS")
     slowest: dict[str, Any] = {"seconds": -1.0}
@@ -174,7 +183,7 @@ def measure(name: str, owners: int, repetitions: int) -> dict[str, Any]:
             reads = case(owner)
             requests = schedule(reads, CREDIT_BYTES, first_peer=owner)
             planning.append(time.perf_counter() - started)
-            copies = sum(len(requests.spelled(i).tensor) for i in range(len(requests)))
+            copies = sum(len(copies_of(requests, i).tensor) for i in range(len(requests)))
             times.append(time.perf_counter() - started)
             computing.append(time.process_time() - cpu)
             if copies != reads.copies:
@@ -198,10 +207,10 @@ def measure(name: str, owners: int, repetitions: int) -> dict[str, Any]:
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most so far."""
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    """Bytes of a field of this process's status: VmRSS is memory now, VmHWM its peak."""
+    match = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ STOP_S = 10.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Process:
-    """One that said it is ready."""
+class ServiceProcess:
+    """A service process that has reported its address."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self.process = process
         self.address = address
 
     @classmethod
-    async def start(cls, module: str, run: Path, name: str, **environment: str) -> Process:
+    async def start(cls, module: str, run: Path, name: str, **environment: str) -> ServiceProcess:
         """`python -m module --run run --name name`; arguments may stand in module, separated by spaces.
 
         Raises ProcessFailed when it ends, DeadlineExceeded when it is not ready in time.
@@ -40,8 +40,8 @@ class Process:
             async with within(READY_S, f"the start of {name}"):
                 line = await process.stdout.readline()
             if not line:
-                said = (run.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-                raise ended(name, await process.wait(), said)
+                output = (run.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+                raise ended(name, await process.wait(), output)
             return cls(process, json.loads(line)["address"])
         except BaseException:
             if process.returncode is None:
@@ -61,7 +61,7 @@ class Process:
         return cpu_s(self.pid)
 
     async def stop(self) -> None:
-        """SIGTERM and wait; kill it when it stays or is frozen."""
+        """Sends SIGTERM and waits; kills it when it does not end or is frozen."""
         if self.process.returncode is not None:
             return
         self.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""How well a profile that is measured in minutes predicts what is measured afterwards.
+"""How well a profile that takes minutes predicts later measurements.
 
     earl profile's own measuring: a grid of (length, concurrency)  ─► table ─┐
     the same measuring at points between the grid's, which the table lacks  ─┴─► relative errors
@@ -23,7 +23,7 @@ import numpy as np
 import typer
 
 from benchmarks.children import within
-from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
 from benchmarks.trainer_memory import SMOLLM2
@@ -31,14 +31,15 @@ from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, spec_of
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
-from services.scheduler.profile.command import MeasuredProfile, measure
 from services.scheduler.profile.rows import STAGES, ProfileRow
 from services.scheduler.profile.table import ProfileTable
+from services.scheduler.profiler.command import MeasuredProfile, measure
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
 MEASURED_CODE = (
     "services/scheduler/profile",
+    "services/scheduler/profiler",
     "services/rollout/engines",
     "services/trainer/step",
 )
@@ -76,23 +77,26 @@ class Compared:
 @app.command(cls=RecordedCommand)
 def profile(
     stages: Annotated[str, typer.Option(help="Stages, separated by commas.")] = "rollout",
-    contexts: Annotated[str, typer.Option(help="Of the grid, in tokens.")] = "512,1024,2048,4096",
-    concurrency: Annotated[str, typer.Option(help="Of the grid.")] = "1,2,4,8,16",
-    held_contexts: Annotated[str, typer.Option(help="Held out, in tokens.")] = "724,1448,2896",
-    held_concurrency: Annotated[str, typer.Option(help="Held out.")] = "3,6,12",
+    contexts: Annotated[str, typer.Option(help="Lengths of the grid, in tokens.")] = "512,1024,2048,4096",
+    concurrency: Annotated[str, typer.Option(help="Concurrencies of the grid.")] = "1,2,4,8,16",
+    held_contexts: Annotated[
+        str, typer.Option(help="Lengths of the held-out points, in tokens.")
+    ] = "724,1448,2896",
+    held_concurrency: Annotated[str, typer.Option(help="Concurrencies of the held-out points.")] = "3,6,12",
     step: Annotated[str, typer.Option(help="Length and concurrency of a whole step of rollout.")] = "512,4",
     minutes: Annotated[float, typer.Option(help="Time for the profile.")] = 5.0,
     held_minutes: Annotated[float, typer.Option(help="Time for the points held out.")] = 5.0,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Dtype = "auto",
     threads: Annotated[int, typer.Option(min=1, help="torch threads.")] = 2,
-    layers: Annotated[int, typer.Option(min=1, help="Of the model; SmolLM2-135M has 30.")] = LAYERS,
-    vocabulary: Annotated[int, typer.Option(min=2, help="SmolLM2's is 49152.")] = VOCABULARY,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the model; SmolLM2-135M has 30.")] = LAYERS,
+    vocabulary: Annotated[
+        int, typer.Option(min=2, help="Vocabulary of the model; SmolLM2's is 49152.")
+    ] = VOCABULARY,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """How well a profile that is measured in minutes predicts what is measured afterwards."""
-    if dtype not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype {dtype} is neither bfloat16 nor float32")
+    """Measure how well a profile that takes minutes predicts later measurements."""
+    computed = computed_dtype(dtype)
     names = stages.split(",")
     if not set(names) <= set(STAGES):
         raise typer.BadParameter(f"--stages {stages!r} is no list of {', '.join(STAGES)}")
@@ -100,12 +104,12 @@ def profile(
     held = (whole_numbers(held_contexts), whole_numbers(held_concurrency))
     whole = whole_numbers(step)
     if len(whole) != 2:
-        raise typer.BadParameter(f"--step {step!r} is no length and concurrency such as 512,4")
-    settings = {"dtype": dtype, "threads": threads, "layers": layers, "vocabulary": vocabulary}
+        raise typer.BadParameter(f"--step {step!r} is not a length and a concurrency such as 512,4")
+    settings = {"dtype": computed, "threads": threads, "layers": layers, "vocabulary": vocabulary}
     with tempfile.TemporaryDirectory(prefix="earl-bench-profile-") as temporary:
         directory = Path(temporary)
-        model = write_model(directory / "model", layers, vocabulary, dtype)
-        config = run_config(model, dtype, threads, max(*grid[0], *held[0]))
+        model = write_model(directory / "model", layers, vocabulary, computed)
+        config = run_config(model, computed, threads, max(*grid[0], *held[0]))
         started = time.monotonic()
         table = measured(config, names, grid, 60 * minutes, directory / "grid")
         profile_s = time.monotonic() - started
@@ -113,24 +117,26 @@ def profile(
         # At the middle of the grid's lengths, with fewest and most sequences.
         same = ([grid[0][len(grid[0]) // 2]], sorted({min(grid[1]), max(grid[1])}))
         again = measured(config, names, same, AGAIN_S, directory / "again")
-        found = {"machine_drift": drift(rows_of(table), rows_of(again)), **figures(table, after)}
+        result = {"machine_drift": drift(rows_of(table), rows_of(again)), **figures(table, after)}
         if any(row.stage == "rollout" for row in rows_of(table)):
-            found |= whole_step(config, model, whole[0], whole[1], rows_of(table))
+            result |= whole_step(config, model, whole[0], whole[1], rows_of(table))
     publish(
         "profile",
-        {"measures": MEASURES, **settings, "profile_s": round(profile_s, 1), **found},
+        {"measures": MEASURES, **settings, "profile_s": round(profile_s, 1), **result},
         results,
         as_json=as_json,
     )
 
 
 def figures(table: list[MeasuredProfile], after: list[MeasuredProfile]) -> dict[str, Any]:
-    """What a profile predicts of what was measured after it."""
+    """Figures that compare a profile's predictions with the points measured after it."""
     compared = compare(rows_of(table), rows_of(after))
     return {
         **summary(compared),
-        "not_measured": [f"{one.stage} {name}" for one in (*table, *after) for name in one.lacking],
-        "held_out": [{**asdict(one), "error": round(one.error, 4)} for one in compared],
+        "not_measured": [
+            f"{measurement.stage} {name}" for measurement in (*table, *after) for name in measurement.lacking
+        ],
+        "held_out": [{**asdict(point), "error": round(point.error, 4)} for point in compared],
         "table": [
             {
                 "stage": row.stage,
@@ -147,22 +153,22 @@ def figures(table: list[MeasuredProfile], after: list[MeasuredProfile]) -> dict[
 def measured(
     config: RunConfig, stages: list[str], grid: tuple[list[int], list[int]], seconds: float, kept: Path
 ) -> list[MeasuredProfile]:
-    """What `earl profile` would find of these points."""
-    found: list[MeasuredProfile] = []
+    """What `earl profile` measures at the points of `grid`."""
+    profiles: list[MeasuredProfile] = []
 
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")
 
-    asyncio.run(measure(config, stages, *grid, seconds=seconds, say=say, measured=found, kept=kept))
-    return found
+    asyncio.run(measure(config, stages, *grid, seconds=seconds, say=say, measured=profiles, kept=kept))
+    return profiles
 
 
-def rows_of(found: list[MeasuredProfile]) -> list[ProfileRow]:
-    return [row for one in found for row in one.rows]
+def rows_of(profiles: list[MeasuredProfile]) -> list[ProfileRow]:
+    return [row for profile in profiles for row in profile.rows]
 
 
 def compare(table: list[ProfileRow], held: list[ProfileRow]) -> list[Compared]:
-    """What the table predicts of the rows held out, where both have a throughput."""
+    """The table's predictions for the held-out rows, where both have a throughput."""
     tables = {stage: ProfileTable(table, stage) for stage in {row.stage for row in table}}
     compared = []
     for row in held:
@@ -175,8 +181,8 @@ def compare(table: list[ProfileRow], held: list[ProfileRow]) -> list[Compared]:
 
 
 def summary(compared: list[Compared]) -> dict[str, float | None]:
-    """None where nothing could be compared."""
-    errors = [one.error for one in compared]
+    """The largest and the median error; None where nothing could be compared."""
+    errors = [pair.error for pair in compared]
     return {
         "profile_error": round(max(errors), 4) if errors else None,
         "profile_error_median": round(statistics.median(errors), 4) if errors else None,
@@ -184,7 +190,7 @@ def summary(compared: list[Compared]) -> dict[str, float | None]:
 
 
 def drift(table: list[ProfileRow], again: list[ProfileRow]) -> float | None:
-    """The median of what the table's points do now, over what they did."""
+    """The median ratio of the points' throughput now to their throughput in the table."""
     before = {(row.stage, row.context_tokens, row.concurrency): row.tokens_per_device_s for row in table}
     ratios = []
     for row in again:
@@ -197,7 +203,7 @@ def drift(table: list[ProfileRow], again: list[ProfileRow]) -> float | None:
 def whole_step(
     config: RunConfig, model: Path, length: int, count: int, table: list[ProfileRow]
 ) -> dict[str, Any]:
-    """A step of `count` sequences that grow to `length`, as the table has it and as it is."""
+    """Figures of a step of `count` sequences that grow to `length`: predicted by the table, and measured."""
     rows = ProfileTable(table, "rollout")
     rate = rows.predict(rows.parallelisms[0], length, count).tokens_per_device_s
     predicted = count * length / rate
@@ -245,7 +251,7 @@ async def _step(spec: EngineSpec, length: int, count: int) -> float:
 
 
 def run_config(model: Path, dtype: str, threads: int, longest: int) -> RunConfig:
-    """A run with one device a stage."""
+    """The configuration of a run with one device per stage."""
     return RunConfig.model_validate(
         {
             "name": "profile",
@@ -259,7 +265,7 @@ def run_config(model: Path, dtype: str, threads: int, longest: int) -> RunConfig
 
 
 def write_model(directory: Path, layers: int, vocabulary: int, dtype: str) -> Path:
-    """A checkpoint of SmolLM2's shape with random weights."""
+    """Writes a checkpoint of SmolLM2's shape with random weights; returns its directory."""
     import torch
     from safetensors.torch import save_file
 

@@ -18,7 +18,7 @@ from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
 from benchmarks.reference_roles import Deal
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch, ConfigError
 
@@ -51,12 +51,12 @@ def reference(
     ] = "64x512,64x2048,64x8192,256x8192,512x32768",
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and size.")] = 15,
     transport: Annotated[
-        str, typer.Option(help='Of the direct way: "auto" (shared memory) or "ucx".')
+        str, typer.Option(help='Transport of the direct way: "auto" (shared memory) or "ucx".')
     ] = "auto",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Reference log-probs from the stage's ranks to the trainer's: directly, and through one controller."""
+    """Move reference log-probs from the stage's ranks to the trainer's, directly or through a controller."""
     try:
         batches = [tuple(map(int, text.split("x"))) for text in sizes.split(",")]
         deals = [deal(sequences, tokens) for sequences, tokens in batches]
@@ -67,14 +67,14 @@ def reference(
         "compares": COMPARES,
         "rounds": rounds,
         "batches": measured,
-        "ratio_min": min(one["ratio"] for one in measured),
-        "ratio_max": max(one["ratio"] for one in measured),
+        "ratio_min": min(row["ratio"] for row in measured),
+        "ratio_max": max(row["ratio"] for row in measured),
     }
     publish("reference", result, results, as_json=as_json)
 
 
 def deal(sequences: int, tokens: int) -> Deal:
-    """Sequences dealt out twice, independently, as the dock and the batch plan do."""
+    """Sequences assigned to ranks twice, independently, as the scheduler does for stage and trainer."""
     if sequences < RANKS or tokens < 1:
         raise ConfigError(
             f"--sizes {sequences}x{tokens} is no batch",
@@ -82,15 +82,15 @@ def deal(sequences: int, tokens: int) -> Deal:
         )
     generator = np.random.default_rng(sequences * tokens)
 
-    def cut() -> list[list[int]]:
+    def assign() -> list[list[int]]:
         order = generator.permutation(sequences)
         return [sorted(order[rank::RANKS].tolist()) for rank in range(RANKS)]
 
-    return Deal(tokens, cut(), cut())
+    return Deal(tokens, assign(), assign())
 
 
 async def measure(deals: list[Deal], rounds: int, transport: str) -> list[dict[str, Any]]:
-    """Every batch both ways; milliseconds are medians over the rounds."""
+    """Figures of every batch, both ways; milliseconds are medians over the rounds."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
@@ -98,27 +98,27 @@ async def measure(deals: list[Deal], rounds: int, transport: str) -> list[dict[s
         stack.push_async_callback(valkey.stop)
         url = await valkey.start(directory)
 
-        async def start(**role: Any) -> tuple[Role, dict[str, Any]]:
-            made, said = await Role.start("benchmarks.reference_roles", **role)
+        async def start(**role: Any) -> tuple[RoleProcess, dict[str, Any]]:
+            made, opened = await RoleProcess.start("benchmarks.reference_roles", **role)
             stack.push_async_callback(made.stop)
-            return made, said
+            return made, opened
 
-        controller, said = await start(role="controller")
-        # All of one batch may lie on one rank, twice, beside alignment.
-        bytes_ = max(2 * 4 * one.tokens * sum(map(len, one.computes)) for one in deals) + (16 << 20)
+        controller, opened = await start(role="controller")
+        # All of a batch may lie on one rank, twice, beside alignment.
+        bytes_ = max(2 * 4 * dealt.tokens * sum(map(len, dealt.computes)) for dealt in deals) + (16 << 20)
         common = {
-            "redis": url, "transport": transport, "controller": said["address"],
+            "redis": url, "transport": transport, "controller": opened["address"],
             "arenas": arenas, "arena_bytes": bytes_,
         }  # fmt: skip
         stages = [(await start(role="stage", rank=rank, **common))[0] for rank in range(RANKS)]
         trainers = [(await start(role="trainer", rank=rank, **common))[0] for rank in range(RANKS)]
-        return [await batch(controller, stages, trainers, one, rounds) for one in deals]
+        return [await batch(controller, stages, trainers, dealt, rounds) for dealt in deals]
 
 
 async def batch(
-    controller: Role, stages: list[Role], trainers: list[Role], dealt: Deal, rounds: int
+    controller: RoleProcess, stages: list[RoleProcess], trainers: list[RoleProcess], dealt: Deal, rounds: int
 ) -> dict[str, Any]:
-    """One batch, both ways in turn."""
+    """Figures of one batch, measured both ways in turn."""
     times: dict[str, list[float]] = {"direct": [], "controller": []}
     parts: dict[str, list[float]] = {"publish": [], "read": []}
     paths: set[str] = set()
@@ -128,18 +128,18 @@ async def batch(
             await controller.ask(**work)
             answers = await asyncio.gather(*(role.ask(**work) for role in [*trainers, *stages]))
             filled, computed = answers[: len(trainers)], answers[len(trainers) :]
-            if not all(one["right"] for one in filled):
+            if not all(answer["right"] for answer in filled):
                 raise ChecksumMismatch(
                     f"{way}: a trainer rank's column is not what the stage computed", REPORT
                 )
             if way == "direct":
-                paths |= {one["path"] for one in filled}
+                paths |= {answer["path"] for answer in filled}
             if number > WARM_UP:
-                last = max(one["at_ns"] for one in filled) - max(one["at_ns"] for one in computed)
+                last = max(answer["at_ns"] for answer in filled) - max(answer["at_ns"] for answer in computed)
                 times[way].append(last / 1e6)
                 if way == "direct":
-                    parts["publish"].append(max(one["part_ns"] for one in computed) / 1e6)
-                    parts["read"].append(max(one["part_ns"] for one in filled) / 1e6)
+                    parts["publish"].append(max(answer["part_ns"] for answer in computed) / 1e6)
+                    parts["read"].append(max(answer["part_ns"] for answer in filled) / 1e6)
     sequences = sum(map(len, dealt.computes))
     direct_ms, controller_ms = (statistics.median(times[way]) for way in ("direct", "controller"))
     return {

@@ -40,14 +40,14 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """Who computes and who trains which sequence: indices by rank. tokens: of every sequence."""
+    """The sequences that each rank computes and trains: indices by rank. tokens: length of every sequence."""
 
     tokens: int
     computes: list[list[int]]
     trains: list[list[int]]
 
     def home(self, sequence: int) -> tuple[int, int]:
-        """(stage rank, place among its sequences)."""
+        """The stage rank that computes a sequence, and its index among that rank's sequences."""
         for rank, mine in enumerate(self.computes):
             if sequence in mine:
                 return rank, mine.index(sequence)
@@ -55,15 +55,15 @@ class Deal:
 
 
 def values(deal: Deal, sequence: int, number: int) -> np.ndarray:
-    """What the reference column of a sequence holds in a round: float32[tokens]."""
+    """The reference column of a sequence in a round: float32[tokens]."""
     return -((np.arange(deal.tokens, dtype=np.float32) + 7 * sequence + 13 * number) % 1021)
 
 
 # --- the controller -------------------------------------------------------------------------
 
 
-class Controller:
-    """Gathers what stage ranks put, and scatters it; `fresh` forgets the round before."""
+class ReferenceController:
+    """Gathers what stage ranks put, and scatters it; `fresh` discards the round before."""
 
     def __init__(self) -> None:
         self.fresh(Deal(0, [], []))
@@ -112,12 +112,12 @@ class Controller:
 def chunked(array: np.ndarray) -> Iterator[bytes]:
     """The array's bytes in messages of CHUNK_BYTES: what gRPC carries fastest."""
     flat = array.reshape(-1).view(np.uint8)
-    for at in range(0, len(flat), CHUNK_BYTES):
-        yield flat[at : at + CHUNK_BYTES].tobytes()
+    for offset in range(0, len(flat), CHUNK_BYTES):
+        yield flat[offset : offset + CHUNK_BYTES].tobytes()
 
 
 async def run_controller(role: dict[str, Any]) -> None:
-    controller = Controller()
+    controller = ReferenceController()
     handlers = {
         "Put": grpc.stream_unary_rpc_method_handler(controller.put),
         "Get": grpc.unary_stream_rpc_method_handler(controller.get),
@@ -159,7 +159,7 @@ class End:
 
 
 async def run_stage(role: dict[str, Any]) -> None:
-    """Produces its sequences' columns; answers when they were computed."""
+    """A stage rank: produces its sequences' columns and answers the time at which they were computed."""
     end = End(role)
     store = await TensorStore.open(
         end.registry,
@@ -206,7 +206,7 @@ async def _messages(name: bytes, column: np.ndarray) -> AsyncIterator[bytes]:
 
 
 async def run_trainer(role: dict[str, Any]) -> None:
-    """Fills its column, sequence after sequence; answers when it was filled, and over which path."""
+    """A trainer rank: fills its column and answers when it was filled, and over which path."""
     end = End(role)
     dispatcher = await Dispatcher.create(end.registry, end.config)
     answer()
@@ -227,12 +227,14 @@ async def run_trainer(role: dict[str, Any]) -> None:
             path = (await dispatcher.read(reads, WAIT_S)).path
         else:
             began_ns = time.monotonic_ns()
-            flat, at, path = column.reshape(-1).view(np.uint8), 0, "grpc"
+            flat, offset, path = column.reshape(-1).view(np.uint8), 0, "grpc"
             async for chunk in end.get(end.name):
-                flat[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
-                at += len(chunk)
+                flat[offset : offset + len(chunk)] = np.frombuffer(chunk, np.uint8)
+                offset += len(chunk)
         filled_ns = time.monotonic_ns()
-        right = all((column[row] == values(deal, one, number)).all() for row, one in enumerate(mine))
+        right = all(
+            (column[row] == values(deal, sequence, number)).all() for row, sequence in enumerate(mine)
+        )
         column[:] = 0.0
         answer(at_ns=filled_ns, part_ns=filled_ns - began_ns, path=path, right=right)
     await dispatcher.close()
@@ -247,13 +249,13 @@ def deal_of(work: dict[str, Any]) -> Deal:
 
 
 async def commands() -> AsyncIterator[dict[str, Any]]:
-    """Lines of stdin until it ends."""
+    """JSON objects of stdin, one a line, until it ends."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         yield json.loads(line)
 
 
-def answer(**said: Any) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
+def answer(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 

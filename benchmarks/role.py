@@ -1,4 +1,4 @@
-"""A process of a benchmark, told its work as JSON lines on stdin, answering with one each on stdout."""
+"""A process of a benchmark, which reads commands as JSON lines on stdin and answers each on stdout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ STOP_S = 10.0
 LINE_BYTES = 1 << 24
 
 
-class Role:
-    """One process of the benchmark."""
+class RoleProcess:
+    """A process of the benchmark and its pipes."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -33,8 +33,8 @@ class Role:
         pass_fds: Sequence[int] = (),
         start_s: float = ANSWER_S,
         **role: Any,
-    ) -> tuple[Role, dict[str, Any]]:
-        """`python -m module`, and what it says once it is ready. Raises as `answer`, the process ended."""
+    ) -> tuple[RoleProcess, dict[str, Any]]:
+        """Starts `python -m module`; returns it and its first answer. Raises as `answer`, after ending it."""
         process = await asyncio.create_subprocess_exec(
             python, "-m", module, cwd=ROOT, env=environment, pass_fds=pass_fds,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_BYTES,
@@ -48,17 +48,17 @@ class Role:
             raise
 
     async def ask(self, **work: Any) -> dict[str, Any]:
-        """One line there, one line back. Raises as `answer`."""
+        """Sends a command and returns its answer. Raises as `answer`."""
         self.tell(**work)
         return await self.answer()
 
     def tell(self, **work: Any) -> None:
-        """One line there."""
+        """Sends a command without waiting for its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(work).encode() + b"\n")
 
     async def answer(self, within_s: float = ANSWER_S) -> dict[str, Any]:
-        """The next line. Raises ProcessFailed when the process ended, DeadlineExceeded."""
+        """The next answer. Raises ProcessFailed when the process ended, DeadlineExceeded."""
         assert self.process.stdout is not None
         async with within(within_s, "an answer of a process of the benchmark"):
             line = await self.process.stdout.readline()
@@ -67,7 +67,7 @@ class Role:
         return json.loads(line)
 
     async def stop(self) -> None:
-        """End its input and wait; kill it when it stays."""
+        """Closes its input and waits; kills it when it does not end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import REPORT, all_said
+from benchmarks.children import REPORT, outputs_of
 from benchmarks.record.checkout import ROOT
 from earl.errors import MeasurementWrong
 
 RANKS = 2
-# Of float32, as one decoded token of a small model gives and as a batch of 32 does.
+# float32 elements of one decoded token of a small model, and of a batch of 32.
 ELEMENTS = (576, 18_432)
 ROUNDS = 9
 SUMS = 200
@@ -29,9 +29,9 @@ RANK_S = 120.0
 
 
 def measure() -> dict[str, Any]:
-    """Microseconds a sum by elements, of both ways; ratios are medians over the rounds.
+    """Microseconds a sum by number of elements, both ways; ratios are medians over the rounds.
 
-    Raises ProcessFailed if a rank ends otherwise than well, DeadlineExceeded.
+    Raises ProcessFailed if a rank fails, DeadlineExceeded.
     """
     memory = os.memfd_create("sums")
     with tempfile.TemporaryDirectory(prefix="earl-bench-sum-") as directory:
@@ -47,24 +47,26 @@ def measure() -> dict[str, Any]:
             ]  # fmt: skip
         finally:
             os.close(memory)
-        said = all_said(ranks, "the ranks that add up", RANK_S)
-    return {"tp_sum_us": json.loads(said[0])}
+        outputs = outputs_of(ranks, "the ranks that add up", RANK_S)
+    return {"tp_sum_us": json.loads(outputs[0])}
 
 
-def _rank(rank: int, ranks: int, memory: int, meeting: str) -> None:
+def _rank(rank: int, ranks: int, memory: int, rendezvous: str) -> None:
     import torch
     import torch.distributed
 
     from services.rollout.engines.torch.shm_allreduce import SharedSum
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
+    )
     shared = SharedSum(memory, rank, ranks, RANK_S)
     ways: dict[str, Callable[[torch.Tensor], object]] = {
         "shared_memory": shared.add_up,
         "gloo": torch.distributed.all_reduce,
     }
-    found = []
+    rows = []
     for elements in ELEMENTS:
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(ROUNDS + 1):
@@ -75,14 +77,14 @@ def _rank(rank: int, ranks: int, memory: int, meeting: str) -> None:
         row: dict[str, Any] = {name: round(statistics.median(s) * 1e6, 2) for name, s in seconds.items()}
         pairs = zip(seconds["gloo"], seconds["shared_memory"], strict=True)
         row["gloo_over_shared_memory"] = round(statistics.median(a / b for a, b in pairs), 2)
-        found.append({"elements": elements, **row})
+        rows.append({"elements": elements, **row})
     torch.distributed.destroy_process_group()
     if rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(rows))
 
 
 def _seconds(add_up: Callable[[Any], object], x: Any, ranks: int) -> float:
-    """Of one sum, of SUMS in a row; every sum is checked."""
+    """Seconds of one sum, as a mean over SUMS in a row; every sum is checked."""
     began = ended = time.perf_counter()
     for _ in range(SUMS):
         x.fill_(1.0)

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.children import ended
-from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -45,18 +45,24 @@ SMOLLM2: dict[str, Any] = {"hidden": 576, "heads": 9, "kv_heads": 3, "head_dim":
 @app.command("trainer-memory", cls=RecordedCommand)
 def trainer_memory(
     tokens: Annotated[int, typer.Option(min=16, help="Length of the sequence.")] = 16_384,
-    layers: Annotated[int, typer.Option(min=1, help="Of the model; SmolLM2-135M has 30.")] = 30,
-    vocabulary: Annotated[int, typer.Option(min=2, help="SmolLM2's is 49152.")] = 49_152,
-    dtype: Annotated[str, typer.Option(help="What is computed in: float32 or bfloat16.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(min=1)] = 2,
-    limit_gib: Annotated[float, typer.Option(help="Memory of one process beyond its start.")] = 16.0,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the model; SmolLM2-135M has 30.")] = 30,
+    vocabulary: Annotated[
+        int, typer.Option(min=2, help="Vocabulary of the model; SmolLM2's is 49152.")
+    ] = 49_152,
+    dtype: Dtype = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="torch threads.")] = 2,
+    limit_gib: Annotated[float, typer.Option(help="Memory that a process may take beyond its start.")] = 16.0,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Peak memory of one training step on long sequences, with and without what saves it."""
-    if dtype not in ("float32", "bfloat16"):
-        raise typer.BadParameter(f"--dtype {dtype} is neither float32 nor bfloat16")
-    shape = {"tokens": tokens, "layers": layers, "vocabulary": vocabulary, "dtype": dtype, "threads": threads}
+    """Measure the peak memory of a training step on long sequences, with and without what saves it."""
+    shape = {
+        "tokens": tokens,
+        "layers": layers,
+        "vocabulary": vocabulary,
+        "dtype": computed_dtype(dtype),
+        "threads": threads,
+    }
     runs: list[dict[str, Any]] = []
     for chunked in (True, False):
         for checkpointed in (True, False):
@@ -85,8 +91,8 @@ def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float | None]:
-    """peak_gib: of what the trainer does for long sequences. vs_*: how many times that the others need;
-    None where they do not fit at all."""
+    """peak_gib: with both savings, as the trainer does. vs_*: how many times as much without one or both;
+    None where that did not fit."""
     peaks = {(run["chunked_logprobs"], run["activation_checkpointing"]): run.get("peak_gib") for run in runs}
     best = peaks[True, True]
 
@@ -103,7 +109,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """One step in this process, which must be fresh. Peaks are resident memory as the kernel counts it."""
+    """Figures of one step in this process, which must be fresh. Peaks are resident memory by the kernel."""
     import torch
 
     from services.trainer.ranks.runtime import keep_pages
@@ -113,7 +119,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     step = prepared(case)
     before = peak_bytes()
     limit = int(case["limit_gib"] * GIB)
-    # Of what this process maps and writes; the libraries' reserved address space does not count.
+    # The limit is on what this process maps and writes, not on address space that libraries reserve.
     most = data_bytes() + limit
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     started = time.perf_counter()
@@ -171,8 +177,8 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
         "activation_checkpointing": case["activation_checkpointing"],
     }
     config = RunConfig.model_validate({"name": "m", "environment": {"name": "m"}, "trainer": trainer})
-    cut = RankMesh(Group("cpu"), config.trainer.parallelism, spec)
-    policy = ShardedPolicy.of(spec, cut, config)
+    mesh = RankMesh(Group("cpu"), config.trainer.parallelism, spec)
+    policy = ShardedPolicy.of(spec, mesh, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for shard in policy.shards:
@@ -196,7 +202,7 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
 
 
 def plain_logprobs(hidden: Any, weight: Any, targets: Any, temperature: float = 1.0) -> tuple[Any, Any]:
-    """What earl.models.logprobs.token_logprobs promises, with all logits at once."""
+    """The results of earl.models.logprobs.token_logprobs, computed with all logits at once."""
     import torch.nn.functional as F
 
     distribution = F.log_softmax(F.linear(hidden, weight).float() / temperature, -1)
@@ -205,12 +211,12 @@ def plain_logprobs(hidden: Any, weight: Any, targets: Any, temperature: float = 
 
 
 def peak_bytes() -> int:
-    """Most resident memory that this process ever had."""
+    """Peak resident memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def data_bytes() -> int:
-    """Private writable memory that this process has mapped: what RLIMIT_DATA bounds."""
+    """Bytes of private writable memory that this process has mapped, which RLIMIT_DATA limits."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData")) * 1024
 

@@ -1,7 +1,7 @@
 """How soon a run that is started in the background is ready, and how soon nothing of it is left.
 
-repetitions times:  earl up ─► every process is ready ─► earl down --now ─► no process, socket, arena
-                    earl up ─► … ─► earl down ─► the same, with a checkpoint and the report
+repetitions times:  earl up ─► every process is ready ─► earl stop --now ─► no process, socket, arena
+                    earl up ─► … ─► earl stop ─► the same, with a checkpoint and the report
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMPARES = (
     "run. up_ready_s: until every process has said that it serves; down_s: until the last one has ended, "
     "after a checkpoint and the report; down_now_s: the same without waiting for a checkpoint. Medians. "
     "left: processes of the runs, and shared memory and sockets that they held, which are there after "
-    "`earl down`: looked for in /proc and the file system, not asked of it."
+    "`earl stop`: looked for in /proc and the file system, not asked of it."
 )
 
 
@@ -48,13 +48,13 @@ COMPARES = (
 def up(
     ctx: typer.Context,
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="Instead of the demo's.")
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file instead of the demo's.")
     ] = None,
     repetitions: Annotated[int, typer.Option(min=1, help="Starts and ends of each kind.")] = 5,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """How soon a run in the background is ready, and how soon nothing of it is left."""
+    """Measure how soon a run in the background is ready, and how soon nothing of it is left."""
     file = run_file or example(RUN_FILE)
     dotted = [text for key, value in overrides_of(ctx) for text in (f"--{key}", value)]
     runs: list[dict[str, Any]] = []
@@ -80,12 +80,13 @@ def median(values: Any) -> float:
 
 
 def measured(place: Place, file: Path, dotted: list[str], *, now: bool) -> dict[str, Any]:
-    """One start and one end. held: what the run's processes held while it ran, so that `left` looked for
-    something; left: what of it and of them was there afterwards; cleaned: what `earl down` says it had to."""
+    """Figures of one start and one end. held: what the run's processes held while it ran, so that `left`
+    looked for something; left: what of it and of them was there afterwards; cleaned: what `earl stop`
+    reports to have removed."""
     name, directory = place.mark, str(place.directory)
     began = earl(name, "up", str(file.resolve()), "--runs-dir", directory, "--name", name, *dotted)
-    before = place.look()
-    ended = earl(name, "down", began["directory"], *(["--now"] if now else []))
+    before = place.measured()
+    ended = earl(name, "stop", began["directory"], *(["--now"] if now else []))
     return {
         "up_ready_s": began["ready_s"],
         "down_s": ended["down_s"],
@@ -98,7 +99,7 @@ def measured(place: Place, file: Path, dotted: list[str], *, now: bool) -> dict[
 
 
 def earl(mark: str, *arguments: str) -> dict[str, Any]:
-    """What a command prints, all that it starts marked. Raises ProcessFailed, DeadlineExceeded."""
+    """The output of a command; all that it starts is marked. Raises ProcessFailed, DeadlineExceeded."""
     command = [sys.executable, "-m", "earl.cli.main", *arguments, "--json"]
     environment = os.environ | {footprint.MARK: mark}
     return json.loads(last_line(command, f"earl {arguments[0]}", COMMAND_S, env=environment))

@@ -1,6 +1,6 @@
-"""How far a run is and what processor time its processes used for it, by kind, looked at from outside.
+"""A run's progress and the processor time of its processes, by kind, observed from outside.
 
-A look is taken only where the number of finished training steps has just changed, so that tokens and
+A sample is taken only where the number of finished training steps has just changed, so that tokens and
 processor time belong to the same steps. Linux (it reads /proc).
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from earl.errors import MeasurementWrong
 from earl.obs.tail import Tail
 
-# By the beginning of the module that a process runs, or of its program's name; the first that fits. What has
-# another one is of its parent's kind.
+# By the beginning of the module that a process runs, or of its program's name; the first that fits. Any other
+# process is of its parent's kind.
 KINDS = (
     ("services.scheduler", "scheduler"),
     ("services.env_gateway", "gateway"),
@@ -39,11 +39,11 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A run when so many training steps had ended, the last one just now.
+class UsageSample:
+    """A run at the end of training step `steps`.
 
-    tokens: of all training steps so far. at_s: on a clock that all runs share. cpu_s: seconds of processor
-    time so far, by kind of process.
+    tokens: all that were trained on so far. at_s: time on a clock that all runs share. cpu_s: seconds of
+    processor time so far, by kind of process.
     """
 
     steps: int
@@ -54,7 +54,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a run did and used between two looks."""
+    """What a run did and used between two samples."""
 
     steps: int
     tokens: float
@@ -75,29 +75,32 @@ class Used:
         return sum(self.cpu_us_by_kind.values())
 
 
-def between(looks: Mapping[str, Sequence[Look]]) -> dict[str, Used]:
-    """Of each run, from its first to its last look in the time in which all were between two training steps:
-    from the latest of their first looks to the earliest of their last.
+def between(samples_of: Mapping[str, Sequence[UsageSample]]) -> dict[str, Used]:
+    """What each run used while all of them trained: from the latest of their first samples to the earliest
+    of their last.
 
-    A run's last look is none of them: processes may have ended by then. Raises MeasurementWrong for a run
-    that has no step in that time.
+    A run's last sample is left out, because processes may have ended by then. Raises MeasurementWrong for
+    a run that has no step in that time.
     """
-    kept = {run: list(seen[:-1]) for run, seen in looks.items()}
+    kept = {run: list(taken[:-1]) for run, taken in samples_of.items()}
     if all(kept.values()):
-        begin_s = max(seen[0].at_s for seen in kept.values())
-        end_s = min(seen[-1].at_s for seen in kept.values())
-        kept = {run: [look for look in seen if begin_s <= look.at_s <= end_s] for run, seen in kept.items()}
-    for run, seen in kept.items():
-        if len(seen) < 2:
+        begin_s = max(taken[0].at_s for taken in kept.values())
+        end_s = min(taken[-1].at_s for taken in kept.values())
+        kept = {
+            run: [sample for sample in taken if begin_s <= sample.at_s <= end_s]
+            for run, taken in kept.items()
+        }
+    for run, taken in kept.items():
+        if len(taken) < 2:
             raise MeasurementWrong(
-                f"{run}: of {len(looks[run])} looks at its training steps none were two while the other run "
-                "trained, too",
+                f"{run}: fewer than two of {len(samples_of[run])} samples at training steps were taken while "
+                "the other run trained, too",
                 "give more --steps",
             )
-    return {run: used(seen[0], seen[-1]) for run, seen in kept.items()}
+    return {run: used(taken[0], taken[-1]) for run, taken in kept.items()}
 
 
-def used(first: Look, last: Look) -> Used:
+def used(first: UsageSample, last: UsageSample) -> Used:
     return Used(
         last.steps - first.steps,
         last.tokens - first.tokens,
@@ -107,30 +110,30 @@ def used(first: Look, last: Look) -> Used:
 
 
 class Usage:
-    """Of the run in `directory`: these processes and all below them, which may begin and end meanwhile."""
+    """Samples the run in `directory`: the processes `roots` and all below them, which may start and end."""
 
     def __init__(self, directory: Path, roots: Collection[int]) -> None:
         self._tail = Tail(directory / "metrics.jsonl")
         self._roots = set(roots)
         self._steps = 0
         self._tokens = 0.0
-        # By (pid, when it began): its kind, and the seconds that it was last seen to have used.
-        self._seen: dict[tuple[int, int], tuple[str, float]] = {}
-        self.looks: list[Look] = []
+        # By (pid, start time): its kind, and the seconds that it had used at the last sample.
+        self._used: dict[tuple[int, int], tuple[str, float]] = {}
+        self.samples: list[UsageSample] = []
 
-    def look(self) -> bool:
-        """Whether a training step has ended since the last call; then what was used is looked at."""
-        ended = [one["tokens"] for one in self._tail.read() if one.get("phase") == "train"]
+    def sample(self) -> bool:
+        """Takes a sample if a training step has ended since the last call; returns whether it did."""
+        ended = [step["tokens"] for step in self._tail.read() if step.get("phase") == "train"]
         if not ended:
             return False
         self._steps += len(ended)
         self._tokens += sum(ended)
         at_s, cpu_s = time.monotonic(), self.cpu_s()
-        self.looks.append(Look(self._steps, self._tokens, at_s, cpu_s))
+        self.samples.append(UsageSample(self._steps, self._tokens, at_s, cpu_s))
         return True
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds so far by kind; of what has ended, what it was last seen to have used."""
+        """Seconds so far by kind; for a process that has ended, its seconds at the last sample."""
         living = dict(_processes())
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in living.items():
@@ -139,19 +142,19 @@ class Usage:
         while waiting:
             pid, above = waiting.pop()
             _, began, seconds = living[pid]
-            known = self._seen.get((pid, began))
-            # One that was forked and has not begun its own program yet looks like its parent.
+            known = self._used.get((pid, began))
+            # A process that was forked and has not started its own program yet looks like its parent.
             kind = known[0] if known and known[0] != above else kind_of(_command(pid), above)
-            self._seen[pid, began] = (kind, seconds)
+            self._used[pid, began] = (kind, seconds)
             waiting += [(child, kind) for child in below.get(pid, ())]
         total: dict[str, float] = {}
-        for kind, seconds in self._seen.values():
+        for kind, seconds in self._used.values():
             total[kind] = total.get(kind, 0.0) + seconds
         return total
 
 
 def kind_of(command: Sequence[str], above: str) -> str:
-    """What a process is one of, by its command line. above: its parent's kind."""
+    """The kind of a process by its command line. above: its parent's kind."""
     if not command:
         return above
     module = command.index("-m") + 1 if "-m" in command[:-1] else 0
@@ -161,7 +164,7 @@ def kind_of(command: Sequence[str], above: str) -> str:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, int, float]]]:
-    """pid: (parent, when it began in clock ticks, seconds of processor time) of all that live."""
+    """(pid, (parent, start time in clock ticks, seconds of processor time)) of every process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError):

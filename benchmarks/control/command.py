@@ -1,4 +1,4 @@
-"""What the scheduler and its ledger carry, and whether every ticket is somewhere, once."""
+"""The rate that the scheduler and its ledger sustain, and whether every ticket exists exactly once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.control import measure
-from benchmarks.control.stand import Load
+from benchmarks.control.processes import ControlLoad
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -53,31 +53,35 @@ MEASURES = (
 @app.command(cls=RecordedCommand)
 def control(
     workers: Annotated[int, typer.Option(min=1, help="Simulated rollout workers.")] = 1_000,
-    processes: Annotated[int, typer.Option(min=1, help="That the workers are in.")] = 2,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that hold the workers.")] = 2,
     credit: Annotated[int, typer.Option(min=1, help="Tickets that a worker plays at once.")] = 32,
-    hold: Annotated[float, typer.Option(min=0, help="Seconds that it plays them for.")] = 0.5,
-    rate: Annotated[float, typer.Option(min=1, help="Tickets a second that are asked for.")] = 5_050.0,
-    tickets: Annotated[int, typer.Option(min=1, help="Of the part steady.")] = 1_000_000,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each window of the part most.")] = 10.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Of the part most.")] = 2,
+    hold: Annotated[float, typer.Option(min=0, help="Seconds that a worker plays a ticket.")] = 0.5,
+    rate: Annotated[float, typer.Option(min=1, help="Tickets a second of the load.")] = 5_050.0,
+    tickets: Annotated[int, typer.Option(min=1, help="Tickets of the part steady.")] = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each window of the part most.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the part most.")] = 2,
     kill: Annotated[float, typer.Option(min=0, max=1, help="Share of workers that die in the drill.")] = 0.05,
-    repeat: Annotated[float, typer.Option(min=0, max=1, help="Share of reports sent twice there.")] = 0.05,
-    drill_seconds: Annotated[float, typer.Option(min=1, help="Of the drill.")] = 30.0,
-    parts: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}; separated by commas.")] = ",".join(
+    repeat: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of reports sent twice in the drill.")
+    ] = 0.05,
+    drill_seconds: Annotated[float, typer.Option(min=1, help="Length of the drill.")] = 30.0,
+    parts: Annotated[str, typer.Option(help=f"Any of {', '.join(PARTS)}, separated by commas.")] = ",".join(
         PARTS
     ),
-    profile: Annotated[bool, typer.Option(help="Where the scheduler computes (steady).")] = False,
+    profile: Annotated[
+        bool, typer.Option(help="Sample where the scheduler spends its time (steady).")
+    ] = False,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """What the scheduler and its ledger carry, and whether every ticket is somewhere, once."""
+    """The rate that the scheduler and its ledger sustain, and whether every ticket exists exactly once."""
     chosen = parts.split(",")
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
     if workers % processes:
         raise typer.BadParameter(f"{workers} workers in {processes} processes", param_hint="processes")
-    load = Load(workers, processes, credit, hold)
+    load = ControlLoad(workers, processes, credit, hold)
 
     async def work(directory: Path) -> dict[str, Any]:
         figures: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""The parts of the benchmark, each on a stand of its own.
+"""The parts of the benchmark, each with its own processes.
 
-steady  every worker begins a cycle at its time, so that `rate` tickets a second are asked for: rate,
+steady  every worker begins a cycle at its time, for a load of `rate` tickets a second: rate,
         latency of each call, memory over many tickets
-most    every worker goes on at once: what is the most, with Valkey's appendfsync always and everysec in turn
-drill   workers die while they hold tickets, answers are lost: is every ticket somewhere, once?
+most    every worker repeats without pauses: the highest rate, with appendfsync always and everysec in turn
+drill   workers die while they hold tickets, answers are lost: does every ticket exist exactly once?
 script  the ledger's Lua script alone: how many transitions could be stored
 """
 
@@ -19,11 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control.stand import Load, Stand, stand
+from msgspec import structs
+
+from benchmarks.control.processes import BenchProcesses, ControlLoad, started
 from earl.bus import Bus, EmbeddedValkey
+from earl.errors import EarlError
 from earl.v1 import scheduler_pb2
 from services.scheduler.journal.redis_store import LedgerStore
-from services.scheduler.state.records import LedgerChanges, Purpose, RecordChange, Ticket, encode
+from services.scheduler.state.stored import LedgerChanges, RecordChange, encode
+from services.scheduler.state.tickets import Purpose, Ticket
 
 WINDOW_S = 5.0
 # Before anything is measured, and after a change.
@@ -36,7 +40,7 @@ SCRIPT_TICKETS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some seconds: tickets that were closed in them, and processor time by kind of process."""
+    """An interval: its seconds, tickets closed in it, and processor time by kind of process."""
 
     seconds: float
     tickets: int
@@ -50,14 +54,14 @@ class Window:
 
 
 class Windows:
-    """One after the other."""
+    """Consecutive windows of one load."""
 
-    def __init__(self, made: Stand) -> None:
+    def __init__(self, made: BenchProcesses) -> None:
         self._made = made
         self._last: tuple[float, int, dict[str, float]] | None = None
 
     async def next(self, seconds: float = WINDOW_S) -> Window:
-        """The window that ends in so many seconds; the first begins now."""
+        """The next window of so many seconds; it begins where the last one ended."""
         if self._last is None:
             self._last = await self._now()
         await asyncio.sleep(seconds)
@@ -71,10 +75,12 @@ class Windows:
         return time.monotonic(), ledger.trained + ledger.evaluated, self._made.cpu_s
 
 
-async def steady(directory: Path, load: Load, rate: float, tickets: int, profile: bool) -> dict[str, Any]:
-    """Until so many tickets are closed."""
+async def steady(
+    directory: Path, load: ControlLoad, rate: float, tickets: int, profile: bool
+) -> dict[str, Any]:
+    """Figures of a steady rate until so many tickets are closed."""
     path = directory / "profile.json" if profile else None
-    async with stand(directory, load, path) as made:
+    async with started(directory, load, path) as made:
         began = time.monotonic()
         await made.play(period_s=load.workers * load.credit / rate, hold_s=load.hold_s, kill=0.0, repeat=0.0)
         await asyncio.sleep(SETTLE_S)
@@ -83,7 +89,10 @@ async def steady(directory: Path, load: Load, rate: float, tickets: int, profile
         while not each or each[-1].closed < tickets:
             each.append(await windows.next())
             if each[-1].tickets == 0:
-                raise RuntimeError(f"no ticket was closed within {WINDOW_S:g} s: {await made.status()}")
+                raise EarlError(
+                    f"no ticket was closed within {WINDOW_S:g} s: {await made.status()}",
+                    "ask for a lower --rate, or for fewer --workers",
+                )
         rpcs = await _latencies(made)
         ended = await finish(made)
         seconds = time.monotonic() - began
@@ -105,10 +114,10 @@ async def steady(directory: Path, load: Load, rate: float, tickets: int, profile
     return figures
 
 
-async def most(directory: Path, load: Load, seconds: float, rounds: int) -> dict[str, Any]:
-    """The rate without pauses, of Valkey's two ways to store in turn."""
+async def most(directory: Path, load: ControlLoad, seconds: float, rounds: int) -> dict[str, Any]:
+    """The rate without pauses, with each of Valkey's two ways to store in turn."""
     rates: dict[str, list[float]] = {"always": [], "everysec": []}
-    async with stand(directory, load) as made:
+    async with started(directory, load) as made:
         await made.play(period_s=0.0, hold_s=0.0, kill=0.0, repeat=0.0)
         for number in range(rounds):
             order = ("always", "everysec") if number % 2 == 0 else ("everysec", "always")
@@ -127,20 +136,20 @@ async def most(directory: Path, load: Load, seconds: float, rounds: int) -> dict
 
 
 async def drill(
-    directory: Path, load: Load, rate: float, seconds: float, kill: float, repeat: float
+    directory: Path, load: ControlLoad, rate: float, seconds: float, kill: float, repeat: float
 ) -> dict[str, Any]:
     """kill: share of the workers that die in that time; repeat: of reports that are sent twice."""
     period_s = load.workers * load.credit / rate
-    async with stand(directory, load) as made:
+    async with started(directory, load) as made:
         await made.play(period_s=period_s, hold_s=load.hold_s, kill=kill * period_s / seconds, repeat=repeat)
         await asyncio.sleep(seconds)
         return {"drill": {"kill": kill, "repeat": repeat, "seconds": seconds, **await finish(made)}}
 
 
-async def finish(made: Stand) -> dict[str, Any]:
-    """Ends the load and compares what everybody knows.
+async def finish(made: BenchProcesses) -> dict[str, Any]:
+    """Ends the load and compares the accounts of all processes.
 
-    Raises RuntimeError if a ticket is lost or came twice, or if a report that was sent again was answered
+    Raises EarlError if a ticket is lost or came twice, or if a report that was sent again was answered
     otherwise without a reason.
     """
     players = [await role.ask(do="stop") for role in made.players]
@@ -155,7 +164,7 @@ async def finish(made: Stand) -> dict[str, Any]:
     wrong = _wrong(ledger, trained)
     wrong += answered_wrongly(otherwise, checkpointed_s, sum(ledger.dropped.values()))
     if wrong:
-        raise RuntimeError(f"the ledger is not exact: {'; '.join(wrong)}")
+        raise EarlError(f"the ledger is not exact: {'; '.join(wrong)}", "this is a defect of EARL: report it")
     shown = {
         name: getattr(ledger, name)
         for name in ("issued", "trained", "evaluated", "pending", "leased", "ready", "planned")
@@ -227,9 +236,9 @@ async def script(directory: Path, seconds: float) -> dict[str, Any]:
         while time.monotonic() < began + seconds:
             first = calls * SCRIPT_CHANGES % SCRIPT_TICKETS
             records = []
-            for ticket in tickets[first : first + SCRIPT_CHANGES]:
-                before = ticket.head if ticket.fence else ""
-                ticket.fence += 1
+            for number, former in enumerate(tickets[first : first + SCRIPT_CHANGES], first):
+                before = former.head if former.fence else ""
+                ticket = tickets[number] = structs.replace(former, fence=former.fence + 1)
                 records.append(RecordChange("ticket", str(ticket.id), before, encode(ticket)))
             await store.apply(LedgerChanges(tuple(records)))
             calls += 1
@@ -239,7 +248,7 @@ async def script(directory: Path, seconds: float) -> dict[str, Any]:
         await valkey.stop()
 
 
-async def _latencies(made: Stand) -> dict[str, Any]:
+async def _latencies(made: BenchProcesses) -> dict[str, Any]:
     """By method: calls since they were asked for last, and the worst of all processes' quantiles in ms."""
     answers = [
         await role.ask(do=do)

@@ -34,7 +34,7 @@ CHANNELS = 2
 METHODS = ("Join", "Heartbeat", "LeaseTickets", "RenewLeases", "CompleteTickets")
 
 
-class Wires:
+class WorkerConnections:
     """Calls of raw bytes, and how long each took. Latencies in seconds, by method."""
 
     def __init__(self, address: str, channels: int) -> None:
@@ -60,7 +60,7 @@ class Players:
     """Workers `first` to first + count - 1 of one scheduler."""
 
     def __init__(self, role: dict[str, Any]) -> None:
-        self._wires = Wires(role["address"], CHANNELS)
+        self._connections = WorkerConnections(role["address"], CHANNELS)
         self._first, self._count, self._credit = role["first"], role["count"], role["credit"]
         self._heartbeat_s, self._renew_s = role["heartbeat_s"], role["renew_s"]
         self._choices = random.Random(role["first"])
@@ -72,20 +72,20 @@ class Players:
         self._period_s = self._hold_s = self._kill = self._repeat = 0.0
         self._counts: Counter[str] = Counter()
         self._evaluations: set[int] = set()
-        # Of items of repeated reports that were answered otherwise: see `stop`.
+        # Items of repeated reports whose second answer differed from the first; see `stop`.
         self._otherwise: list[dict[str, Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
 
     async def start(self) -> dict[str, Any]:
-        """All join, and heartbeat from now on."""
+        """Joins all workers and starts their heartbeats."""
         for index in range(self._count):
             await self._join(index, f"rollout-{self._first + index}", 1)
             self._tasks.append(asyncio.create_task(self._heartbeats(index)))
         return {}
 
     async def play(self, period_s: float, hold_s: float, kill: float, repeat: float) -> dict[str, Any]:
-        """From now on a cycle takes period_s, and tickets are held for hold_s of it.
+        """Sets the cycle to period_s, of which tickets are held for hold_s.
 
         kill: probability that a worker dies in a cycle; repeat: of a report that its answer counts as lost.
         """
@@ -97,9 +97,9 @@ class Players:
         return {}
 
     async def latencies(self) -> dict[str, Any]:
-        """Since the last call, in milliseconds by method; and what was counted since the beginning."""
+        """Latencies since the last call, in milliseconds by method, and counts since the start."""
         figures = {}
-        for name, seconds in self._wires.latencies.items():
+        for name, seconds in self._connections.latencies.items():
             seconds.sort()
             if seconds:
                 figures[name] = {
@@ -126,7 +126,7 @@ class Players:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._wires.close()
+        await self._connections.close()
         return {"counts": dict(self._counts), "otherwise": self._otherwise}
 
     async def _join(self, index: int, name: str, incarnation: int) -> None:
@@ -134,13 +134,13 @@ class Players:
         request = scheduler_pb2.JoinRequest(
             capacity=self._credit, parallelism=common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
         )
-        await self._wires.call(index, "Join", self._worker(index) + request.SerializeToString())
+        await self._connections.call(index, "Join", self._worker(index) + request.SerializeToString())
 
     async def _call(self, index: int, method: str, request: bytes) -> bytes:
-        """As a rollout worker does it, which joins again once given up; b"" for a life that is over."""
+        """Calls as a rollout worker does, which joins again once given up; b"" for an ended incarnation."""
         lives = self._alive[index]
         try:
-            return await self._wires.call(index, method, request)
+            return await self._connections.call(index, method, request)
         except grpc.aio.AioRpcError as error:
             if self._alive[index] != lives:
                 return b""
@@ -148,7 +148,7 @@ class Players:
                 raise
         self._counts["rejoined"] += 1
         await self._join(index, *lives)
-        return await self._wires.call(index, method, request)
+        return await self._connections.call(index, method, request)
 
     def _worker(self, index: int) -> bytes:
         return wire.worker(*self._alive[index], common_pb2.STAGE_ROLLOUT)
@@ -168,7 +168,7 @@ class Players:
             await asyncio.sleep(due_s - time.monotonic())
 
     async def _renewals(self) -> None:
-        """Every worker renews what it holds, in turn, each every renew_s."""
+        """Renews every worker's leases in turn, each every renew_s."""
         while True:
             for index in range(self._count):
                 if held := self._held[index]:
@@ -235,7 +235,7 @@ class Players:
         first: Sequence[scheduler_pb2.CompleteTicketsResponse.Item],
         second: Sequence[scheduler_pb2.CompleteTicketsResponse.Item],
     ) -> None:
-        """Keeps each item whose second verdict is another one."""
+        """Keeps each item whose second verdict differs from its first."""
         now_s = time.monotonic()
         for item, again in zip(first, second, strict=True):
             if item.verdict != again.verdict:
@@ -251,7 +251,7 @@ class Players:
 
 
 async def serve(role: dict[str, Any]) -> None:
-    """Do what each line says."""
+    """Runs the command of each line."""
     players = Players(role)
     answer(ready=True)
     async for work in commands():

@@ -18,8 +18,8 @@ PERIOD_S = 0.002
 MOST = 60
 
 
-class Samples:
-    """Where the main thread was: by itself, and with what it called."""
+class StackSamples:
+    """Samples of the main thread's stack: by the innermost function, and by every function on it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -48,7 +48,7 @@ class Samples:
 def main() -> None:
     from services.scheduler.__main__ import main as schedule
 
-    path, samples = Path(sys.argv.pop(1)), Samples()
+    path, samples = Path(sys.argv.pop(1)), StackSamples()
     signal.signal(signal.SIGPROF, samples.take)
     signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
     try:

@@ -1,4 +1,4 @@
-"""The process of the simulated trainer group: it takes batches, commits them at once, keeps its own books.
+"""The process of the simulated trainer group: it takes batches, commits them at once and records them.
 
     NextBatch ─► every id into a bitmap ─► CommitBatch ─► WeightsPublished ─► RecordCheckpoint (if asked for)
 
@@ -32,8 +32,8 @@ METRICS: dict[str, float] = dict.fromkeys(
 )  # fmt: skip
 
 
-class Trainer:
-    """ranks: that every batch is cut over."""
+class SimulatedTrainer:
+    """A simulated trainer. ranks: how many ranks a batch is split over."""
 
     def __init__(self, client: Client, bus: Bus, ranks: int, heartbeat_s: float) -> None:
         self._client = client
@@ -53,7 +53,7 @@ class Trainer:
         self.over = asyncio.Event()
 
     async def start(self) -> None:
-        """Joins with nothing."""
+        """Joins with no tickets."""
         await self._call("Join", scheduler_pb2.JoinRequest(worker=self._worker, capacity=self._ranks))
         self.version = 1
         await self._call(
@@ -62,7 +62,7 @@ class Trainer:
         await self._publish()
 
     async def train(self) -> None:
-        """Until it is over."""
+        """Trains until the run ends."""
         while not self.over.is_set():
             request = scheduler_pb2.NextBatchRequest(worker=self._worker, ranks=self._ranks, wait_s=WAIT_S)
             answered = await self._call("NextBatch", request)
@@ -76,7 +76,7 @@ class Trainer:
             await asyncio.sleep(self._heartbeat_s)
 
     def take_latencies(self) -> dict[str, Any]:
-        """Since the last call, in milliseconds by method."""
+        """Latencies since the last call, in milliseconds by method."""
         latencies = {name: sorted(values) for name, values in self._latencies.items() if values}
         self._latencies.clear()
         return {
@@ -135,10 +135,10 @@ class Trainer:
 
 
 async def serve(role: dict[str, Any]) -> None:
-    """Trains from the beginning; says what it has done when it is asked; "stop" ends it after a batch."""
+    """Trains from the start, reports on request, and ends after a batch on "stop"."""
     client = Client(role["address"], SchedulerServiceStub)
     bus = await Bus.connect(role["redis_url"], role["run"], source="trainer")
-    trainer = Trainer(client, bus, role["ranks"], role["heartbeat_s"])
+    trainer = SimulatedTrainer(client, bus, role["ranks"], role["heartbeat_s"])
     await trainer.start()
     beating = asyncio.create_task(trainer.heartbeat())
     training = asyncio.create_task(trainer.train())

@@ -1,4 +1,4 @@
-"""Requests as bytes, prepared ahead: a thousand workers must cost little beside the scheduler they load.
+"""Requests as bytes, prepared ahead: a thousand workers must use little processor time beside the scheduler.
 
 A message's fields may be written one after another, so a request is what never changes, prepared once, and
 behind it what changes.

@@ -1,6 +1,6 @@
-"""One way to bring the rows from the producers to the consumers: what its three sides do.
+"""One way to move the rows from the producers to the consumers: the three sides of an arm.
 
-open_controller ─► open_producer ─► open_consumer      once; each may say what those after it must know
+open_controller ─► open_producer ─► open_consumer      once; each may return what the later sides must know
 prepare                                                each round, not timed: producers, then the rest
 gate ─► produce · control · consume                    timed: until the last consumer is done
 """
@@ -15,7 +15,10 @@ from earl.dispatch.publish.tensor_store import TensorSpec
 
 
 class Arm:
-    """transport: of the data plane, whose arena holds what was produced."""
+    """One way to move the rows.
+
+    transport: the data plane's transport whose arena holds the produced rows.
+    """
 
     transport = "shm"
 
@@ -29,14 +32,14 @@ class Arm:
         return None
 
     async def prepare_producer(self, me: Member, round_: Round) -> None:
-        """The rows come to be in the arena, written in place."""
+        """Writes this round's rows into the arena, in place."""
         store, name = await me.store(self.transport), key(me.rank, round_.number)
         box = round_.pattern.held(me.rank)
         me.array = store.reserve(name, {TENSOR: TensorSpec("int32", round_.pattern.shape, box)})[TENSOR]
         fill(me.array, box, round_.number)
 
     async def prepare(self, me: Member, round_: Round) -> None:
-        """Of a controller or consumer."""
+        """Prepares a round on a controller or consumer; not timed."""
 
     async def produce(self, me: Member, round_: Round) -> Done:
         raise NotImplementedError
@@ -45,8 +48,8 @@ class Arm:
         return Done()
 
     async def consume(self, me: Member, round_: Round) -> Done:
-        """Fill me.array, [2 x rows, HALF]."""
+        """Fills `me.array`, int32[2 x rows, HALF], with the two producers' half rows."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End what the open_ of this side began."""
+        """Releases what this side's open_ method opened."""

@@ -27,7 +27,7 @@ ARMS: dict[str, Callable[[], Arm]] = {
 
 
 def absent(names: Iterable[str]) -> dict[str, str]:
-    """Of these arms or transports, those that cannot run here, and what to do about it."""
+    """The arms or transports among `names` that cannot run here, each with a remedy."""
     if find_spec(NIXL) is not None:
         return {}
     remedy = f'absent: {NIXL} is not installed; pip install "earl[nixl]"'

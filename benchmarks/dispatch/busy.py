@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dispatch.busy_roles import PIECES
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 
 MODULE = "benchmarks.dispatch.busy_roles"
@@ -30,7 +30,7 @@ COMPARES = (
 
 
 async def measure(transports: Sequence[str], rounds: int, interval_s: float) -> dict[str, Any]:
-    """By transport and piece: latency of reads, and the producer's loss."""
+    """Latency of reads and the producer's loss, by transport and piece."""
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-"))
         arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
@@ -38,8 +38,8 @@ async def measure(transports: Sequence[str], rounds: int, interval_s: float) -> 
         stack.push_async_callback(valkey.stop)
         url = await valkey.start(Path(directory))
 
-        async def start(role: str) -> Role:
-            made, _ = await Role.start(
+        async def start(role: str) -> RoleProcess:
+            made, _ = await RoleProcess.start(
                 MODULE, role=role, redis=url, arenas=arenas, directory=directory, known={}, rows=0,
                 transports=list(transports),
             )  # fmt: skip
@@ -57,47 +57,47 @@ async def measure(transports: Sequence[str], rounds: int, interval_s: float) -> 
 
 
 async def pairs(
-    producer: Role, consumer: Role, transport: str, piece: str, rounds: int, interval_s: float
+    producer: RoleProcess, consumer: RoleProcess, transport: str, piece: str, rounds: int, interval_s: float
 ) -> dict[str, Any]:
-    """Intervals in turn, alone first in every other pair."""
+    """Figures of one transport and piece over `rounds` pairs of intervals, computing alone and while read."""
     work = {"transport": transport, "piece": piece, "interval_s": interval_s}
     latencies_us: list[float] = []
     losses: list[dict[str, float]] = []
     await consumer.ask(**{**work, "interval_s": 0.1})
     for number in range(rounds):
-        found: dict[bool, dict[str, Any]] = {}
+        interval_of: dict[bool, dict[str, Any]] = {}
         for reading in (number % 2 == 0, number % 2 == 1):
             if reading:
-                found[True], read = await asyncio.gather(producer.ask(**work), consumer.ask(**work))
+                interval_of[True], read = await asyncio.gather(producer.ask(**work), consumer.ask(**work))
                 latencies_us += read["latencies_us"]
             else:
-                found[False] = await producer.ask(**work)
-        losses.append(loss(found[False], found[True]))
+                interval_of[False] = await producer.ask(**work)
+        losses.append(loss(interval_of[False], interval_of[True]))
     ordered = sorted(latencies_us)
     result = {
         "reads": len(ordered),
         "p50_us": round(statistics.median(ordered), 1),
         "p99_us": round(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 1),
-        **{name: round(statistics.median(one[name] for one in losses), 2) for name in losses[0]},
+        **{name: round(statistics.median(pair[name] for pair in losses), 2) for name in losses[0]},
     }
     sys.stderr.write(f"busy, {transport} {piece}: {result}\n")
     return result
 
 
 def loss(alone: dict[str, float], read: dict[str, float]) -> dict[str, float]:
-    """Percent of the iterations a second that the producer lost, and what the loss is made of."""
+    """Percent of its iterations a second that the producer lost, and the parts of that loss."""
 
-    def rate(one: dict[str, float]) -> float:
-        return one["iterations"] / one["wall_s"]
+    def rate(interval: dict[str, float]) -> float:
+        return interval["iterations"] / interval["wall_s"]
 
-    def core(one: dict[str, float]) -> float:
-        return one["cpu_s"] / one["wall_s"]
+    def core(interval: dict[str, float]) -> float:
+        return interval["cpu_s"] / interval["wall_s"]
 
-    def waiting(one: dict[str, float]) -> float:
-        return one["waited_s"] / one["wall_s"]
+    def waiting(interval: dict[str, float]) -> float:
+        return interval["waited_s"] / interval["wall_s"]
 
-    def speed(one: dict[str, float]) -> float:
-        return one["iterations"] / one["cpu_s"]
+    def speed(interval: dict[str, float]) -> float:
+        return interval["iterations"] / interval["cpu_s"]
 
     return {
         "loss_percent": 100 * (1 - rate(read) / rate(alone)),

@@ -1,4 +1,4 @@
-"""The two processes of the benchmark's third part: a producer that computes, and who reads from it."""
+"""The two processes of the benchmark's third part: a producer that computes, and a consumer that reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def key(transport: str) -> str:
 
 
 def compute(interval_s: float) -> dict[str, float]:
-    """Pure Python for so long, pausing a tenth of the time: iterations, CPU time, time without a core."""
+    """Computes in pure Python, pausing a tenth of the time: iterations, CPU time, time without a core."""
     schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     waited_ns = int(schedstat.read_text().split()[1])
     began, cpu = time.perf_counter(), time.thread_time()
@@ -55,7 +55,7 @@ def compute(interval_s: float) -> dict[str, float]:
 
 
 async def run_producer(role: dict[str, Any]) -> None:
-    """Publishes 64 MiB over every transport, then computes when told, on a thread beside its loop."""
+    """Publishes 64 MiB over every transport, then computes at each command, on a thread of its own."""
     me = Member({**role, "rows": ROWS})
     box = Box((0, 0), (ROWS, COLUMNS))
     for transport in role["transports"]:
@@ -64,33 +64,33 @@ async def run_producer(role: dict[str, Any]) -> None:
         fill(array, box, 1)
         await store.publish(key(transport))
     answer()
-    async for said in commands():
-        answer(**await asyncio.to_thread(compute, said["interval_s"]))
+    async for command in commands():
+        answer(**await asyncio.to_thread(compute, command["interval_s"]))
     await me.close()
 
 
 async def run_consumer(role: dict[str, Any]) -> None:
-    """Reads at a steady pace for an interval; latencies in microseconds. What it read last is checked."""
+    """Reads at a steady rate for an interval and answers latencies in microseconds; checks its last read."""
     me = Member({**role, "rows": ROWS})
     memory = np.ones(64 * MIB // DTYPE.itemsize, DTYPE)
     starts = np.random.default_rng(5)
     answer()
-    async for said in commands():
-        dispatcher = await me.dispatcher(said["transport"])
-        (rows, columns), per_second = PIECES[said["piece"]]
+    async for command in commands():
+        dispatcher = await me.dispatcher(command["transport"])
+        (rows, columns), per_second = PIECES[command["piece"]]
         into = memory[: rows * columns].reshape(rows, columns)
         began, latencies_us = time.perf_counter(), []
         box = Box((0, 0), (rows, columns))
-        while time.perf_counter() < began + said["interval_s"]:
+        while time.perf_counter() < began + command["interval_s"]:
             row = int(starts.integers(0, ROWS - rows + 1))
             box = Box((row, 0), (row + rows, columns))
             read_ns = time.monotonic_ns()
-            await dispatcher.read([Read((key(said["transport"]),), TENSOR, box, into)], WAIT_S)
+            await dispatcher.read([Read((key(command["transport"]),), TENSOR, box, into)], WAIT_S)
             latencies_us.append((time.monotonic_ns() - read_ns) / 1e3)
             due = began + len(latencies_us) / per_second
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if not right(into, box, 1):
-            raise ChecksumMismatch(f"{said['transport']}: what was read is not what was published", REPORT)
+            raise ChecksumMismatch(f"{command['transport']}: what was read is not what was published", REPORT)
         answer(latencies_us=latencies_us)
     await me.close()
 

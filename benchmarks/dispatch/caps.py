@@ -17,7 +17,7 @@ from benchmarks.children import REPORT
 from benchmarks.dispatch.hosts import Plan
 from benchmarks.dispatch.nic import Nics, bytes_per_second, central_seconds, direct_seconds
 from benchmarks.dispatch.pattern import MIB, ROW_BYTES
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch, ConfigError
 
@@ -34,17 +34,17 @@ COMPARES = (
     "Dispatcher.read asks for it over UCX when its first byte may enter the reader's card, and it counts as "
     "read when that is done and its last byte has passed all these links; in central, a frame passes the "
     "sender's egress, the controller's ingress, the controller's egress and the receiver's ingress, at each "
-    "before it goes on. The controller stands on one of the hosts and uses its card, which favours it: what "
+    "before the next. The controller stands on one of the hosts and uses its card, which favours it: what "
     "that host holds or wants passes once or not at all, and nothing that its owner keeps is sent. It "
     "forwards frame by frame, in and out at once. limit: what such cards allow at best, (hosts - 1) times. "
     "Payload is counted, not headers; descriptors are published before the clock starts. cores_busy: the "
-    "fraction of all cores' time that was used meanwhile, by whomever; where it nears 1 the machine, not "
+    "fraction of all cores' time that any process used meanwhile; where it nears 1 the machine, not "
     "the cards, sets the time."
 )
 
 
 def curve(most: int) -> list[int]:
-    """2, 4, 8 ... `most`. Raises ConfigError when that is no power of two: columns are cut evenly."""
+    """2, 4, 8 ... `most`. Raises ConfigError when that is no power of two: columns are split evenly."""
     hosts = [1 << power for power in range(1, most.bit_length())]
     if most not in hosts:
         raise ConfigError(f"--hosts {most} is no power of two", "give 2, 4, 8, 16, 32 or 64")
@@ -52,7 +52,7 @@ def curve(most: int) -> list[int]:
 
 
 def figures(hosts: int, host_bytes: int, rate: float, seconds: dict[str, float]) -> dict[str, Any]:
-    """Of one number of hosts: seconds as measured and as the cards allow, and how they compare."""
+    """Figures for one number of hosts: seconds as measured and as the cards allow, and their ratio."""
     direct_limit = direct_seconds(hosts, host_bytes, rate)
     central_limit = central_seconds(hosts, host_bytes, rate)
     speedup, limit = seconds["central"] / seconds["direct"], central_limit / direct_limit
@@ -70,13 +70,13 @@ def figures(hosts: int, host_bytes: int, rate: float, seconds: dict[str, float])
 
 def processor_clock() -> tuple[int, int]:
     """Ticks that this machine's cores were busy, and all ticks."""
-    ticks = [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return sum(ticks) - idle, sum(ticks)
 
 
 def busy_since(before: tuple[int, int]) -> float:
-    """What fraction of all cores' time since `before` was used, by whomever."""
+    """Fraction of all cores' time since `before` that any process used."""
     busy, ticks = (now - then for now, then in zip(processor_clock(), before, strict=True))
     return busy / max(1, ticks)
 
@@ -98,20 +98,20 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
         nics = Nics(path, rate)
         stack.callback(nics.close)
         cards: dict[str, Any] = {"nics": str(path), "rate": rate}
-        controller, said = await Role.start(MODULE, role="controller", **cards)
+        controller, opened = await RoleProcess.start(MODULE, role="controller", **cards)
         stack.push_async_callback(controller.stop)
 
-        async def start(rank: int) -> Role:
-            made, _ = await Role.start(
+        async def start(rank: int) -> RoleProcess:
+            made, _ = await RoleProcess.start(
                 MODULE, pass_fds=[gate_in], role="host", rank=rank, gate=gate_in, redis=url, arenas=arenas,
-                directory=str(directory), known={}, rows=rows, controller=said["address"], **cards,
+                directory=str(directory), known={}, rows=rows, controller=opened["address"], **cards,
             )  # fmt: skip
             stack.push_async_callback(made.stop)
             return made
 
         everybody = [await start(rank) for rank in range(most)]
         numbers = count(1)
-        found: list[dict[str, Any]] = []
+        points: list[dict[str, Any]] = []
         for hosts in curve(most):
             fleet, plan = everybody[:hosts], Plan(hosts, rows)
             seconds: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -124,34 +124,37 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
                         seconds[way].append(took)
                         load[way].append(used)
                         carried[f"{way}_busiest_card_bytes"] = nics.carried()
-            one = figures(
+            point = figures(
                 hosts, rows * ROW_BYTES, rate, {way: statistics.median(seconds[way]) for way in WAYS}
             )
             loads = {f"{way}_cores_busy": round(statistics.median(load[way]), 2) for way in WAYS}
-            found.append({**one, **carried, **loads})
-            sys.stderr.write(f"{hosts} hosts: {found[-1]}\n")
+            points.append({**point, **carried, **loads})
+            sys.stderr.write(f"{hosts} hosts: {points[-1]}\n")
     return {
         "nic_gbps": gbps,
         "host_mib": host_mib,
-        f"capped_speedup_{most}_hosts": found[-1]["speedup"],
-        "within_limit_fraction": found[-1]["within_limit_fraction"],
-        "curve": found,
+        f"capped_speedup_{most}_hosts": points[-1]["speedup"],
+        "within_limit_fraction": points[-1]["within_limit_fraction"],
+        "curve": points,
     }
 
 
 async def one_round(
-    fleet: list[Role], plan: Plan, way: str, number: int, gate: int, nics: Nics
+    fleet: list[RoleProcess], plan: Plan, way: str, number: int, gate: int, nics: Nics
 ) -> tuple[float, float]:
-    """Seconds from the gate to the last host; how busy the cores were. ChecksumMismatch for wrong bytes."""
+    """Seconds from the gate to the last host, and the fraction of the cores' time used meanwhile.
+
+    Raises ChecksumMismatch for wrong bytes.
+    """
     work = {"hosts": plan.hosts, "rows": plan.rows, "number": number, "way": way}
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet))
     await asyncio.gather(*(role.ask(do="run", **work) for role in fleet))
     nics.start()
     clock, opened_ns = processor_clock(), time.monotonic_ns()
     os.write(gate, bytes(plan.hosts))
-    said = await asyncio.gather(*(role.answer() for role in fleet))
+    answers = await asyncio.gather(*(role.answer() for role in fleet))
     used = busy_since(clock)
     checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet))
-    if not all(one["right"] for one in checked):
+    if not all(answer["right"] for answer in checked):
         raise ChecksumMismatch(f"{way}: a host's buffer is not what the others hold", REPORT)
-    return (max(one["at_ns"] for one in said) - opened_ns) / 1e9, used
+    return (max(answer["at_ns"] for answer in answers) - opened_ns) / 1e9, used

@@ -3,8 +3,8 @@
     producer ─ 1 MiB of half rows ─► Put ─► a queue ─► Get ─ the same message ─► consumer
 
 A stream for each pair of producer and reader. Pipelined: a message leaves for its consumer while its
-producer still sends. The controller copies nothing: rows are cut where they are made into messages, by
-the producers, which costs no more than making messages of whole rows.
+producer still sends. The controller copies nothing: the producers split rows into halves as they make
+messages of them, which costs no more than making messages of whole rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def messages(rows: np.ndarray) -> Iterator[bytes]:
 
 
 def stream(producer: int, consumer: int) -> tuple[tuple[str, str]]:
-    """The metadata that says whose rows for whom."""
+    """The call metadata that names the producer and the consumer of a stream."""
     return (("stream", f"{producer} {consumer}"),)
 
 
@@ -66,7 +66,10 @@ class Filling:
 
 
 class CentralGrpc(Arm):
-    """What both have in common: names, and who gets which stream. queue: of messages to forward."""
+    """What both variants share: method names and the queue of each stream.
+
+    queue: makes a queue of messages to forward.
+    """
 
     queue: Callable[[], Any]
 
@@ -91,7 +94,7 @@ class CentralGrpc(Arm):
             self._received_bytes = 0
 
     async def control(self, me: Member, round_: Round) -> Done:
-        """The server's handlers do all of it: wait until what was asked for has passed."""
+        """Waits until the server's handlers have forwarded every stream."""
         for _ in range(len(self._queues)):
             await asyncio.wait_for(self._passed.get(), WAIT_S)
         return Done(self._received_bytes)
@@ -119,8 +122,10 @@ class CentralGrpcThreads(CentralGrpc):
     async def produce(self, me: Member, round_: Round) -> Done:
         put = self._channel.stream_unary(f"/{SERVICE}/Put")
         calls = [
-            put.future(messages(me.array[:, half(one)]), timeout=WAIT_S, metadata=stream(me.rank, one))
-            for one in readers(me.rank)
+            put.future(
+                messages(me.array[:, half(consumer)]), timeout=WAIT_S, metadata=stream(me.rank, consumer)
+            )
+            for consumer in readers(me.rank)
         ]
         for call in calls:
             call.result()
@@ -187,8 +192,8 @@ class CentralGrpcAsyncio(CentralGrpc):
     async def produce(self, me: Member, round_: Round) -> Done:
         put = self._channel.stream_unary(f"/{SERVICE}/Put")
         calls = [
-            put(messages(me.array[:, half(one)]), timeout=WAIT_S, metadata=stream(me.rank, one))
-            for one in readers(me.rank)
+            put(messages(me.array[:, half(consumer)]), timeout=WAIT_S, metadata=stream(me.rank, consumer))
+            for consumer in readers(me.rank)
         ]
         await asyncio.gather(*calls)
         return Done()

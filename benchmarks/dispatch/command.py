@@ -1,4 +1,4 @@
-"""The data plane against one controller, plain sockets and memcpy: time until consumers own what they want.
+"""The data plane against one controller, plain sockets and memcpy: time until consumers have their rows.
 
 Three parts, each with its own processes: 4 producers to 4 consumers on this host (`measure`), hosts
 behind capped network cards (`caps`), reads served while their producer computes (`busy`).
@@ -62,16 +62,20 @@ def dispatch(
     sizes: Annotated[str, typer.Option(help="MiB a worker, separated by commas.")] = DEFAULT_SIZES,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of every arm and size.")] = 7,
     arms: Annotated[
-        str, typer.Option(help=f"Of {', '.join(ARMS)}, {', '.join(PARTS)}; separated by commas, or all.")
+        str, typer.Option(help=f"Any of {', '.join(ARMS)}, {', '.join(PARTS)}, separated by commas; or all.")
     ] = "all",
     hosts: Annotated[int, typer.Option(min=2, max=64, help="Hosts behind capped network cards.")] = 16,
-    nic_gbps: Annotated[float, typer.Option(min=0.001, help="Of each card, Gbit/s each way.")] = 1.0,
-    host_mib: Annotated[float, typer.Option(min=1, help="MiB that each such host holds.")] = 128.0,
-    interval_s: Annotated[float, typer.Option(min=0.01, help="Of computing alone or while read.")] = 1.5,
+    nic_gbps: Annotated[
+        float, typer.Option(min=0.001, help="Bandwidth of each card in Gbit/s, each way.")
+    ] = 1.0,
+    host_mib: Annotated[float, typer.Option(min=1, help="MiB that each of these hosts holds.")] = 128.0,
+    interval_s: Annotated[
+        float, typer.Option(min=0.01, help="Seconds that the producer computes, alone or while read.")
+    ] = 1.5,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """The data plane against one controller, plain sockets and memcpy."""
+    """Compare the data plane with one controller, plain sockets and memcpy."""
     named = [*ARMS, *PARTS] if arms == "all" else arms.split(",")
     unknown = [name for name in named if name not in ARMS and name not in PARTS]
     if unknown:
@@ -94,13 +98,17 @@ def dispatch(
         result["peers"] = beside(headline_of(sizes_mib), min(rounds, PEER_ROUNDS))
     if "capped" in named:
         result["compares"] += f" {caps.COMPARES}"
-        found = asyncio.run(caps.measure(hosts, nic_gbps, host_mib, rounds=max(1, rounds // 2)))
-        result.update(capped=found, **{name: found[name] for name in found if name.startswith("capped_")})
-        result["within_limit_fraction"] = found["within_limit_fraction"]
+        capped = asyncio.run(caps.measure(hosts, nic_gbps, host_mib, rounds=max(1, rounds // 2)))
+        result.update(capped=capped, **{name: capped[name] for name in capped if name.startswith("capped_")})
+        result["within_limit_fraction"] = capped["within_limit_fraction"]
     if "busy" in named:
         result["compares"] += f" {busy.COMPARES}"
         result["busy"] = asyncio.run(
-            busy.measure([one for one in TRANSPORTS if one not in absent(TRANSPORTS)], rounds, interval_s)
+            busy.measure(
+                [transport for transport in TRANSPORTS if transport not in absent(TRANSPORTS)],
+                rounds,
+                interval_s,
+            )
         )
     publish("dispatch", result, results, as_json=as_json)
 
@@ -110,32 +118,35 @@ def headline_of(sizes_mib: Iterable[float]) -> float:
 
 
 def beside(size_mib: float, rounds: int) -> dict[str, Any]:
-    """The peers' figures with shm's in turn with them, and how many times longer each takes; or why not."""
+    """Figures of Ray and TransferQueue with shm in turn, and how many times longer each takes.
+
+    Where they are not installed: a message for each instead.
+    """
     try:
-        found = asyncio.run(measure(["shm", *peers.PEERS], [size_mib], rounds))[f"{size_mib:g}"]
+        by_arm = asyncio.run(measure(["shm", *peers.PEERS], [size_mib], rounds))[f"{size_mib:g}"]
     except peers.PeersAbsent as absent:
         return dict.fromkeys(peers.PEERS, str(absent))
-    times = {f"speedup_vs_{name}": round(found[name]["ms"] / found["shm"]["ms"], 3) for name in peers.PEERS}
-    return {"mib": size_mib, **times, **found}
+    times = {f"speedup_vs_{name}": round(by_arm[name]["ms"] / by_arm["shm"]["ms"], 3) for name in peers.PEERS}
+    return {"mib": size_mib, **times, **by_arm}
 
 
 def summary(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Every size with its ratios, and the headline's at the top."""
-    found: dict[str, Any] = {}
+    """Figures of every size with their ratios; those of the headline size stand at the top."""
+    summaries: dict[str, Any] = {}
     for size, by_arm in by_size.items():
-        found[size] = {**ratios(by_arm), "arms": by_arm}
-    headline = f"{headline_of(map(float, found)):g}"
-    top = {name: value for name, value in found[headline].items() if name != "arms"}
+        summaries[size] = {**ratios(by_arm), "arms": by_arm}
+    headline = f"{headline_of(map(float, summaries)):g}"
+    top = {name: value for name, value in summaries[headline].items() if name != "arms"}
     for name in ("ucx_vs_socket", "ucx_bytes_vs_socket"):
-        against = [one[name] for one in found.values() if name in one]
+        against = [figures[name] for figures in summaries.values() if name in figures]
         if against:
             top[name] = min(against)
-    return {"headline_mib": float(headline), **top, "sizes_mib": found}
+    return {"headline_mib": float(headline), **top, "sizes_mib": summaries}
 
 
 def ratios(by_arm: dict[str, Any]) -> dict[str, Any]:
-    """Of those arms that ran: times faster than each baseline, times slower than the floor."""
-    ms = {arm: one["ms"] for arm, one in by_arm.items()}
+    """How many times faster EARL's arms are than each baseline, and how many times slower than memcpy."""
+    ms = {arm: figures["ms"] for arm, figures in by_arm.items()}
     grpc = {arm: ms[arm] for arm in GRPC if arm in ms}
     ratio: dict[str, Any] = {}
     if grpc:

@@ -17,8 +17,8 @@ class Direct(Arm):
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
-        # What a consumer wants, by rows: said once, the same in every round.
-        self._wanted: dict[int, Repeated] = {}
+        # What a consumer reads, by rows: the same in every round of a size, so it is planned once.
+        self._targets: dict[int, Repeated] = {}
 
     async def open_producer(self, me: Member) -> None:
         await me.store(self.transport)
@@ -40,10 +40,10 @@ class Direct(Arm):
 
     async def read(self, me: Member, round_: Round, keys: tuple[str, ...]) -> Done:
         began_ns = time.monotonic_ns()
-        if round_.rows not in self._wanted:
-            self._wanted[round_.rows] = Repeated([(TENSOR, round_.pattern.wanted(me.rank), me.array)])
-        wanted = VersionRead(keys, self._wanted[round_.rows])
-        receipt = await (await me.dispatcher(self.transport)).read([wanted], WAIT_S)
+        if round_.rows not in self._targets:
+            self._targets[round_.rows] = Repeated([(TENSOR, round_.pattern.target_box(me.rank), me.array)])
+        version_read = VersionRead(keys, self._targets[round_.rows])
+        receipt = await (await me.dispatcher(self.transport)).read([version_read], WAIT_S)
         bytes_ns = round((receipt.seconds - receipt.planned_s) * 1e9)
         return Done(receipt.size_bytes, time.monotonic_ns() - began_ns, bytes_ns)
 
@@ -72,7 +72,7 @@ class CentralSameTransport(Direct):
             me.word(readers(producer))
             return receipt.size_bytes
 
-        return Done(sum(await asyncio.gather(*(forward(one) for one in me.words(PRODUCERS)))))
+        return Done(sum(await asyncio.gather(*(forward(producer) for producer in me.words(PRODUCERS)))))
 
     async def consume(self, me: Member, round_: Round) -> Done:
         me.words(2)

@@ -14,7 +14,7 @@ from benchmarks.dispatch.pattern import COLUMNS, DTYPE, half, key, readers, sour
 
 
 class MemcpyFloor(Arm):
-    """A word ─► np.copyto by every consumer, one thread each. Where the rows lie is known beforehand."""
+    """np.copyto by every consumer after a word, one thread each; where the rows lie is known beforehand."""
 
     def __init__(self) -> None:
         self._mapped: dict[str, mmap.mmap] = {}
@@ -27,8 +27,8 @@ class MemcpyFloor(Arm):
     async def prepare(self, me: Member, round_: Round) -> None:
         if me.role != "consumer":
             return
-        found = await me.registry.get([key(one, round_.number) for one in sources(me.rank)])
-        shards = [descriptor.tensors[0].shards[0] for descriptor in found]
+        descriptors = await me.registry.get([key(producer, round_.number) for producer in sources(me.rank)])
+        shards = [descriptor.tensors[0].shards[0] for descriptor in descriptors]
         self._sources = [
             np.ndarray(
                 (round_.rows, COLUMNS),

@@ -32,7 +32,7 @@ TRANSPORT = "ucx"
 # The host whose card the controller uses.
 CONTROLLER_HOST = 0
 SLABS = 4
-UNDER_WAY = 3
+IN_PROGRESS = 3
 FRAME_BYTES = 256 << 10
 STREAM_BYTES = 4 << 20
 # receiver, sender, first row, bytes
@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<4I")
 
 
 class Plan:
-    """Who holds and wants what among the first `hosts` hosts, `rows` rows each."""
+    """What each of the first `hosts` hosts holds and reads, `rows` rows each."""
 
     def __init__(self, hosts: int, rows: int) -> None:
         self.hosts = hosts
@@ -51,7 +51,7 @@ class Plan:
     def held(self, host: int) -> Box:
         return Box((host * self.rows, 0), ((host + 1) * self.rows, COLUMNS))
 
-    def wanted(self, host: int) -> Box:
+    def target_box(self, host: int) -> Box:
         return Box((0, host * self.columns), (self.shape[0], (host + 1) * self.columns))
 
     def slabs(self) -> list[tuple[int, int]]:
@@ -60,12 +60,12 @@ class Plan:
         return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
 
     def frames(self) -> list[tuple[int, int]]:
-        """Ranges of a host's rows that go through the controller together: small, to be under way early."""
+        """Ranges of a host's rows that pass the controller together: small, so the first leaves early."""
         step = max(1, FRAME_BYTES // (self.columns * DTYPE.itemsize))
         return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
 
     def others(self, host: int) -> list[int]:
-        """Everybody else, from the next one on, so that not all begin with the same."""
+        """The other hosts from the next rank on, so that not all begin with the same host."""
         return [(host + step) % self.hosts for step in range(1, self.hosts)]
 
 
@@ -83,7 +83,7 @@ class Host:
         self.address = role["controller"]
 
     async def prepare(self, plan: Plan, number: int) -> None:
-        """Produce and publish; a target as long as what is wanted."""
+        """Produces and publishes this round's rows, and shapes the target for what this host reads."""
         store, name, box = await self.me.store(TRANSPORT), key(self.rank, number), plan.held(self.rank)
         await store.remove(store.keys)
         self.me.array = store.reserve(name, {TENSOR: TensorSpec("int32", plan.shape, box)})[TENSOR]
@@ -91,17 +91,17 @@ class Host:
         await store.publish(name)
         self.target = self.memory[: plan.shape[0] * plan.columns].reshape(plan.shape[0], plan.columns)
 
-    def keep_own(self, plan: Plan) -> None:
-        """What needs no network."""
-        held, wanted = plan.held(self.rank), plan.wanted(self.rank)
-        own = self.me.array[:, wanted.start[1] : wanted.stop[1]]
-        np.copyto(self.target[held.start[0] : held.stop[0]], own)
+    def copy_local_rows(self, plan: Plan) -> None:
+        """Copies the part of the target that this host produced itself."""
+        held, target_box = plan.held(self.rank), plan.target_box(self.rank)
+        kept = self.me.array[:, target_box.start[1] : target_box.stop[1]]
+        np.copyto(self.target[held.start[0] : held.stop[0]], kept)
 
     async def direct(self, plan: Plan, number: int) -> int:
         """Returns the bytes read."""
         dispatcher = await self.me.dispatcher(TRANSPORT)
         slabs = iter(plan.slabs())
-        others, wanted = plan.others(self.rank), plan.wanted(self.rank)
+        others, target_box = plan.others(self.rank), plan.target_box(self.rank)
 
         async def work() -> int:
             read_bytes = 0
@@ -112,14 +112,14 @@ class Host:
                 reads: list[Read] = []
                 for host in others:
                     rows = host * plan.rows + first, host * plan.rows + stop
-                    box = Box((rows[0], wanted.start[1]), (rows[1], wanted.stop[1]))
+                    box = Box((rows[0], target_box.start[1]), (rows[1], target_box.stop[1]))
                     reads.append(Read((key(host, number),), TENSOR, box, self.target[rows[0] : rows[1]]))
                 async with self.nics.carrying(sizes):
                     read_bytes += (await dispatcher.read(reads, WAIT_S)).size_bytes
             return read_bytes
 
-        self.keep_own(plan)
-        return sum(await asyncio.gather(*(work() for _ in range(UNDER_WAY))))
+        self.copy_local_rows(plan)
+        return sum(await asyncio.gather(*(work() for _ in range(IN_PROGRESS))))
 
     async def central(self, plan: Plan) -> int:
         """Returns the bytes received."""
@@ -127,14 +127,14 @@ class Host:
             host, port = self.address.split(":")
             self._reader, self._writer = await asyncio.open_connection(host, int(port), limit=STREAM_BYTES)
             self._writer.write(struct.pack("<I", self.rank))
-        self.keep_own(plan)
+        self.copy_local_rows(plan)
         _, received = await asyncio.gather(self._send(plan), self._receive(plan))
         return received
 
     async def _send(self, plan: Plan) -> None:
         for first, stop in plan.frames():
             for other in plan.others(self.rank):
-                columns = plan.wanted(other)
+                columns = plan.target_box(other)
                 piece = self.me.array[first:stop, columns.start[1] : columns.stop[1]].tobytes()
                 if self.rank != CONTROLLER_HOST:
                     await self.nics.carry({(self.rank, EGRESS): len(piece)})
@@ -161,7 +161,7 @@ class Host:
         self.nics.close()
 
 
-class Controller:
+class CappedController:
     """Forwards frames between hosts, each through its own host's card, in and out at once."""
 
     def __init__(self, role: dict[str, Any]) -> None:
@@ -212,32 +212,34 @@ class Controller:
 
 
 async def run_host(role: dict[str, Any]) -> None:
-    """Answers when it was done; a host that stands aside in a round is told nothing."""
+    """One host's process: runs its rounds and answers with the time of each; idle hosts get no command."""
     me = Member(role)
     host = Host(me, role)
     await me.store(TRANSPORT)
     await me.dispatcher(TRANSPORT)
     answer()
     try:
-        async for said in commands():
-            plan, number = Plan(said["hosts"], said["rows"]), said["number"]
-            if said["do"] == "prepare":
+        async for command in commands():
+            plan, number = Plan(command["hosts"], command["rows"]), command["number"]
+            if command["do"] == "prepare":
                 await host.prepare(plan, number)
                 answer()
-            elif said["do"] == "run":
+            elif command["do"] == "run":
                 answer(armed=True)
                 me.pass_gate()
-                moved = await (host.direct(plan, number) if said["way"] == "direct" else host.central(plan))
+                moved = await (
+                    host.direct(plan, number) if command["way"] == "direct" else host.central(plan)
+                )
                 answer(at_ns=time.monotonic_ns(), moved_bytes=moved)
             else:
-                answer(right=right(host.target, plan.wanted(host.rank), number))
+                answer(right=right(host.target, plan.target_box(host.rank), number))
     finally:
         await host.close()
         await me.close()
 
 
 async def run_controller(role: dict[str, Any]) -> None:
-    controller = Controller(role)
+    controller = CappedController(role)
     answer(address=await controller.start())
     async for _ in commands():
         answer()

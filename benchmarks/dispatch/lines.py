@@ -10,19 +10,19 @@ from typing import Any
 
 
 async def commands() -> AsyncIterator[dict[str, Any]]:
-    """Lines of stdin until it ends."""
+    """JSON objects of stdin, one a line, until it ends."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         yield json.loads(line)
 
 
 def answer(**fields: Any) -> None:
-    """One line to whoever asked."""
+    """Writes one JSON line to the benchmark."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def main(roles: Mapping[str, Callable[[dict[str, Any]], Coroutine[Any, Any, None]]]) -> None:
-    """Be the role that the first line names, until stdin ends."""
+    """Run the role that the first line names until stdin ends."""
     import uvloop
 
     role = json.loads(sys.stdin.readline())

@@ -24,31 +24,31 @@ from benchmarks.dispatch import peers
 from benchmarks.dispatch.arms import ARMS
 from benchmarks.dispatch.member import Round
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch, MeasurementWrong
 
 MODULE = "benchmarks.dispatch.roles"
 WARM_UP = 1
-# Of a producer's time, of a consumer's, and of the latter, once it was known what lies where.
+# The producers' part of the time, the consumers' part, and the consumers' after the read was planned.
 PARTS_OF_TIME = ("publish_ms", "read_ms", "bytes_ms")
 
 
 @dataclass(slots=True)
-class Samples:
-    """Of one arm at one size, a value a round: milliseconds, and bytes counted by whom they reached."""
+class RoundSamples:
+    """Measurements of one arm at one size, a value per round: milliseconds, and bytes as received."""
 
     total_ms: list[float] = field(default_factory=list)
     parts_ms: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PARTS_OF_TIME})
     moved_bytes: set[int] = field(default_factory=set)
 
-    def add(self, one: dict[str, Any]) -> None:
-        """Of one round; parts only where the arm has them."""
-        self.total_ms.append(one["total_ms"])
-        self.moved_bytes.add(one["moved_bytes"])
+    def add(self, figures: dict[str, Any]) -> None:
+        """Adds one round; a part of the time is kept only where the arm measures it."""
+        self.total_ms.append(figures["total_ms"])
+        self.moved_bytes.add(figures["moved_bytes"])
         for name in self.parts_ms:
-            if one.get(name):
-                self.parts_ms[name].append(one[name])
+            if figures.get(name):
+                self.parts_ms[name].append(figures[name])
 
     def figures(self) -> dict[str, Any]:
         """Medians, the range, and the bytes; a count that varied between rounds is an error."""
@@ -66,25 +66,25 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """The processes of a run."""
+class DispatchFleet:
+    """The processes of one measurement, and the pipe whose bytes let the producers start."""
 
-    controller: Role
-    producers: list[Role]
-    consumers: list[Role]
+    controller: RoleProcess
+    producers: list[RoleProcess]
+    consumers: list[RoleProcess]
     gate: int
-    peers: Role | None
+    peers: RoleProcess | None
 
     @property
-    def all(self) -> list[Role]:
+    def all(self) -> list[RoleProcess]:
         return [self.controller, *self.producers, *self.consumers]
 
 
 @asynccontextmanager
-async def started(arms: Sequence[str], rows: int) -> AsyncIterator[Fleet]:
+async def started(arms: Sequence[str], rows: int) -> AsyncIterator[DispatchFleet]:
     """Every process with its side of every arm open; `rows` is the most a producer will hold.
 
-    Raises PeersAbsent when arms are asked for that are not EARL's to run and cannot run here.
+    Raises PeersAbsent when `arms` has Ray or TransferQueue and they are not installed here.
     """
     others = [name for name in arms if name in peers.PEERS]
     arms = [name for name in arms if name in ARMS]
@@ -103,23 +103,23 @@ async def started(arms: Sequence[str], rows: int) -> AsyncIterator[Fleet]:
 
         known: dict[str, dict[str, Any]] = {name: {} for name in arms}
 
-        async def start(role: str, rank: int = 0, **fds: Any) -> Role:
+        async def start(role: str, rank: int = 0, **fds: Any) -> RoleProcess:
             open_fds = [
                 *fds.get("words_out", {}).values(),
-                *(fds[one] for one in ("gate", "words_in") if one in fds),
+                *(fds[name] for name in ("gate", "words_in") if name in fds),
             ]
-            made, said = await Role.start(
+            made, opened = await RoleProcess.start(
                 MODULE, pass_fds=open_fds, role=role, rank=rank, redis=url, arenas=arenas,
                 directory=directory, arms=list(arms), rows=rows, known=known, **fds,
             )  # fmt: skip
             stack.push_async_callback(made.stop)
-            for name, what in said["known"].items():
+            for name, what in opened["known"].items():
                 known[name].update(what)
             return made
 
         gate_in, gate = pipe()
-        words = {one: pipe() for one in ["controller", *map(str, range(CONSUMERS))]}
-        words_out = {one: ends[1] for one, ends in words.items()}
+        words = {reader: pipe() for reader in ["controller", *map(str, range(CONSUMERS))]}
+        words_out = {reader: ends[1] for reader, ends in words.items()}
         controller = await start("controller", words_in=words["controller"][0], words_out=words_out)
         producers = [
             await start("producer", rank, gate=gate_in, words_out=words_out) for rank in range(PRODUCERS)
@@ -128,55 +128,58 @@ async def started(arms: Sequence[str], rows: int) -> AsyncIterator[Fleet]:
         beside = await peers.start(others, rows, directory) if others else None
         if beside is not None:
             stack.push_async_callback(beside.stop)
-        yield Fleet(controller, producers, consumers, gate, beside)
+        yield DispatchFleet(controller, producers, consumers, gate, beside)
 
 
-async def one_round(fleet: Fleet, round_: Round) -> dict[str, Any]:
-    """Milliseconds from the gate to the last consumer, and what the sides counted. Raises when wrong."""
+async def one_round(fleet: DispatchFleet, round_: Round) -> dict[str, Any]:
+    """Milliseconds from the gate to the last consumer, and what the processes counted.
+
+    Raises ChecksumMismatch when a consumer's buffer is wrong.
+    """
     work = asdict(round_)
     if round_.arm not in ARMS:
         assert fleet.peers is not None
-        return told(round_, await fleet.peers.ask(**work))
+        return checked_figures(round_, await fleet.peers.ask(**work))
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet.producers))
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in (fleet.controller, *fleet.consumers)))
     await asyncio.gather(*(role.ask(do="run", **work) for role in fleet.all))
     opened_ns = time.monotonic_ns()
     os.write(fleet.gate, bytes(PRODUCERS))
-    said = await asyncio.gather(*(role.answer() for role in fleet.all))
-    produced, consumed = said[1 : 1 + PRODUCERS], said[1 + PRODUCERS :]
+    answers = await asyncio.gather(*(role.answer() for role in fleet.all))
+    produced, consumed = answers[1 : 1 + PRODUCERS], answers[1 + PRODUCERS :]
     checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet.consumers))
-    found = {
-        "total_ms": (max(one["at_ns"] for one in consumed) - opened_ns) / 1e6,
-        "publish_ms": max(one["part_ns"] for one in produced) / 1e6,
-        "read_ms": max(one["part_ns"] for one in consumed) / 1e6,
-        "bytes_ms": max(one.get("bytes_ns", 0) for one in consumed) / 1e6,
-        "moved_bytes": sum(one["moved_bytes"] for one in said),
-        "right": all(one["right"] for one in checked),
+    figures = {
+        "total_ms": (max(answer["at_ns"] for answer in consumed) - opened_ns) / 1e6,
+        "publish_ms": max(answer["part_ns"] for answer in produced) / 1e6,
+        "read_ms": max(answer["part_ns"] for answer in consumed) / 1e6,
+        "bytes_ms": max(answer.get("bytes_ns", 0) for answer in consumed) / 1e6,
+        "moved_bytes": sum(answer["moved_bytes"] for answer in answers),
+        "right": all(answer["right"] for answer in checked),
     }
-    return told(round_, found)
+    return checked_figures(round_, figures)
 
 
-def told(round_: Round, found: dict[str, Any]) -> dict[str, Any]:
-    """What was found, unless it is wrong."""
-    if not found["right"]:
+def checked_figures(round_: Round, figures: dict[str, Any]) -> dict[str, Any]:
+    """`figures` unchanged. Raises ChecksumMismatch when a consumer's buffer is wrong."""
+    if not figures["right"]:
         raise ChecksumMismatch(f"{round_.arm}: a consumer's buffer is not what the producers hold", REPORT)
-    return found
+    return figures
 
 
 async def measure(arms: Sequence[str], sizes_mib: Sequence[float], rounds: int) -> dict[str, dict[str, Any]]:
     """Figures by size (MiB a worker) and arm. Within a round of a size every arm has its turn."""
     numbers = count(1)
-    found: dict[str, dict[str, Any]] = {}
+    by_size: dict[str, dict[str, Any]] = {}
     async with started(arms, max(Pattern.of(size).rows for size in sizes_mib)) as fleet:
         for size in sizes_mib:
-            samples = {arm: Samples() for arm in arms}
+            samples = {arm: RoundSamples() for arm in arms}
             for turn in range(rounds + WARM_UP):
                 for arm in arms:
                     round_ = Round(arm, Pattern.of(size).rows, next(numbers))
-                    one = await one_round(fleet, round_)
+                    figures = await one_round(fleet, round_)
                     if turn >= WARM_UP:
-                        samples[arm].add(one)
-            found[f"{size:g}"] = {arm: one.figures() for arm, one in samples.items()}
-            medians = ", ".join(f"{arm} {one['ms']}" for arm, one in found[f"{size:g}"].items())
+                        samples[arm].add(figures)
+            by_size[f"{size:g}"] = {arm: taken.figures() for arm, taken in samples.items()}
+            medians = ", ".join(f"{arm} {figures['ms']}" for arm, figures in by_size[f"{size:g}"].items())
             sys.stderr.write(f"{size:g} MiB a worker, ms: {medians}\n")
-    return found
+    return by_size

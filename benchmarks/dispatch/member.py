@@ -1,7 +1,7 @@
-"""What every process of the benchmark has: its rank, its end of the data plane, and words from the others.
+"""What every process of the benchmark has: its rank, its access to the data plane, and ready signals.
 
-A word is one byte through a pipe: that a producer (or a controller) is ready for whoever reads it. It is
-the same for every arm, and waiting for one blocks in the kernel: no event loop has to wake up for it.
+A word is one byte through a pipe: it tells a reader that a producer (or a controller) is ready. It is
+the same for every arm, and waiting for a word blocks in the kernel: no event loop has to wake up for it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from earl.dispatch.registry.registry import Registry
 from earl.errors import DeadlineExceeded
 
 WAIT_S = 60.0
-# The data plane's ways, each an arm of its own and one through a controller. None checks sums, for no
-# other arm does.
+# The data plane's transports: each is an arm of its own and another through a controller. None verifies
+# checksums, because no other arm does.
 TRANSPORTS = {
     "shm": DataPlaneConfig(transport="shm", checksums="off"),
     "ucx": DataPlaneConfig(transport="ucx", checksums="off"),
@@ -38,7 +38,7 @@ _SPARE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One measurement of one arm. number: unlike any other round's of the run."""
+    """One measurement of one arm. number: unique within the run."""
 
     arm: str
     rows: int
@@ -51,9 +51,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What one side did: bytes that reached it over the arm's way, and what part of the time took.
+    """What one side did in a round: the bytes that reached it, and the nanoseconds of its part of the time.
 
-    bytes_ns: of that part, once it was known what lies where; 0 where that is not told apart.
+    bytes_ns: the share of part_ns after planning, which moved bytes; 0 where the arm does not measure it.
     """
 
     moved_bytes: int = 0
@@ -62,7 +62,7 @@ class Done:
 
 
 class Member:
-    """One process. known: what the arms' other sides said when they opened, by arm."""
+    """One process. known: what the arms' other sides answered when they opened, by arm."""
 
     def __init__(self, role: dict[str, Any]) -> None:
         self.role: str = role["role"]
@@ -80,11 +80,11 @@ class Member:
         self.registry = Registry(self._redis, "{earl:bench}:", 60.0)
         self._stores: dict[str, TensorStore] = {}
         self._dispatchers: dict[str, Dispatcher] = {}
-        # Of a producer, what it produced this round; of a consumer, what it fills.
+        # What a producer produced this round, or what a consumer fills.
         self.array = np.empty((0, 0), np.int32)
 
     async def store(self, transport: str) -> TensorStore:
-        """Its arena for a transport, opened on first use; a controller's holds all producers' rows."""
+        """This process's arena for a transport, opened on first use; a controller's has all the rows."""
         if transport not in self._stores:
             workers = PRODUCERS if self.role == "controller" else 1
             self._stores[transport] = await TensorStore.open(
@@ -99,7 +99,7 @@ class Member:
         return self._stores[transport]
 
     async def dispatcher(self, transport: str) -> Dispatcher:
-        """Its reader over a transport, made on first use."""
+        """This process's reader over a transport, made on first use."""
         if transport not in self._dispatchers:
             made = await Dispatcher.create(self.registry, TRANSPORTS[transport])
             self._dispatchers[transport] = made
@@ -107,22 +107,22 @@ class Member:
         return self._dispatchers[transport]
 
     async def forget(self) -> None:
-        """Free what the round before left in the arenas."""
+        """Frees what the round before left in the arenas."""
         for store in self._stores.values():
             await store.remove(store.keys)
 
     def pass_gate(self) -> None:
-        """Return once all producers are let go. Raises DeadlineExceeded when they are not."""
+        """Returns once the gate is open. Raises DeadlineExceeded when it stays closed."""
         self._receive(self._gate, 1)
 
     def words(self, count: int) -> list[int]:
-        """Wait for so many words; who sent them. Raises DeadlineExceeded when they do not come."""
+        """Waits for `count` words and returns their senders' ranks. Raises DeadlineExceeded."""
         return list(self._receive(self._words_in, count))
 
     def word(self, to: Iterable[int | str]) -> None:
-        """Say to consumers (by rank) or the "controller" that this one is ready."""
-        for one in to:
-            os.write(self._words_out[str(one)], bytes([self.rank]))
+        """Tells consumers (by rank) or the "controller" that this producer is ready."""
+        for receiver in to:
+            os.write(self._words_out[str(receiver)], bytes([self.rank]))
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -1,4 +1,4 @@
-"""Network cards that carry so much a second and no more: one token bucket for each direction of each host.
+"""Network cards of a limited rate: one token bucket for each direction of each host.
 
 A link is a serial line: what is sent over it queues behind what was reserved before. `reserve` is the
 arithmetic, pure; `Nics` keeps the links of all hosts in a file that every process of the run maps.
@@ -30,7 +30,7 @@ def bytes_per_second(gbps: float) -> float:
 
 
 def reserve(free_at_ns: int, now_ns: int, size_bytes: int, rate: float) -> int:
-    """When the last of these bytes has passed a link that is free from `free_at_ns` on; its next free_at.
+    """The time at which the last of these bytes has passed a link, which is the link's next `free_at_ns`.
 
     Within any time t no more than rate x (t + BURST_NS) bytes pass, and since `Nics.start` no more than
     rate x t.
@@ -39,12 +39,12 @@ def reserve(free_at_ns: int, now_ns: int, size_bytes: int, rate: float) -> int:
 
 
 def direct_seconds(hosts: int, host_bytes: int, rate: float) -> float:
-    """All to all, everybody at once: a host sends, and receives, all but its own part."""
+    """Seconds of an exchange all to all at once: each host sends, and receives, all but its own part."""
     return host_bytes * (hosts - 1) / hosts / rate
 
 
 def central_seconds(hosts: int, host_bytes: int, rate: float) -> float:
-    """Through a controller on one of the hosts, pipelined, full duplex: what the others' parts take.
+    """Seconds of the same through a controller on one of the hosts, pipelined, full duplex.
 
     Its card lets in what hosts-1 others hold, and out what they want, but for what each keeps itself.
     """
@@ -52,14 +52,14 @@ def central_seconds(hosts: int, host_bytes: int, rate: float) -> float:
 
 
 async def until(at_ns: int) -> None:
-    """Sleep until that time of the monotonic clock; not at all when it is past."""
+    """Sleeps until a time of the monotonic clock; return at once when it is past."""
     waiting_s = (at_ns - time.monotonic_ns()) / 1e9
     if waiting_s > 0:
         await asyncio.sleep(waiting_s)
 
 
 class Nics:
-    """The cards of `hosts` hosts. Everybody maps one file; whoever is first makes it by `create`."""
+    """The cards of `hosts` hosts in one mapped file, which `create` makes before any process maps it."""
 
     def __init__(self, path: Path, rate: float) -> None:
         self._rate = rate
@@ -72,7 +72,7 @@ class Nics:
         path.write_bytes(np.zeros((hosts, 2, _WORDS), np.int64).tobytes())
 
     def take(self, sizes: dict[tuple[int, int], int]) -> int:
-        """Reserve bytes on links (host, EGRESS or INGRESS), together; when the last has passed, in ns."""
+        """Reserves bytes on links (host, EGRESS or INGRESS) at once; when the last has passed, in ns."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         try:
             now_ns = passed_ns = time.monotonic_ns()
@@ -86,17 +86,17 @@ class Nics:
         return passed_ns
 
     def start(self) -> None:
-        """The clock starts: every link is free from now on, its bucket empty, nothing counted."""
+        """Starts the clock: every link is free from now on, its bucket empty, nothing counted."""
         self._links[:, :, _FREE_AT] = time.monotonic_ns()
         self._links[:, :, _BYTES] = 0
 
     async def carry(self, sizes: dict[tuple[int, int], int]) -> None:
-        """Return once these bytes have passed these links."""
+        """Returns once these bytes have passed these links."""
         await until(self.take(sizes))
 
     @asynccontextmanager
     async def carrying(self, sizes: dict[tuple[int, int], int]) -> AsyncIterator[None]:
-        """Enter when the first of these bytes may enter the busiest of these links; leave once all passed."""
+        """Enters when the first byte may enter the busiest of these links; leaves once all have passed."""
         passed_ns = self.take(sizes)
         await until(passed_ns - round(max(sizes.values()) / self._rate * 1e9))
         yield

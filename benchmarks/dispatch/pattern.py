@@ -1,4 +1,4 @@
-"""Who wants what of whom: 4 producers to 4 consumers, data parallel 2 x context parallel 2. Pure.
+"""Which rows each consumer reads: 4 producers, 4 consumers, data parallel 2 x context parallel 2. Pure.
 
     producers   0: rows 0..n     1: rows n..2n     2: rows 2n..3n     3: rows 3n..4n    (whole rows)
     consumers   0: left halves   1: right halves   2: left halves     3: right halves
@@ -47,13 +47,16 @@ def readers(producer: int) -> tuple[int, int]:
 
 
 def half(consumer: int) -> slice:
-    """The columns that a consumer wants."""
+    """The columns that a consumer reads."""
     return slice(HALF * (consumer % 2), HALF * (consumer % 2 + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """rows: of every producer, COLUMNS int32 each. A consumer's half rows of two producers are as long."""
+    """The tensor's division over producers and consumers.
+
+    rows: rows of every producer, COLUMNS int32 each. A consumer reads as many bytes.
+    """
 
     rows: int
 
@@ -74,14 +77,14 @@ class Pattern:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the whole tensor, all producers' rows."""
+        """Shape of the whole tensor, with all producers' rows."""
         return PRODUCERS * self.rows, COLUMNS
 
     def held(self, producer: int) -> Box:
         """What a producer holds of the tensor."""
         return Box((producer * self.rows, 0), ((producer + 1) * self.rows, COLUMNS))
 
-    def wanted(self, consumer: int) -> Box:
+    def target_box(self, consumer: int) -> Box:
         """What a consumer reads of the tensor."""
         first, last = sources(consumer)
         columns = half(consumer)
@@ -94,20 +97,20 @@ class Pattern:
 
 
 def _row_values(first: int, count: int, number: int) -> np.ndarray:
-    """int32[count, 1]: what the first column holds; another column holds its index more, wrapping."""
+    """int32[count, 1]: values of the first column. Column c holds these plus c, wrapping."""
     rows = np.arange(first, first + count, dtype=np.uint64)
     mixed = rows * np.uint64(2_654_435_761) + np.uint64(number) * np.uint64(2_246_822_519)
     return mixed.astype(np.uint32).view(np.int32).reshape(-1, 1)
 
 
 def fill(array: np.ndarray, box: Box, number: int) -> None:
-    """Write into `array` what `box` of the tensor holds in a round; every number gives other values."""
+    """Writes into `array` what `box` of the tensor holds in a round; every number gives other values."""
     columns = np.arange(box.start[1], box.stop[1], dtype=np.int32)
     np.add(_row_values(box.start[0], array.shape[0], number), columns, out=array)
 
 
 def right(array: np.ndarray, box: Box, number: int) -> bool:
-    """Whether `array` holds just that, every element compared."""
+    """Whether `array` equals what `fill` writes for the same box and number, every element compared."""
     columns = np.arange(box.start[1], box.stop[1], dtype=np.int32)
     for first in range(0, array.shape[0], _CHECKED_ROWS):
         rows = array[first : first + _CHECKED_ROWS]

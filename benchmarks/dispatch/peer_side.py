@@ -47,7 +47,7 @@ OPEN_S = 400.0
 
 @ray.remote(num_cpus=0)
 class Producer:
-    """Holds its rows in memory of its own."""
+    """A producer actor, which holds its rows in its own memory."""
 
     def __init__(self, rank: int, rows: int) -> None:
         self.rank = rank
@@ -78,7 +78,7 @@ class Producer:
 
 @ray.remote(num_cpus=0)
 class Consumer:
-    """Ends with its half rows in one contiguous buffer, touched before."""
+    """A consumer actor, which gathers its half rows in one contiguous buffer touched before."""
 
     def __init__(self, rank: int, rows: int) -> None:
         self.rank = rank
@@ -106,11 +106,11 @@ class Consumer:
         return time.monotonic_ns(), target.nbytes
 
     def right(self, rows: int, number: int) -> bool:
-        return right(self.memory[: 2 * rows], Pattern(rows).wanted(self.rank), number)
+        return right(self.memory[: 2 * rows], Pattern(rows).target_box(self.rank), number)
 
 
 class Peers:
-    """The actors, and how a round of each arm goes."""
+    """The actors, and the rounds of each arm."""
 
     def __init__(self, rows: int, arms: list[str], directory: str) -> None:
         worker_bytes = rows * ROW_BYTES
@@ -131,19 +131,19 @@ class Peers:
 
             units = {"num_data_storage_units": PRODUCERS}
             transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": units}}))
-            ray.get([one.open_queue.remote() for one in self.producers + self.consumers], timeout=OPEN_S)
+            ray.get([actor.open_queue.remote() for actor in self.producers + self.consumers], timeout=OPEN_S)
 
     def round(self, arm: str, rows: int, number: int) -> dict[str, Any]:
-        """Milliseconds until the last consumer is done; whether all is right."""
-        ray.get([one.prepare.remote(rows, number) for one in self.producers], timeout=ROUND_S)
+        """Milliseconds until the last consumer is done, bytes moved, and whether every buffer is right."""
+        ray.get([actor.prepare.remote(rows, number) for actor in self.producers], timeout=ROUND_S)
         began_ns = time.monotonic_ns()
-        produced = [getattr(one, arm).remote(rows, number) for one in self.producers]
+        produced = [getattr(actor, arm).remote(rows, number) for actor in self.producers]
         consumed = [
-            getattr(one, arm).remote(rows, number, *(produced[i] for i in sources(rank)))
-            for rank, one in enumerate(self.consumers)
+            getattr(actor, arm).remote(rows, number, *(produced[i] for i in sources(rank)))
+            for rank, actor in enumerate(self.consumers)
         ]
         done = ray.get(consumed, timeout=ROUND_S)
-        checked = ray.get([one.right.remote(rows, number) for one in self.consumers], timeout=ROUND_S)
+        checked = ray.get([actor.right.remote(rows, number) for actor in self.consumers], timeout=ROUND_S)
         if arm == "transferqueue":
             import transfer_queue
 

@@ -1,4 +1,4 @@
-"""What a user might take instead: the Ray object store and TransferQueue, in an environment of their own."""
+"""Alternatives to the data plane: the Ray object store and TransferQueue, in an environment of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from benchmarks.record.checkout import ROOT
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from earl.errors import EarlError
 
 PEERS = ("ray", "transferqueue")
@@ -30,13 +30,13 @@ class PeersAbsent(Exception):
     """Why they cannot be measured here, and what to do."""
 
 
-async def start(arms: Sequence[str], rows: int, directory: str) -> Role:
+async def start(arms: Sequence[str], rows: int, directory: str) -> RoleProcess:
     """Their process, its actors ready. Raises PeersAbsent."""
     if not PYTHON.exists():
         raise PeersAbsent(f"absent: {ENVIRONMENT} is not there; make it with: make setup-queue")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     try:
-        role, _ = await Role.start(
+        role, _ = await RoleProcess.start(
             "benchmarks.dispatch.peer_side", python=str(PYTHON), environment=environment,
             start_s=START_S, arms=list(arms), rows=rows, directory=directory,
         )  # fmt: skip

@@ -1,10 +1,10 @@
-"""The processes of `earl bench dispatch`: producers, consumers and a controller, kept over all arms.
+"""The processes of `earl bench dispatch`: producers, consumers and a controller, the same for all arms.
 
-A role is told its work as one JSON line on stdin and answers with one on stdout. A round has three words:
+A role reads its work as JSON lines on stdin and answers each with a line on stdout. Commands of a round:
 
-    prepare ─► what was there before is freed, a producer's rows come to be ─► answer
+    prepare ─► the last round's memory is freed, a producer writes its rows ─► answer
     run     ─► answer "armed" ─► (a producer: the gate) ─► the arm's side ─► answer
-    check   ─► whether a consumer has what it wanted, once everybody is done
+    check   ─► whether a consumer's buffer is right, once everybody is done
 
 Times are nanoseconds of the machine's monotonic clock, so that those of two processes compare.
 """
@@ -25,24 +25,24 @@ from benchmarks.dispatch.pattern import DTYPE, HALF, Pattern, right
 
 
 async def open_arms(me: Member, names: list[str]) -> dict[str, Arm]:
-    """This side of every arm; answers with what the arms say that others must know."""
+    """Opens this side of every arm and answers with what the other processes must know of it."""
     arms, known = {name: ARMS[name]() for name in names}, me.known
-    said: dict[str, Any] = {}
+    opened_arms: dict[str, Any] = {}
     for name, arm in arms.items():
         me.known = known.get(name, {})
         opened = await getattr(arm, f"open_{me.role}")(me)
         if opened is not None:
-            said[name] = {"controller" if me.role == "controller" else str(me.rank): opened}
-    answer(known=said)
+            opened_arms[name] = {"controller" if me.role == "controller" else str(me.rank): opened}
+    answer(known=opened_arms)
     return arms
 
 
 async def work(me: Member, arms: dict[str, Arm]) -> None:
-    """Rounds until stdin ends."""
+    """Runs rounds until stdin ends."""
     # Every consumer's target is one piece of memory, touched once and kept.
     memory = np.ones(Pattern(me.rows).worker_bytes // DTYPE.itemsize if me.role == "consumer" else 0, DTYPE)
-    async for said in commands():
-        do, round_ = said.pop("do"), Round(**said)
+    async for command in commands():
+        do, round_ = command.pop("do"), Round(**command)
         arm = arms[round_.arm]
         if do == "prepare":
             await me.forget()
@@ -56,11 +56,11 @@ async def work(me: Member, arms: dict[str, Arm]) -> None:
             answer(armed=True)
             await run(me, arm, round_)
         else:
-            answer(right=right(me.array, round_.pattern.wanted(me.rank), round_.number))
+            answer(right=right(me.array, round_.pattern.target_box(me.rank), round_.number))
 
 
 async def run(me: Member, arm: Arm, round_: Round) -> None:
-    """This side of a round; answers when it was done."""
+    """Runs this side of a round and answers with the time at which it was done."""
     if me.role == "producer":
         me.pass_gate()
         done = await arm.produce(me, round_)

@@ -23,7 +23,7 @@ BUFFER_BYTES = 4 << 20
 
 
 class Sockets(Arm):
-    """Nothing is asked for: both sides know who gets what, which only favours this arm."""
+    """Streams without requests: both sides know which rows go where, which only favours this arm."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(2, "bench-socket")
@@ -51,7 +51,7 @@ class Sockets(Arm):
     async def produce(self, me: Member, round_: Round) -> Done:
         loop = asyncio.get_running_loop()
         slices = [(peer, me.array[:, half(consumer)]) for consumer, peer in self._peers.items()]
-        await asyncio.gather(*(loop.run_in_executor(self._threads, send, *one) for one in slices))
+        await asyncio.gather(*(loop.run_in_executor(self._threads, send, *part) for part in slices))
         return Done()
 
     async def consume(self, me: Member, round_: Round) -> Done:
@@ -59,7 +59,7 @@ class Sockets(Arm):
         loop, pattern = asyncio.get_running_loop(), round_.pattern
         parts = [(peer, me.array[pattern.part(me.rank, producer)]) for producer, peer in self._peers.items()]
         received = await asyncio.gather(
-            *(loop.run_in_executor(self._threads, receive, *one) for one in parts)
+            *(loop.run_in_executor(self._threads, receive, *part) for part in parts)
         )
         return Done(sum(received), time.monotonic_ns() - began_ns)
 
@@ -78,7 +78,7 @@ class Sockets(Arm):
 
 
 def send(peer: socket.socket, rows: np.ndarray) -> None:
-    """Strided rows, each contiguous, in order."""
+    """Sends strided rows, each contiguous, in order."""
     for first in range(0, len(rows), SENT_ROWS):
         pieces = [row.data.cast("B") for row in rows[first : first + SENT_ROWS]]
         sent = peer.sendmsg(pieces)
@@ -89,7 +89,7 @@ def send(peer: socket.socket, rows: np.ndarray) -> None:
 
 
 def receive(peer: socket.socket, target: np.ndarray) -> int:
-    """Fill a contiguous target; its bytes. Raises ConnectionError when the peer ends before."""
+    """Fills a contiguous target and returns its bytes. Raises ConnectionError when the peer closes early."""
     view = target.data.cast("B")
     received = 0
     while received < len(view):

@@ -64,19 +64,19 @@ DEFAULTS = Settings()
 def e2e(
     seeds: Seeds = "0,1,2",
     threshold: Annotated[float, typer.Option(help="Mean training reward to reach.")] = DEFAULTS.threshold,
-    steps: Annotated[int, typer.Option(help="Most steps of a side.")] = DEFAULTS.steps,
-    limit_s: Annotated[float, typer.Option(help="Most seconds of a side and seed.")] = DEFAULTS.limit_s,
+    steps: Annotated[int, typer.Option(help="The most steps of a side.")] = DEFAULTS.steps,
+    limit_s: Annotated[float, typer.Option(help="The most seconds of a side and a seed.")] = DEFAULTS.limit_s,
     generation: Annotated[
         str, typer.Option(help="TRL's sampler: generate, continuous, or auto: the faster of them.")
     ] = "auto",
     start: Annotated[
-        Path | None, typer.Option("--model", help="Model to start from, instead of teaching one.")
+        Path | None, typer.Option("--model", help="Model to start from instead of a model taught here.")
     ] = None,
-    keep: Annotated[Path | None, typer.Option(help="Directory to leave runs and models in.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Directory to keep runs and models in.")] = None,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """EARL against TRL's GRPOTrainer: wall time to the same reward on the same task."""
+    """Compare EARL with TRL's GRPOTrainer: wall time to the same reward on the same task."""
     numbers = whole_numbers(seeds)
     if not TRL_PYTHON.exists():
         raise ConfigError(f"{TRL_PYTHON} is not there", "make it with: make setup-peers")
@@ -114,7 +114,7 @@ def compare(
             trials[way] = trace.figures(trial)["step_s_median"]
             say(f"TRL's {way}: {trials[way]:.2f} s a step")
         if not trials:
-            raise ProcessFailed("TRL runs here in no way", "see what was said above")
+            raise ProcessFailed("none of TRL's samplers runs here", "see the output above")
         generation = min(trials, key=lambda way: trials[way])
     runs = []
     for number, seed in enumerate(seeds):
@@ -208,9 +208,8 @@ def run_trl(settings: Settings, model: Path, directory: Path, generation: str) -
             )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         last = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise ProcessFailed(f"TRL's process: {error}; its last words: {last}", f"run {command}") from error
-    found = json.loads(result.read_text(encoding="utf-8"))
-    return Trace(**found)
+        raise ProcessFailed(f"TRL's process: {error}; its last output: {last}", f"run {command}") from error
+    return Trace(**json.loads(result.read_text(encoding="utf-8")))
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""EARL's side of `earl bench e2e`: `earl train` on a run file, as anyone starts it, watched from outside.
+"""EARL's side of `earl bench e2e`: `earl train` on a run file as a user starts it, observed from outside.
 
 The real stack, every service a process of its own: scheduler, gateway, an environment host, a rollout
 worker with one engine, the trainer; one torch thread for the engine and one for the trainer, which work
@@ -30,7 +30,7 @@ NAME = "earl"
 
 
 def run_config(settings: Settings, model: Path, runs_dir: Path, changes: dict[str, Any]) -> RunConfig:
-    """The run file. changes: sections to update, for what is tried out."""
+    """The run file. changes: sections to update, for experiments."""
     values: dict[str, Any] = {
         "name": NAME,
         "seed": settings.seed,
@@ -71,12 +71,12 @@ def run_config(settings: Settings, model: Path, runs_dir: Path, changes: dict[st
 
 
 def questions(settings: Settings) -> list[int]:
-    """The question of every group that training meets, in order: what TRL is given too."""
+    """The question of every group in the order of training; TRL gets the same."""
     return [env_seed(settings.seed, "train", index) for index in range(settings.groups * settings.steps)]
 
 
 def run(settings: Settings, model: Path, directory: Path, changes: dict[str, Any] | None = None) -> Trace:
-    """Trains until the settings say that it is over; leaves the run in `directory`."""
+    """Trains until the threshold or the limit of the settings; leaves the run in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     run_file = directory / "earl.toml"
     config = run_config(settings, model, directory, changes or {})
@@ -99,18 +99,18 @@ def run(settings: Settings, model: Path, directory: Path, changes: dict[str, Any
 def _follow(
     process: subprocess.Popen, metrics: Path, trace: Trace, settings: Settings, started_s: float
 ) -> None:
-    """Notes every step as its line appears, until the threshold, the limit or the process's end."""
-    seen = 0
+    """Records every step as its line appears, until the threshold, the limit or the process's end."""
+    read_lines = 0
     while True:
         ended = process.poll() is not None
         now_s = time.monotonic() - started_s
         lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
-        for line in lines[seen:]:
+        for line in lines[read_lines:]:
             trace.rewards.append(json.loads(line)["reward_mean"])
             trace.times_s.append(now_s)
             if reached(trace.rewards, settings):
                 return
-        seen = len(lines)
+        read_lines = len(lines)
         if ended or now_s > settings.limit_s:
             return
         time.sleep(POLL_S)

@@ -68,9 +68,9 @@ def _batches(tokenizer: Tokenizer, eos: int, draw: random.Random) -> list[tuple[
     seeds = sorted(
         (draw.getrandbits(32) for _ in range(TOGETHER * BATCH)), key=lambda seed: len(task.numbers(seed))
     )
-    cuts = [seeds[first : first + BATCH] for first in range(0, len(seeds), BATCH)]
-    draw.shuffle(cuts)
-    return [_batch(tokenizer, eos, cut, draw) for cut in cuts]
+    batches = [seeds[first : first + BATCH] for first in range(0, len(seeds), BATCH)]
+    draw.shuffle(batches)
+    return [_batch(tokenizer, eos, batch, draw) for batch in batches]
 
 
 def _batch(

@@ -1,4 +1,4 @@
-"""What both sides are given: one set of numbers, standard library alone."""
+"""The settings of both sides: one set of numbers. Imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def reached(rewards: list[float], settings: Settings) -> bool:
 
 @dataclass(slots=True)
 class Trace:
-    """What one side did: after every step the seconds since its process was started, and the batch's mean
-    reward. began_s: when it was ready to sample for the first time. settings, versions: of that side."""
+    """The course of one side: after every step the seconds since its process was started, and the batch's
+    mean reward. began_s: when it was ready to sample for the first time. settings, versions: that side's."""
 
     times_s: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)

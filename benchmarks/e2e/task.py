@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 
 SHORTEST, LONGEST, LARGEST = 2, 32, 19
-# Numbers beyond the shortest are distributed exponentially with this mean, cut at LONGEST.
+# Numbers beyond the shortest are distributed exponentially with this mean, at most LONGEST.
 MEAN_MORE = 6.0
 # Words of the word-level tokenizer, beside its special tokens.
 WORDS = ["sort", "=", *(str(number) for number in range(LARGEST + 1))]

@@ -62,7 +62,9 @@ class Watch(TrainerCallback):
 
     def score(self, prompts: list[str], completions: list[str], seed: list[int], **_: Any) -> list[float]:
         """TRL's reward function."""
-        rewards = [task.score(one, text) for one, text in zip(seed, completions, strict=True)]
+        rewards = [
+            task.score(question_seed, text) for question_seed, text in zip(seed, completions, strict=True)
+        ]
         self.batch_rewards.append(sum(rewards) / len(rewards))
         return rewards
 

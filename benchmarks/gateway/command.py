@@ -1,4 +1,4 @@
-"""What the environment gateway carries, holds and survives, beside an OpenEnv server."""
+"""The environment gateway's throughput, open sessions and failures, beside an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.gateway import openenv
-from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, Work, drills, isolation, throughput
+from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, GatewayWork, drills, isolation, throughput
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -42,39 +42,41 @@ MEASURES = (
 
 @app.command(cls=RecordedCommand)
 def gateway(
-    sessions: Annotated[int, typer.Option(min=HOSTS, help="Stepping at once.")] = 256,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measured interval.")] = 8.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Of throughput, and of what is compared.")] = 3,
-    open_sessions: Annotated[int, typer.Option(min=0, help="Held open at once, for rss_mib.")] = 10_000,
-    parts: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}; separated by commas.")] = ",".join(
+    sessions: Annotated[int, typer.Option(min=HOSTS, help="Sessions that step at once.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measured interval.")] = 8.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of throughput and of each comparison.")] = 3,
+    open_sessions: Annotated[
+        int, typer.Option(min=0, help="Sessions held open at once for rss_mib.")
+    ] = 10_000,
+    parts: Annotated[str, typer.Option(help=f"Any of {', '.join(PARTS)}, separated by commas.")] = ",".join(
         PARTS
     ),
     openenv_python: Annotated[
-        str, typer.Option(help="Python of an environment that has openenv; empty: no comparison.")
+        str, typer.Option(help="Python of an environment that has openenv; none: no comparison.")
     ] = "",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """What the environment gateway carries, holds and survives, beside an OpenEnv server."""
-    wanted = parts.split(",")
-    unknown = [name for name in wanted if name not in PARTS]
+    """Measure the environment gateway's throughput, memory and failures, beside an OpenEnv server."""
+    chosen = parts.split(",")
+    unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
-    work = Work(sessions, seconds, rounds, open_sessions)
+    work = GatewayWork(sessions, seconds, rounds, open_sessions)
     with tempfile.TemporaryDirectory(prefix="earl-bench-gateway-") as temporary:
-        found = asyncio.run(_measure(wanted, work, Path(temporary), openenv_python))
+        figures = asyncio.run(_measure(chosen, work, Path(temporary), openenv_python))
     cores = len(os.sched_getaffinity(0))
-    publish("gateway", {"measures": MEASURES, "cores": cores, **found}, results, as_json=as_json)
+    publish("gateway", {"measures": MEASURES, "cores": cores, **figures}, results, as_json=as_json)
 
 
-async def _measure(wanted: list[str], work: Work, directory: Path, python: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"sessions": work.sessions, "hosts": HOSTS}
-    if "throughput" in wanted:
-        found |= await throughput(directory / "throughput", work)
-    if "openenv" in wanted:
-        found |= await openenv.measure(python, work)
-    if "drills" in wanted:
-        found |= await drills(directory / "drills")
-    if "isolation" in wanted:
-        found |= await isolation(directory / "isolation", work)
-    return found
+async def _measure(chosen: list[str], work: GatewayWork, directory: Path, python: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {"sessions": work.sessions, "hosts": HOSTS}
+    if "throughput" in chosen:
+        figures |= await throughput(directory / "throughput", work)
+    if "openenv" in chosen:
+        figures |= await openenv.measure(python, work)
+    if "drills" in chosen:
+        figures |= await drills(directory / "drills")
+    if "isolation" in chosen:
+        figures |= await isolation(directory / "isolation", work)
+    return figures

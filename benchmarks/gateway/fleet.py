@@ -7,22 +7,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.gateway.environment import NAME, SERVE
-from benchmarks.process import Process
+from benchmarks.process import ServiceProcess
 from earl.config.run import RunConfig
 
 
-class Fleet:
+class GatewayFleet:
     """gateway, and hosts by name."""
 
-    def __init__(self, run: Path, gateway: Process) -> None:
+    def __init__(self, run: Path, gateway: ServiceProcess) -> None:
         self._run = run
         self.gateway = gateway
-        self.hosts: dict[str, Process] = {}
+        self.hosts: dict[str, ServiceProcess] = {}
 
     async def add(self, name: str, *, fails: bool = False) -> None:
-        """Start a host under this name; one that fails raises in every step."""
+        """Starts a host under this name; one that fails raises in every step."""
         environment = {"EARL_BENCH_FAILS": "1"} if fails else {}
-        self.hosts[name] = await Process.start(
+        self.hosts[name] = await ServiceProcess.start(
             "earl.env.host",
             self._run,
             name,
@@ -36,10 +36,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(directory: Path, hosts: int, sessions_per_host: int) -> AsyncIterator[Fleet]:
+async def fleet(directory: Path, hosts: int, sessions_per_host: int) -> AsyncIterator[GatewayFleet]:
     """A gateway with hosts host-0, host-1, …"""
     run = _run_file(directory, sessions_per_host)
-    made = Fleet(run, await Process.start("services.env_gateway", run, "gateway"))
+    made = GatewayFleet(run, await ServiceProcess.start("services.env_gateway", run, "gateway"))
     try:
         for number in range(hosts):
             await made.add(f"host-{number}")

@@ -1,4 +1,4 @@
-"""The parts of the benchmark, each with processes of its own."""
+"""The parts of the benchmark, each with its own processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gateway.fleet import Fleet, fleet
-from benchmarks.role import Role
+from benchmarks.gateway.fleet import GatewayFleet, fleet
+from benchmarks.role import RoleProcess
 
 HOSTS = 4
 STEPS_PER_EPISODE = 256
@@ -20,8 +20,8 @@ DRILL_SESSIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """sessions: stepping at once; seconds: of each measured interval; rounds: of what is compared."""
+class GatewayWork:
+    """The load. sessions: stepping at once. seconds: length of an interval. rounds: of each comparison."""
 
     sessions: int
     seconds: float
@@ -30,9 +30,9 @@ class Work:
 
 
 @asynccontextmanager
-async def playing(fleet: Fleet) -> AsyncIterator[Role]:
-    """The client process."""
-    role, _ = await Role.start(
+async def playing(fleet: GatewayFleet) -> AsyncIterator[RoleProcess]:
+    """Starts the client process, and stops it at the end of the block."""
+    role, _ = await RoleProcess.start(
         "benchmarks.gateway.player",
         role="player",
         address=fleet.gateway.address,
@@ -44,29 +44,29 @@ async def playing(fleet: Fleet) -> AsyncIterator[Role]:
         await role.stop()
 
 
-async def _play(role: Role, work: Work, seconds: float) -> dict[str, Any]:
+async def _play(role: RoleProcess, work: GatewayWork, seconds: float) -> dict[str, Any]:
     return await role.ask(
         do="play", sessions=work.sessions, warm_s=WARM_S, seconds=seconds, steps=STEPS_PER_EPISODE
     )
 
 
-async def throughput(directory: Path, work: Work) -> dict[str, Any]:
-    """Sessions that step all the time, then sessions that are only open."""
+async def throughput(directory: Path, work: GatewayWork) -> dict[str, Any]:
+    """Figures of sessions that step all the time, then of sessions that are only open."""
     async with fleet(directory, HOSTS, work.open_sessions) as made, playing(made) as player:
         rounds: list[dict[str, Any]] = []
         for _ in range(work.rounds):
             before = made.gateway.cpu_s, sum(host.cpu_s for host in made.hosts.values())
-            found = await _play(player, work, work.seconds)
+            figures = await _play(player, work, work.seconds)
             after = made.gateway.cpu_s, sum(host.cpu_s for host in made.hosts.values())
             # The processes' own clocks run through the warm-up too.
-            share = found["seconds"] / (found["seconds"] + WARM_S) / max(1, found["steps"]) * 1e6
-            found["cpu_us_per_step"] = {
-                "client": round(found.pop("client_cpu_s") / max(1, found["steps"]) * 1e6, 1),
+            share = figures["seconds"] / (figures["seconds"] + WARM_S) / max(1, figures["steps"]) * 1e6
+            figures["cpu_us_per_step"] = {
+                "client": round(figures.pop("client_cpu_s") / max(1, figures["steps"]) * 1e6, 1),
                 "gateway": round((after[0] - before[0]) * share, 1),
                 "hosts": round((after[1] - before[1]) * share, 1),
             }
-            rounds.append(found)
-        middle = sorted(rounds, key=lambda found: found["steps_per_s"])[(len(rounds) - 1) // 2]
+            rounds.append(figures)
+        middle = sorted(rounds, key=lambda figures: figures["steps_per_s"])[(len(rounds) - 1) // 2]
         result = {
             **{name: round(middle[name], 3) for name in ("steps_per_s", "p50_ms", "p99_ms")},
             "cpu_us_per_step": middle["cpu_us_per_step"],
@@ -84,22 +84,22 @@ async def throughput(directory: Path, work: Work) -> dict[str, Any]:
 
 
 async def drills(directory: Path) -> dict[str, Any]:
-    """A host is killed, another one frozen."""
+    """Figures of a host that is killed and of another that is frozen."""
     async with fleet(directory, HOSTS, 1_024) as made, playing(made) as player:
-        found = {}
+        figures = {}
         for name, host, send in (("killed", "host-0", "SIGKILL"), ("frozen", "host-1", "SIGSTOP")):
             drill = await player.ask(
                 do="drill", sessions=DRILL_SESSIONS, pid=made.hosts[host].pid, host=host, send=send
             )
-            found[f"{name}_noticed_s"] = drill["noticed_s"] and round(drill.pop("noticed_s"), 3)
-            found[name] = drill
-        return found
+            figures[f"{name}_noticed_s"] = drill["noticed_s"] and round(drill.pop("noticed_s"), 3)
+            figures[name] = drill
+        return figures
 
 
-async def isolation(directory: Path, work: Work) -> dict[str, Any]:
-    """The throughput of three hosts beside a fourth that works, and beside one that fails every step.
+async def isolation(directory: Path, work: GatewayWork) -> dict[str, Any]:
+    """The throughput of three hosts beside a fourth that works, and beside a fourth that fails every step.
 
-    Every host has just its share of the sessions as capacity: those of the failing one find no other.
+    Every host has just its share of the sessions as capacity: the failing host's sessions find no other host.
     """
     good = [f"host-{number}" for number in range(HOSTS - 1)]
     pairs: list[dict[str, float]] = []
@@ -109,13 +109,13 @@ async def isolation(directory: Path, work: Work) -> dict[str, Any]:
             # In turn, so that a drift of the machine favours neither.
             for fails in (False, True) if number % 2 == 0 else (True, False):
                 kind = "failing" if fails else "working"
-                # A name of its own: a quarantine is of a host's name.
+                # A new name, because a quarantine is for a host's name.
                 await made.add(f"{kind}-{number}", fails=fails)
-                found = await _play(player, work, work.seconds)
+                figures = await _play(player, work, work.seconds)
                 await made.remove(f"{kind}-{number}")
-                pair[kind] = sum(found["by_host"].get(name, 0.0) for name in good)
+                pair[kind] = sum(figures["by_host"].get(name, 0.0) for name in good)
                 if fails:
-                    pair["failed"] = found["failed"]
+                    pair["failed"] = figures["failed"]
             pairs.append(pair)
     losses = [1 - pair["failing"] / pair["working"] for pair in pairs]
     return {"isolation_loss": round(statistics.median(losses), 4), "isolation_rounds": pairs}

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
-from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, STEPS_PER_EPISODE, WARM_S, Work
-from benchmarks.role import Role
+from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, STEPS_PER_EPISODE, WARM_S, GatewayWork
+from benchmarks.role import RoleProcess
 from earl.errors import EarlError
 
 SIDE = "benchmarks.gateway.openenv_side"
@@ -15,35 +15,35 @@ SIDE = "benchmarks.gateway.openenv_side"
 START_S = 240.0
 
 
-async def measure(python: str, work: Work) -> dict[str, Any]:
-    """openenv_steps_per_s and its latencies; None and why without a Python that has openenv."""
+async def measure(python: str, work: GatewayWork) -> dict[str, Any]:
+    """openenv_steps_per_s and its latencies; None and the reason without a Python that has openenv."""
     if not python:
         return {"openenv_steps_per_s": None, "openenv_absent": "no --openenv-python was given"}
     async with AsyncExitStack() as stack:
 
-        async def started(**role: Any) -> tuple[Role, dict[str, Any]]:
-            made, said = await Role.start(SIDE, python=python, start_s=START_S, **role)
+        async def started(**role: Any) -> tuple[RoleProcess, dict[str, Any]]:
+            made, opened = await RoleProcess.start(SIDE, python=python, start_s=START_S, **role)
             stack.push_async_callback(made.stop)
-            return made, said
+            return made, opened
 
         try:
             server = {"role": "server", "bytes": OBSERVATION_BYTES, "sessions": work.sessions}
             servers = await asyncio.gather(*(started(**server) for _ in range(HOSTS)))
-            addresses = [said["address"] for _, said in servers]
-            player, said = await started(role="player", addresses=addresses)
+            addresses = [opened["address"] for _, opened in servers]
+            player, opened = await started(role="player", addresses=addresses)
         except (OSError, EarlError) as error:
             return {"openenv_steps_per_s": None, "openenv_absent": f"{python}: {error}"}
         rounds = []
         for _ in range(work.rounds):
-            found = await player.ask(
+            figures = await player.ask(
                 sessions=work.sessions, warm_s=WARM_S, seconds=work.seconds, steps=STEPS_PER_EPISODE
             )
-            rounds.append(found)
+            rounds.append(figures)
             await asyncio.sleep(0.2)
-    middle = sorted(rounds, key=lambda found: found["steps_per_s"])[(len(rounds) - 1) // 2]
+    middle = sorted(rounds, key=lambda figures: figures["steps_per_s"])[(len(rounds) - 1) // 2]
     names = ("steps_per_s", "p50_ms", "p99_ms")
     return {
-        "openenv_version": said["version"],
+        "openenv_version": opened["version"],
         **{f"openenv_{name}": round(middle[name], 3) for name in names},
         "openenv_rounds": rounds,
     }

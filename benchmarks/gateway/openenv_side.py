@@ -20,9 +20,9 @@ from typing import Any
 CONNECT_S = 60.0
 
 
-def answer(**said: Any) -> None:
-    """One line to whoever asked."""
-    sys.stdout.write(json.dumps(said) + "\n")
+def answer(**fields: Any) -> None:
+    """Writes one JSON line to the benchmark."""
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
@@ -64,7 +64,7 @@ def application(text_bytes: int, sessions: int) -> Any:
 
 
 async def be_server(role: dict[str, Any]) -> None:
-    """Serve until stdin ends."""
+    """Serves until stdin ends."""
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=1_024)
@@ -81,7 +81,7 @@ async def be_server(role: dict[str, Any]) -> None:
 
 
 async def be_player(role: dict[str, Any]) -> None:
-    """Play as each line says, until stdin ends."""
+    """Plays as each line says, until stdin ends."""
     from openenv.core.generic_client import GenericEnvClient
 
     answer(version=importlib.metadata.version("openenv"))
@@ -92,7 +92,7 @@ async def be_player(role: dict[str, Any]) -> None:
 async def play(
     client: Any, addresses: list[str], sessions: int, warm_s: float, seconds: float, steps: int
 ) -> dict[str, Any]:
-    """Closed loops, one client and its connection a session: steps per second and latencies."""
+    """Steps per second and latencies of closed loops, each session with its own client and connection."""
     latencies: list[float] = []
     connecting = asyncio.Semaphore(32)
     all_connected = asyncio.Barrier(sessions + 1)
@@ -104,15 +104,15 @@ async def play(
             async with connecting:
                 await env.connect()
             await all_connected.wait()
-            # It looks at the clock: the client's wait for an answer may swallow a cancellation.
+            # The clock ends the loop, because the client's wait for an answer may swallow a cancellation.
             while (now := time.monotonic()) < ends:
                 result = await env.reset(steps=steps)
                 while now < ends and not result.done:
-                    asked = time.monotonic()
+                    asked_s = time.monotonic()
                     result = await env.step({"text": "go"})
                     now = time.monotonic()
-                    if begins <= asked and now < ends:
-                        latencies.append(now - asked)
+                    if begins <= asked_s and now < ends:
+                        latencies.append(now - asked_s)
         finally:
             await env.close()
 
@@ -127,11 +127,11 @@ async def play(
         ends = begins + seconds
         await all_connected.wait()
     await asyncio.wait(loops, timeout=warm_s + seconds + CONNECT_S)
-    took_s, found = seconds, sorted(latencies)
+    took_s, ordered = seconds, sorted(latencies)
     return {
-        "steps_per_s": len(found) / took_s,
-        "p50_ms": found[len(found) // 2] * 1e3 if found else 0.0,
-        "p99_ms": found[int(0.99 * len(found))] * 1e3 if found else 0.0,
+        "steps_per_s": len(ordered) / took_s,
+        "p50_ms": ordered[len(ordered) // 2] * 1e3 if ordered else 0.0,
+        "p99_ms": ordered[int(0.99 * len(ordered))] * 1e3 if ordered else 0.0,
     }
 
 

@@ -1,4 +1,4 @@
-"""The client process of the benchmark: plays as many sessions as it is told, through one stream.
+"""The client process of the benchmark, which plays many sessions through one stream.
 
 play   closed loops: each session steps as soon as it has its answer, and opens the next episode
 open   sessions that stay open, each after one step
@@ -31,12 +31,12 @@ DRILL_BOUND_S = 40.0
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Of sorted values."""
+    """The value at `share` of sorted values, 0.0 where there are none."""
     return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 class Player:
-    """Plays against one gateway. observation_bytes: of every observation."""
+    """Plays against one gateway. observation_bytes: the size of every observation."""
 
     def __init__(self, address: str, observation_bytes: int) -> None:
         self._client = GatewayClient(address)
@@ -59,13 +59,13 @@ class Player:
                 try:
                     session = await self._opened(steps)
                     while not session.done:
-                        asked = time.monotonic()
+                        asked_s = time.monotonic()
                         outcome = await session.step("go")
                         now = time.monotonic()
                         if outcome.message:
                             failed[outcome.message.partition(":")[0]] += 1
-                        elif asked >= begins:
-                            latencies.append(now - asked)
+                        elif asked_s >= begins:
+                            latencies.append(now - asked_s)
                             by_host[outcome.observation.text[:16].strip()] += 1
                 except EarlError as error:
                     failed[type(error).__name__] += 1
@@ -95,21 +95,21 @@ class Player:
         }
 
     async def open(self, sessions: int) -> dict[str, Any]:
-        """Open sessions, one step each, and keep them."""
+        """Opens sessions, one step each, and keeps them."""
         gate = asyncio.Semaphore(OPENING_AT_ONCE)
 
-        async def one() -> Session:
+        async def open_session() -> Session:
             async with gate:
                 session = await self._opened(ENDLESS)
                 await session.step("go")
                 return session
 
         began = time.monotonic()
-        self._held += await asyncio.gather(*(one() for _ in range(sessions)))
+        self._held += await asyncio.gather(*(open_session() for _ in range(sessions)))
         return {"sessions": len(self._held), "seconds": time.monotonic() - began}
 
     async def close(self) -> dict[str, Any]:
-        """Close what `open` kept."""
+        """Closes what `open` kept."""
         for session in self._held:
             await session.close()
         self._held.clear()
@@ -117,7 +117,7 @@ class Player:
         return {}
 
     async def drill(self, sessions: int, pid: int, host: str, send: str) -> dict[str, Any]:
-        """Send a signal to a host and see what becomes of three groups of `sessions` sessions each.
+        """Sends a signal to a host and sees what becomes of three groups of `sessions` sessions each.
 
         noticed_s: from the signal until the last session that was stepping on that host has ended.
         """
@@ -176,7 +176,7 @@ def _cpu_s() -> float:
 
 
 async def serve(role: dict[str, Any]) -> None:
-    """Do what each line says."""
+    """Does what each line says."""
     player = Player(role["address"], role["bytes"])
     answer(ready=True)
     async for work in commands():

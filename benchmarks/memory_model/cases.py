@@ -11,14 +11,14 @@ from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 
 STAGES = ("rollout", "trainer", "reference")
-# Of an agent's tokens those that it sampled: every other span of so many tokens.
+# Every other span of so many tokens of a sequence was sampled by the agent.
 TURN_TOKENS = 32
 SAMPLED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """model: fields of ModelSpec. sections: of a run file, beside what the measurement decides.
+class MemoryCase:
+    """A measurement. model: fields of ModelSpec. sections: run-file sections beside what is measured.
 
     shared_tokens: how many first tokens all sequences have in common; none of them is trained on.
     """
@@ -52,8 +52,8 @@ class Case:
         return SAMPLED * (1 - self.shared_tokens / self.context_tokens)
 
     @property
-    def tiny(self) -> Case:
-        """The same of a model of a few kilobytes: what it takes is the process itself."""
+    def tiny(self) -> MemoryCase:
+        """The same case with a model of a few kilobytes, so that only the process itself takes memory."""
         return replace(self, context_tokens=64, concurrency=self.degrees.dp, model=TINY, shared_tokens=0)
 
     def as_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ WIDE = sizes(256, 4, 4, 4, 64, 1024, 8192)
 DEEP = sizes(256, 16, 4, 2, 64, 768, 2048)
 UNTIED = sizes(512, 6, 8, 4, 64, 1024, 4096, tied=False)
 SHARING = sizes(512, 4, 8, 1, 64, 1024, 8192, tied=False)
-# Of the held-out cases alone.
+# Used by the held-out cases alone.
 OTHER = sizes(384, 10, 6, 2, 64, 1280, 6144)
 
 
@@ -93,18 +93,22 @@ def trainer(
     fields: Mapping[str, Any] | None = None,
     *,
     shared_tokens: int = 0,
-) -> Case:
+) -> MemoryCase:
     section = {"microbatch_tokens": 4096, "lr": 1e-5, **(fields or {})}
-    return Case("trainer", parallelism, tokens, sequences, model, {"trainer": section}, shared_tokens)
+    return MemoryCase("trainer", parallelism, tokens, sequences, model, {"trainer": section}, shared_tokens)
 
 
-def rollout(model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any) -> Case:
+def rollout(
+    model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any
+) -> MemoryCase:
     made = {"rollout": {"max_sequences": sequences, **fields}}
-    return Case("rollout", parallelism, tokens, sequences, model, made)
+    return MemoryCase("rollout", parallelism, tokens, sequences, model, made)
 
 
-def reference(model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any) -> Case:
-    return Case("reference", parallelism, tokens, sequences, model, {"trainer": fields})
+def reference(
+    model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any
+) -> MemoryCase:
+    return MemoryCase("reference", parallelism, tokens, sequences, model, {"trainer": fields})
 
 
 AGAIN = {"activation_checkpointing": True}

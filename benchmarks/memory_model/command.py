@@ -1,4 +1,4 @@
-"""Predicted against measured peaks of memory: how far off services.scheduler.memory is."""
+"""Predicted against measured peaks of memory: the errors of services.scheduler.memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.memory_model import engine, ranks
-from benchmarks.memory_model.cases import CASES, HELD_OUT, Case
+from benchmarks.memory_model.cases import CASES, HELD_OUT, MemoryCase
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -42,16 +42,18 @@ COMPARES = (
 
 @app.command("memory-model", cls=RecordedCommand)
 def memory_model(
-    cases: Annotated[str, typer.Option(help="Names' beginnings, separated by commas; empty: all.")] = "",
+    cases: Annotated[
+        str, typer.Option(help="Prefixes of cases' names, separated by commas; by default all.")
+    ] = "",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Predicted against measured peak memory of engines, trainer and reference stage."""
+    """Compare predicted with measured peak memory of engines, trainer and reference stage."""
     begin = tuple(cases.split(",")) if cases else ("",)
     chosen = {name: case for name, case in (CASES | HELD_OUT).items() if name.startswith(begin)}
     if not chosen:
         known = ", ".join([*CASES, *HELD_OUT])
-        raise typer.BadParameter(f"{cases!r} begins no case: {known}", param_hint="cases")
+        raise typer.BadParameter(f"{cases!r} is no prefix of a case: {known}", param_hint="cases")
     runs = asyncio.run(measure(chosen))
     publish("memory-model", {"compares": COMPARES, **summary(runs), "runs": runs}, results, as_json=as_json)
 
@@ -71,7 +73,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     }
 
 
-async def measure(cases: Mapping[str, Case]) -> list[dict[str, Any]]:
+async def measure(cases: Mapping[str, MemoryCase]) -> list[dict[str, Any]]:
     """Measures the cases one after the other and returns a record for each."""
     runs: list[dict[str, Any]] = []
     base_bytes: int | None = None
@@ -87,7 +89,7 @@ async def measure(cases: Mapping[str, Case]) -> list[dict[str, Any]]:
     return runs
 
 
-def record(name: str, case: Case, measured_bytes: int) -> dict[str, Any]:
+def record(name: str, case: MemoryCase, measured_bytes: int) -> dict[str, Any]:
     """A case's predicted and measured memory in MiB, and the relative error of the prediction."""
     predicted = predict(case)
     total = private_bytes(case, predicted)
@@ -106,8 +108,8 @@ def record(name: str, case: Case, measured_bytes: int) -> dict[str, Any]:
     }
 
 
-def predict(case: Case) -> memory.MemoryParts:
-    """What the memory model says of a case."""
+def predict(case: MemoryCase) -> memory.MemoryParts:
+    """The memory model's prediction for a case."""
     return memory.predict(
         case.stage,
         case.config,
@@ -120,6 +122,6 @@ def predict(case: Case) -> memory.MemoryParts:
     )
 
 
-def private_bytes(case: Case, predicted: memory.MemoryParts) -> int:
-    """Without a trainer's arena, which is shared memory."""
+def private_bytes(case: MemoryCase, predicted: memory.MemoryParts) -> int:
+    """The predicted parts without a trainer's arena, which is shared memory."""
     return predicted.total_bytes - (predicted.staging if case.stage == "trainer" else 0)

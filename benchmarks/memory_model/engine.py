@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.memory_model.cases import Case
+from benchmarks.memory_model.cases import MemoryCase
 from benchmarks.memory_model.measured import peak_bytes
+from benchmarks.put_tensors import put_tensors
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
@@ -32,8 +33,8 @@ LOAD_S = 60.0
 VERSIONS = (1, 2)
 
 
-async def measure(case: Case) -> int:
-    """Private bytes of the rank that took most, since its start."""
+async def measure(case: MemoryCase) -> int:
+    """Private bytes that the largest rank took since its start."""
     config, spec, degrees = case.config, case.spec, case.degrees
     rollout = config.rollout
     async with AsyncExitStack() as stack:
@@ -80,14 +81,14 @@ async def measure(case: Case) -> int:
         stack.push_async_callback(engine.stop)
         for version in VERSIONS:
             key = f"weights/{version}/trainer-0"
-            await store.put(key, tensors, version)
+            await put_tensors(store, key, tensors, version)
             await engine.load_weights(version, [key], LOAD_S)
             await store.remove([key])
         await asyncio.gather(*(engine.generate_all(request) for request in requests(case)))
         return max(map(peak_bytes, engine.pids))
 
 
-def requests(case: Case) -> list[GenerateRequest]:
+def requests(case: MemoryCase) -> list[GenerateRequest]:
     """One engine's share of the pool's sequences; they share nothing, and end at the context's length."""
     prompt, vocabulary = case.context_tokens - NEW_TOKENS, case.spec.vocab
     return [

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.memory_model.cases import TURN_TOKENS, Case
+from benchmarks.memory_model.cases import TURN_TOKENS, MemoryCase
 from benchmarks.memory_model.measured import peak_bytes, present_bytes
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.runtime import settle
+from services.trainer.ranks.runtime import settle, settle_reference
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
@@ -36,25 +36,25 @@ class Rank:
     place: ReferenceMesh | None
 
     @classmethod
-    def of(cls, case: Case) -> Rank:
+    def of(cls, case: MemoryCase) -> Rank:
         """Joins the others, as a rank of the case's stage does."""
         config, degrees = case.config, case.degrees
         if case.stage == "reference":
-            torch.set_num_threads(config.reference.threads)
+            settle_reference(config)
             group = Group("cpu")
             return cls(group, make_reference_mesh(group, degrees.dp, degrees.tp))
         settle(config)
         group = Group("cpu")
         return cls(group, None)
 
-    def work(self, case: Case) -> None:
+    def work(self, case: MemoryCase) -> None:
         if self.place is None:
             train(case, self.group)
         else:
             refer(case, self.place)
 
 
-def measure(case: Case) -> int:
+def measure(case: MemoryCase) -> int:
     """Bytes that the case takes of this rank."""
     rank = Rank.of(case)
     rank.work(case.tiny)
@@ -73,7 +73,7 @@ def fill(tensors: list[torch.Tensor]) -> None:
             tensor.fill_(1.0)
 
 
-def train(case: Case, group: Group) -> None:
+def train(case: MemoryCase, group: Group) -> None:
     """Two steps: the second one finds what the first one left behind."""
     config, spec, degrees = case.config, case.spec, case.degrees
     place = RankMesh(group, degrees, spec)
@@ -100,18 +100,8 @@ def train(case: Case, group: Group) -> None:
     place.close()
 
 
-def refer(case: Case, place: ReferenceMesh) -> None:
-    config = case.config
-    policy = ReferencePolicy(
-        case.spec,
-        place.tensor,
-        place.group.device,
-        config.trainer_dtype,
-        temperature=config.scheduler.temperature,
-        microbatch_tokens=config.reference.microbatch_tokens,
-        deterministic=config.deterministic,
-        share_prefixes=config.trainer.share_prefixes,
-    )
+def refer(case: MemoryCase, place: ReferenceMesh) -> None:
+    policy = ReferencePolicy(case.spec, place.tensor, place.group.device, case.config)
     fill(list(policy.decoder.parameters()))
     trajectories = [trajectory(case, number) for number in range(place.replica, case.concurrency, place.dp)]
     masks = np.concatenate([sequence.loss_mask for sequence in trajectories])
@@ -119,7 +109,7 @@ def refer(case: Case, place: ReferenceMesh) -> None:
     policy.logprobs(trajectories, box, np.empty(box.size, np.float32))
 
 
-def trajectory(case: Case, number: int) -> MaskedTrajectory:
+def trajectory(case: MemoryCase, number: int) -> MaskedTrajectory:
     """Every other sequence is a token shorter: attention's rows are moved, as those of real ones are."""
     length = case.context_tokens - number % 2
     tokens = np.random.default_rng(number).integers(0, case.spec.vocab, length).astype(np.int32)
@@ -129,5 +119,5 @@ def trajectory(case: Case, number: int) -> MaskedTrajectory:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"bytes": measure(Case(**json.loads(sys.argv[1])))}), flush=True)
+    print(json.dumps({"bytes": measure(MemoryCase(**json.loads(sys.argv[1])))}), flush=True)
     leave(0)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a case, each a fresh process, and gathers what they took."""
+"""Starts the ranks of a case, each a fresh process, and gathers their peaks of memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import socket
 import sys
 
 from benchmarks.children import ended, within
-from benchmarks.memory_model.cases import Case
+from benchmarks.memory_model.cases import MemoryCase
 from benchmarks.record.checkout import ROOT
 
 MODULE = "benchmarks.memory_model.rank"
 CASE_S = 600.0
 
 
-async def measure(case: Case) -> int:
-    """Bytes of the rank that took most. Raises ProcessFailed if one fails, DeadlineExceeded after CASE_S."""
+async def measure(case: MemoryCase) -> int:
+    """Bytes that the largest rank took. Raises ProcessFailed if one fails, DeadlineExceeded after CASE_S."""
     config, ranks = case.config, case.degrees.devices
     threads = getattr(config, case.stage).threads
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -12,7 +12,7 @@ from typing import Any
 from earl.obs.machine import machine
 from earl.obs.processor import flags, native_bfloat16
 
-# Of the processor's flags, those that decide which kernels torch and oneDNN take.
+# The processor's flags that decide which kernels torch and oneDNN use.
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "bf16")
 SAMPLE_S = 0.25
 

@@ -1,4 +1,4 @@
-"""The model that is cut differently while it is used, published as a trainer publishes."""
+"""The model whose parallelism changes while it is used, published as a trainer publishes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.put_tensors import Placed, put_tensors
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.layout.box import Box
 from earl.dispatch.memory.allocator import occupied, rounded
 from earl.dispatch.memory.arena_file import arena_directory
-from earl.dispatch.publish.tensor_store import Placed, TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.models.spec import ModelSpec, spec_of
 from earl.models.weights import Checkpoint
@@ -100,5 +101,5 @@ async def published(model: Path, spec: ModelSpec, directory: Path) -> AsyncItera
             for name, shape in shapes.items()
         }
         key = "weights/1/trainer-0"
-        await store.put(key, tensors, 1)
+        await put_tensors(store, key, tensors, 1)
         yield Published(url, config.model_dump_json(), arenas, 1, (key,))

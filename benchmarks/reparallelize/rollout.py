@@ -37,18 +37,20 @@ SETTLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """sequences of prompt_tokens each, in turns of turn_tokens, at most new_tokens of each; cuts: values of
-    tp, one after the other."""
+class SwitchWork:
+    """Sequences of prompt_tokens each, in turns of turn_tokens, at most new_tokens of each.
+
+    tp_values: values of tp in turn.
+    """
 
     sequences: int
     prompt_tokens: int
     new_tokens: int
     turn_tokens: int
-    cuts: tuple[int, ...]
+    tp_values: tuple[int, ...]
     engine: str = "torch"
     threads: int = 1
-    # The old engines end before the new begin.
+    # The old engines stop before the new ones start.
     cold: bool = False
 
     @property
@@ -58,14 +60,14 @@ class Work:
 
 @dataclass(slots=True)
 class Sequence:
-    """What one was given and has sampled, turn after turn of one session."""
+    """A sequence's prompt and what was sampled for it, turn after turn of one session."""
 
     number: int
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
-    # Why it ended before its time; empty if it did not.
+    # The error that ended it early; empty if none did.
     lost: str = ""
 
     async def turn(self, pool: EnginePool, run: str, new_tokens: int) -> None:
@@ -83,75 +85,78 @@ class Sequence:
         self.stalls_s += made.stalls_s
 
 
-async def measure(work: Work, model: Path, at: Published) -> dict[str, Any]:
+async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str, Any]:
     """Figures of a switched run, with the unswitched one that it is compared to."""
-    devices = max(work.cuts)
+    devices = max(work.tp_values)
     base = EngineSpec(
         name="bench",
         model_dir=str(model),
         engine=work.engine,
         device="cpu",
-        tp=work.cuts[0],
+        tp=work.tp_values[0],
         threads=work.threads,
-        max_sequences=-(-work.sequences * work.cuts[0] // devices),
+        max_sequences=-(-work.sequences * work.tp_values[0] // devices),
         max_context_tokens=work.context_tokens,
         load_initial=False,
-        redis_url=at.redis_url,
+        redis_url=weights.redis_url,
         run=RUN,
-        data_plane=at.data_plane,
-        arena_dir=str(at.arena_dir),
+        data_plane=weights.data_plane,
+        arena_dir=str(weights.arena_dir),
         start_s=START_S,
     )
     spec = load_spec(str(model))
     prompts = _prompts(work, spec)
-    pool_devices = PoolDevices(base, devices // work.cuts[0], spec)
-    # No room beside them is what makes a switch cold.
+    pool_devices = PoolDevices(base, devices // work.tp_values[0], spec)
+    # A switch is cold where no memory is free beside the old engines.
     free_bytes = (lambda: 0) if work.cold else available_bytes
     pool = EnginePool(pool_devices, EngineProcess, restarts=0, load_s=LOAD_S, free_bytes=free_bytes)
     await pool.start()
     try:
-        await pool.load(Publication(1, at.version, at.keys))
+        await pool.load(Publication(1, weights.version, weights.keys))
         switched, reports = await _switched(pool, work, devices, prompts)
-        _say(f"unswitched, {max(len(one.ids) for one in switched)} tokens")
+        _say(f"unswitched, {max(len(sequence.ids) for sequence in switched)} tokens")
         alone = [Sequence(number, ids) for number, ids in enumerate(prompts)]
         await asyncio.gather(
-            *(one.turn(pool, "alone", len(other.ids)) for one, other in zip(alone, switched, strict=True))
+            *(
+                sequence.turn(pool, "alone", len(other.ids))
+                for sequence, other in zip(alone, switched, strict=True)
+            )
         )
     finally:
         await pool.stop()
     return figures(work, alone, switched, reports)
 
 
-def _prompts(work: Work, spec: ModelSpec) -> list[list[int]]:
+def _prompts(work: SwitchWork, spec: ModelSpec) -> list[list[int]]:
     generator = np.random.default_rng(0)
     return [generator.integers(0, spec.vocab, work.prompt_tokens).tolist() for _ in range(work.sequences)]
 
 
 async def _switched(
-    pool: EnginePool, work: Work, devices: int, prompts: list[list[int]]
+    pool: EnginePool, work: SwitchWork, devices: int, prompts: list[list[int]]
 ) -> tuple[list[Sequence], list[SwitchOutcome]]:
-    """Sequences that go on until the last switch is over, and how the switches ended."""
+    """Sequences that are generated until the last switch has ended, and the outcomes of the switches."""
     sequences = [Sequence(number, ids) for number, ids in enumerate(prompts)]
-    over = asyncio.Event()
+    switches_ended = asyncio.Event()
     begun = [asyncio.Event() for _ in sequences]
 
-    async def generate(one: Sequence) -> None:
+    async def generate(sequence: Sequence) -> None:
         try:
-            await one.turn(pool, "switched", 1)
-            begun[one.number].set()
-            while not over.is_set() and len(one.ids) + work.turn_tokens <= work.new_tokens:
-                await one.turn(pool, "switched", work.turn_tokens)
-            await pool.release(f"switched {one.number}")
+            await sequence.turn(pool, "switched", 1)
+            begun[sequence.number].set()
+            while not switches_ended.is_set() and len(sequence.ids) + work.turn_tokens <= work.new_tokens:
+                await sequence.turn(pool, "switched", work.turn_tokens)
+            await pool.release(f"switched {sequence.number}")
         except EarlError as error:
-            one.lost = str(error)
-            _say(f"sequence {one.number} is lost: {error}")
+            sequence.lost = str(error)
+            _say(f"sequence {sequence.number} is lost: {error}")
 
-    generating = asyncio.gather(*(generate(one) for one in sequences))
+    generating = asyncio.gather(*(generate(sequence) for sequence in sequences))
     try:
         async with asyncio.timeout(PREFILL_S):
             await asyncio.gather(*(event.wait() for event in begun))
         reports = []
-        for epoch, tp in enumerate(work.cuts[1:], start=1):
+        for epoch, tp in enumerate(work.tp_values[1:], start=1):
             command = SwitchCommand(epoch, Parallelism(devices // tp, tp), DEADLINES)
             reports.append(await pool.reparallelize(command))
             _say(f"tp {tp}: {reports[-1]}")
@@ -161,7 +166,7 @@ async def _switched(
                 f"every sequence of {work.new_tokens} tokens had ended before the last switch",
                 "raise --new-tokens",
             )
-        over.set()
+        switches_ended.set()
         await generating
     finally:
         generating.cancel()
@@ -169,10 +174,10 @@ async def _switched(
 
 
 def figures(
-    work: Work, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchOutcome]
+    work: SwitchWork, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchOutcome]
 ) -> dict[str, Any]:
-    """What the switches cost, and whether anyone could tell."""
-    stalls = sorted(1e3 * stall for one in switched for stall in one.stalls_s)
+    """What the switches cost, and whether the switched sequences differ from those left alone."""
+    stalls = sorted(1e3 * stall for sequence in switched for stall in sequence.stalls_s)
     compared = [_compare(a, b) for a, b in zip(alone, switched, strict=True)]
     stalled = "live_ms" if work.engine == "torch" else f"{work.engine}_stall_ms"
     return {
@@ -180,16 +185,19 @@ def figures(
         "cold": work.cold,
         "sequences": work.sequences,
         "prompt_tokens": work.prompt_tokens,
-        "new_tokens": [min(len(one.ids) for one in switched), max(len(one.ids) for one in switched)],
-        "cuts": list(work.cuts),
+        "new_tokens": [
+            min(len(sequence.ids) for sequence in switched),
+            max(len(sequence.ids) for sequence in switched),
+        ],
+        "cuts": list(work.tp_values),
         "stalls": len(stalls),
         f"{stalled}_p50": round(statistics.median(stalls), 1) if stalls else None,
         f"{stalled}_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,
-        "lost_sequences": sum(bool(one.lost) for one in switched),
+        "lost_sequences": sum(bool(sequence.lost) for sequence in switched),
         "rolled_back": sum(report.rolled_back for report in reports),
-        "token_exact": all(one.exact for one in compared),
-        "ties": sum(one.tie for one in compared),
-        "max_logprob_diff": max(one.logprob_difference for one in compared),
+        "token_exact": all(pair.exact for pair in compared),
+        "ties": sum(pair.tie for pair in compared),
+        "max_logprob_diff": max(pair.logprob_difference for pair in compared),
         "switches": [asdict(report) | {"parallelism": str(report.parallelism)} for report in reports],
     }
 

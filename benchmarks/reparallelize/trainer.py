@@ -1,9 +1,9 @@
-"""A trainer's ranks go from cut to cut between steps: how long training waits, and the memory it takes.
+"""A trainer's ranks change parallelism between steps: how long training waits, and the memory it takes.
 
-    here ─ a process a rank ─► step ─► switch ─► step ─► switch …   rank 0 says what came of each
+    here ─ a process a rank ─► step ─► switch ─► step ─► switch …   rank 0 prints each outcome
 
-Whatever a run does at a switch is done: parameters and moments move, canaries are computed before and after,
-versions that were published stay readable and the next one is published in the new cut.
+All that a run does at a switch is done: parameters and moments move, canaries are computed before and after,
+published versions stay readable, and the next version is published in the new layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.children import all_said
+from benchmarks.children import outputs_of
 from benchmarks.record.checkout import ROOT
 from benchmarks.reparallelize.model import RUN
 from earl.config.scheduler import SwitchDeadlines
@@ -36,17 +36,17 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """cuts: one after the other; the ranks begin in the last one."""
+    """What each rank runs. parallelisms: in turn; the ranks begin in the last."""
 
     model: str
     redis_url: str
     arenas: str
-    cuts: tuple[str, ...]
+    parallelisms: tuple[str, ...]
     threads: int
 
     @property
     def ranks(self) -> int:
-        return Parallelism.parse(self.cuts[-1]).devices
+        return Parallelism.parse(self.parallelisms[-1]).devices
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -64,19 +64,19 @@ def measure(job: Job) -> dict[str, Any]:
         )
         for rank in range(job.ranks)
     ]
-    said = all_said(ranks, "the trainer ranks", MEASURE_S)
-    return figures([json.loads(line) for line in said[0].splitlines()])
+    outputs = outputs_of(ranks, "the trainer ranks", MEASURE_S)
+    return figures([json.loads(line) for line in outputs[0].splitlines()])
 
 
 def figures(switches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the outcomes of switches, in order."""
-    stalls_ms = [1e3 * one["stall_s"] for one in switches]
+    """Figures of switches from their outcomes, in order."""
+    stalls_ms = [1e3 * outcome["stall_s"] for outcome in switches]
     return {
         "trainer_ms_p50": round(statistics.median(stalls_ms), 1),
         "trainer_ms_worst": round(max(stalls_ms), 1),
-        "trainer_peak_extra_bytes": max(one["peak_extra_bytes"] for one in switches),
-        "trainer_max_logprob_diff": max(one["max_logprob_difference"] for one in switches),
-        "trainer_rolled_back": sum(one["rolled_back"] for one in switches),
+        "trainer_peak_extra_bytes": max(outcome["peak_extra_bytes"] for outcome in switches),
+        "trainer_max_logprob_diff": max(outcome["max_logprob_difference"] for outcome in switches),
+        "trainer_rolled_back": sum(outcome["rolled_back"] for outcome in switches),
         "trainer_switches": switches,
     }
 
@@ -91,13 +91,13 @@ def _rank(job: Job) -> None:
     from earl.dispatch.registry.registry import Registry
     from earl.models.spec import load_spec
     from services.trainer.model.sharded_policy import ShardedPolicy
+    from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
     from services.trainer.ranks.io_thread import IoThread
     from services.trainer.ranks.process_group import Group, leave
     from services.trainer.ranks.rank_mesh import RankMesh
     from services.trainer.ranks.runtime import settle
     from services.trainer.reshard.switch import switch
     from services.trainer.reshard.trainer_state import TrainerChange
-    from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
     from services.trainer.step.step import Stepper
 
     trainer = {"ranks": job.ranks, "threads": job.threads, "lr": 1e-5}
@@ -107,7 +107,7 @@ def _rank(job: Job) -> None:
     settle(config)
     spec = load_spec(Path(job.model))
     side, group = IoThread(), Group(config.trainer.device)
-    policy = ShardedPolicy.of(spec, RankMesh(group, Parallelism.parse(job.cuts[-1]), spec), config)
+    policy = ShardedPolicy.of(spec, RankMesh(group, Parallelism.parse(job.parallelisms[-1]), spec), config)
     policy.fill(Path(job.model))
     stepper = Stepper(policy, config)
     bus = side.run(Bus.connect(job.redis_url, RUN), CALL_S)
@@ -129,16 +129,18 @@ def _rank(job: Job) -> None:
         open_store=open_store,
     )  # fmt: skip
     version = 1
-    for epoch, cut in enumerate(job.cuts, 1):
+    for epoch, parallelism in enumerate(job.parallelisms, 1):
         stepper.train(*_batch(stepper, version))
         version += 1
         slots.publish(version)
-        command = SwitchCommand(epoch, Parallelism.parse(cut), DEADLINES, TOLERANCE, asked_s=time.monotonic())
+        command = SwitchCommand(
+            epoch, Parallelism.parse(parallelism), DEADLINES, TOLERANCE, asked_s=time.monotonic()
+        )
         change = TrainerChange(stepper, slots)
         outcome = switch(command, change)
         stepper = change.stepper
         if group.leads:
-            print(json.dumps(asdict(outcome) | {"parallelism": cut}), flush=True)
+            print(json.dumps(asdict(outcome) | {"parallelism": parallelism}), flush=True)
     slots.close()
     side.run(bus.close(), CALL_S)
     side.close()
@@ -168,4 +170,4 @@ def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
 
 if __name__ == "__main__":
     _arguments = json.loads(sys.argv[1])
-    _rank(Job(**(_arguments | {"cuts": tuple(_arguments["cuts"])})))
+    _rank(Job(**(_arguments | {"parallelisms": tuple(_arguments["parallelisms"])})))

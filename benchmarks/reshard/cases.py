@@ -1,4 +1,4 @@
-"""Who holds and who needs which box of which tensor, in each case of `earl bench reshard`. Pure."""
+"""The boxes of each tensor that trainer ranks hold and readers need in `earl bench reshard`. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ VERSIONS = {1: np.uint16(0), 2: np.uint16(0x5555)}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """tp x dp trainer ranks, TP cutting first, to `readers`: an engine of that tp, or as many FSDP2 ranks."""
+class ReshardCase:
+    """Weights of tp x dp trainer ranks, TP outermost, to `readers`: an engine of that tp, or FSDP2 ranks."""
 
     name: str
     tp: int
@@ -38,58 +38,58 @@ class Case:
 
 
 CASES = (
-    Case("dp4 -> tp2", 1, 4, 2, engine=True),
-    Case("tp2 x dp2 -> tp1", 2, 2, 1, engine=True),
-    Case("dp4 -> dp3", 1, 4, 3, engine=False),
+    ReshardCase("dp4 -> tp2", 1, 4, 2, engine=True),
+    ReshardCase("tp2 x dp2 -> tp1", 2, 2, 1, engine=True),
+    ReshardCase("dp4 -> dp3", 1, 4, 3, engine=False),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`box` of a trainer rank's local array of tensor `source` goes to `at` of a reader's own parameter."""
+    """`box` of a trainer rank's local array of tensor `source` goes to `target` of a reader's parameter."""
 
-    own: str
-    at: Box
+    parameter: str
+    target: Box
     trainer: int
     source: str
     box: Box
 
 
-def layouts(spec: ModelSpec, case: Case) -> dict[str, MeshLayout]:
+def layouts(spec: ModelSpec, case: ReshardCase) -> dict[str, MeshLayout]:
     """How each tensor lies over the trainer ranks, which stand row-major on a mesh (tp, dp)."""
     owners = tuple(map(str, range(case.trainers)))
-    found: dict[str, MeshLayout] = {}
+    by_tensor: dict[str, MeshLayout] = {}
     for name, shape in spec.shapes().items():
-        cut = FAMILIES[spec.family].shards.get(".".join(name.split(".")[-2:]))
-        over_tp: Placement = ("replicate",) if cut is None else ("shard", cut[0])
-        found[name] = MeshLayout(shape, (case.tp, case.dp), (over_tp, ("shard", 0)), owners)
-    return found
+        shard_rule = FAMILIES[spec.family].shards.get(".".join(name.split(".")[-2:]))
+        over_tp: Placement = ("replicate",) if shard_rule is None else ("shard", shard_rule[0])
+        by_tensor[name] = MeshLayout(shape, (case.tp, case.dp), (over_tp, ("shard", 0)), owners)
+    return by_tensor
 
 
-def held(spec: ModelSpec, case: Case, rank: int) -> dict[str, Box]:
+def held(spec: ModelSpec, case: ReshardCase, rank: int) -> dict[str, Box]:
     """The boxes of trainer rank `rank`; tensors of which it has none are left out."""
-    found: dict[str, Box] = {}
+    boxes: dict[str, Box] = {}
     for name, layout in layouts(spec, case).items():
-        at = layout.coordinates(rank)
-        for box in placement_boxes(layout.shape, layout.mesh_shape, layout.placements, at):
-            found[name] = box
-    return found
+        coordinates = layout.coordinates(rank)
+        for box in placement_boxes(layout.shape, layout.mesh_shape, layout.placements, coordinates):
+            boxes[name] = box
+    return boxes
 
 
-def first_held(spec: ModelSpec, case: Case) -> dict[str, list[tuple[int, Box]]]:
-    """By tensor, (trainer rank, box) of each box once: of replicas the first."""
-    found: dict[str, dict[Box, int]] = {}
+def first_held(spec: ModelSpec, case: ReshardCase) -> dict[str, list[tuple[int, Box]]]:
+    """(trainer rank, box) of each tensor's boxes, each box once: the first of its replicas."""
+    ranks_of: dict[str, dict[Box, int]] = {}
     for rank in range(case.trainers):
         for name, box in held(spec, case, rank).items():
-            found.setdefault(name, {}).setdefault(box, rank)
-    return {name: [(rank, box) for box, rank in boxes.items()] for name, boxes in found.items()}
+            ranks_of.setdefault(name, {}).setdefault(box, rank)
+    return {name: [(rank, box) for box, rank in boxes.items()] for name, boxes in ranks_of.items()}
 
 
-def owned(spec: ModelSpec, case: Case, rank: int) -> dict[str, RankParameter]:
-    """What reader `rank` ends with, each in an array of its own."""
+def owned(spec: ModelSpec, case: ReshardCase, rank: int) -> dict[str, RankParameter]:
+    """The parameters that reader `rank` fills, each in its own array."""
     if case.engine:
-        own = rank_parameters(spec, rank, case.readers, fused=True)
-        return {name: one for name, one in own.items() if not one.same_as}
+        parameters = rank_parameters(spec, rank, case.readers, fused=True)
+        return {name: parameter for name, parameter in parameters.items() if not parameter.same_as}
     boxes = {name: shard_box(shape, 0, rank, case.readers) for name, shape in spec.shapes().items()}
     return {
         name: RankParameter(box.shape, (SlicePart(name, box, Box.whole(box.shape)),))
@@ -98,26 +98,28 @@ def owned(spec: ModelSpec, case: Case, rank: int) -> dict[str, RankParameter]:
     }
 
 
-def needed_bytes(spec: ModelSpec, case: Case) -> int:
-    """What all readers' arrays hold together."""
+def needed_bytes(spec: ModelSpec, case: ReshardCase) -> int:
+    """Bytes that all readers' arrays hold together."""
     sizes = (
-        int(np.prod(one.shape)) for rank in range(case.readers) for one in owned(spec, case, rank).values()
+        int(np.prod(parameter.shape))
+        for rank in range(case.readers)
+        for parameter in owned(spec, case, rank).values()
     )
     return CARRIER.itemsize * sum(sizes)
 
 
-def slices(spec: ModelSpec, case: Case, rank: int) -> Iterator[Slice]:
-    """The copies that fill reader `rank`, found by meeting every box with every other."""
+def slices(spec: ModelSpec, case: ReshardCase, rank: int) -> Iterator[Slice]:
+    """The copies that fill reader `rank`: the intersections of its boxes with every trainer rank's."""
     sources = first_held(spec, case)
-    for name, one in owned(spec, case, rank).items():
-        for part in one.parts:
+    for name, parameter in owned(spec, case, rank).items():
+        for part in parameter.parts:
             for trainer, box in sources[part.source]:
                 common = part.box.intersect(box)
                 if common is not None:
-                    # Where the tensor's first element would lie in the reader's own.
+                    # Where the tensor's first element would lie in the reader's parameter.
                     origin = [a - b for a, b in zip(part.box.start, part.target.start, strict=True)]
-                    at = common.relative_to(origin)
-                    yield Slice(name, at, trainer, part.source, common.relative_to(box.start))
+                    target = common.relative_to(origin)
+                    yield Slice(name, target, trainer, part.source, common.relative_to(box.start))
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -19,9 +19,9 @@ from benchmarks.children import REPORT
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
-from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, Case, needed_bytes
+from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, ReshardCase, needed_bytes
 from benchmarks.reshard.gather import Buckets
-from benchmarks.role import Role
+from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch
 from earl.models.spec import ModelSpec
@@ -35,7 +35,7 @@ MEASURED_CODE = (
 
 WAYS = ("earl", "memcpy", "gather_broadcast")
 WARM_UP = 2
-# Until everybody has heard when a round begins.
+# Time for every process to learn when a round begins.
 AHEAD_NS = 20_000_000
 COMPARES = (
     "Time from one moment for all processes until the last reader's arrays are full: owned, contiguous, "
@@ -61,26 +61,30 @@ def reshard(
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Weights from one layout to another: directly, as memcpy, and by gather and broadcast."""
+    """Move weights from one layout to another: directly, as memcpy, and by gather and broadcast."""
     spec = replace(SMOLLM2, layers=layers)
-    found = {case.name: asyncio.run(measure(spec, case, rounds)) for case in CASES}
+    figures = {case.name: asyncio.run(measure(spec, case, rounds)) for case in CASES}
     result = {
         "compares": COMPARES,
         "rounds": rounds,
         "parameters": spec.parameters,
         "model_bytes": CARRIER.itemsize * spec.parameters,
-        "bytes_moved": sum(one["bytes_moved"] for one in found.values()),
-        "bytes_needed": sum(one["bytes_needed"] for one in found.values()),
-        "peak_extra_bytes": max(one["peak_extra_bytes"] for one in found.values()),
-        "times_memcpy_floor": max(one["times_memcpy_floor"] for one in found.values()),
-        "speedup_vs_gather_broadcast": min(one["speedup_vs_gather_broadcast"] for one in found.values()),
-        "cases": found,
+        "bytes_moved": sum(measured["bytes_moved"] for measured in figures.values()),
+        "bytes_needed": sum(measured["bytes_needed"] for measured in figures.values()),
+        "peak_extra_bytes": max(measured["peak_extra_bytes"] for measured in figures.values()),
+        "times_memcpy_floor": max(measured["times_memcpy_floor"] for measured in figures.values()),
+        "speedup_vs_gather_broadcast": min(
+            measured["speedup_vs_gather_broadcast"] for measured in figures.values()
+        ),
+        "cases": figures,
     }
     publish("reshard", result, results, as_json=as_json)
 
 
-async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/shm") -> dict[str, Any]:
-    """The figures of one case. Raises ChecksumMismatch when a reader ends with anything wrong."""
+async def measure(
+    spec: ModelSpec, case: ReshardCase, rounds: int, arenas: str = "/dev/shm"
+) -> dict[str, Any]:
+    """The figures of one case. Raises ChecksumMismatch when a reader ends with a wrong element."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
         shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir=arenas))
@@ -88,18 +92,18 @@ async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/
         stack.push_async_callback(valkey.stop)
         url = await valkey.start(directory / "bus")
 
-        async def start(role: str, rank: int) -> tuple[Role, dict[str, Any]]:
+        async def start(role: str, rank: int) -> tuple[RoleProcess, dict[str, Any]]:
             fields = asdict(spec)
             del fields["rope"]
-            made, said = await Role.start(
+            made, opened = await RoleProcess.start(
                 "benchmarks.reshard.roles", role=role, rank=rank, case=asdict(case), model=fields,
-                redis=url, arenas=shared, meeting=str(directory / "meeting"),
+                redis=url, arenas=shared, rendezvous=str(directory / "rendezvous"),
             )  # fmt: skip
             stack.push_async_callback(made.stop)
-            return made, said
+            return made, opened
 
         started = await asyncio.gather(*(start("trainer", rank) for rank in range(case.trainers)))
-        trainers, slots = [role for role, _ in started], [said for _, said in started]
+        trainers, slots = [role for role, _ in started], [slot for _, slot in started]
         joining = await asyncio.gather(*(start("reader", rank) for rank in range(case.readers)))
         readers = [role for role, _ in joining]
         await asyncio.gather(*(role.ask(do="join", trainers=slots) for role in (*trainers, *readers)))
@@ -110,19 +114,19 @@ async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/
                 senders = trainers if way == "gather_broadcast" else []
                 # gloo's buffers are packed of the first version alone.
                 version = min(VERSIONS) if senders else list(VERSIONS)[turn % len(VERSIONS)]
-                milliseconds, said = await one_round(senders, readers, way, version)
+                milliseconds, answers = await one_round(senders, readers, way, version)
                 if way == "earl":
-                    read.append(said)
+                    read.append(answers)
                 if turn >= WARM_UP:
                     times[way].append(milliseconds)
     earl, memcpy, gather = (statistics.median(times[way]) for way in WAYS)
     figures = {
-        "path": "+".join(sorted({one["path"] for one in read[-1]})),
-        "bytes_moved": sum(one["moved_bytes"] for one in read[-1]),
+        "path": "+".join(sorted({answer["path"] for answer in read[-1]})),
+        "bytes_moved": sum(answer["moved_bytes"] for answer in read[-1]),
         "bytes_needed": needed_bytes(spec, case),
         "gather_broadcast_bytes_moved": Buckets(spec, case).moved_bytes,
-        "peak_extra_bytes": max(one["extra_bytes"] for said in read for one in said),
-        "slot_bytes": sum(said["slot_bytes"] for said in slots),
+        "peak_extra_bytes": max(answer["extra_bytes"] for answers in read for answer in answers),
+        "slot_bytes": sum(slot["slot_bytes"] for slot in slots),
         **{f"{way}_ms": round(statistics.median(times[way]), 3) for way in WAYS},
         **{f"{way}_ms_range": [round(end(times[way]), 3) for end in (min, max)] for way in WAYS},
         "times_memcpy_floor": round(earl / memcpy, 3),
@@ -133,14 +137,14 @@ async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/
 
 
 async def one_round(
-    senders: Sequence[Role], readers: Sequence[Role], way: str, version: int
+    senders: Sequence[RoleProcess], readers: Sequence[RoleProcess], way: str, version: int
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Milliseconds until the last reader was done, and what each said. Raises ChecksumMismatch."""
+    """Milliseconds until the last reader was done, and each reader's answer. Raises ChecksumMismatch."""
     at_ns = time.monotonic_ns() + AHEAD_NS
     everybody = (*senders, *readers)
-    said = await asyncio.gather(*(role.ask(do=way, at_ns=at_ns, version=version) for role in everybody))
-    mine = list(said[len(senders) :])
+    answers = await asyncio.gather(*(role.ask(do=way, at_ns=at_ns, version=version) for role in everybody))
+    mine = list(answers[len(senders) :])
     checked = await asyncio.gather(*(role.ask(do="check", version=version) for role in readers))
-    if not all(one["right"] for one in checked):
+    if not all(answer["right"] for answer in checked):
         raise ChecksumMismatch(f"{way}: a reader's arrays are not what the trainer ranks hold", REPORT)
-    return (max(one["ended_ns"] for one in mine) - at_ns) / 1e6, mine
+    return (max(answer["ended_ns"] for answer in mine) - at_ns) / 1e6, mine

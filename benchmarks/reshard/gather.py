@@ -1,4 +1,4 @@
-"""What is done elsewhere: full tensors gathered on one rank, broadcast to the readers, then cut. Over gloo.
+"""What is done elsewhere: full tensors gathered on one rank, broadcast to the readers, then split, over gloo.
 
     trainer ranks ─ gather a bucket ─► rank 0 ─ join tensors ─ broadcast ─► readers ─ copy their slices
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.reshard.cases import CARRIER, Case, first_held, owned
+from benchmarks.reshard.cases import CARRIER, ReshardCase, first_held, owned
 from earl.dispatch.layout.box import Box
 from earl.models.spec import ModelSpec
 
@@ -25,7 +25,7 @@ BUCKET_BYTES = 64 << 20
 class Buckets:
     """How tensors are put into buckets, and where their parts lie. Elements, not bytes."""
 
-    def __init__(self, spec: ModelSpec, case: Case) -> None:
+    def __init__(self, spec: ModelSpec, case: ReshardCase) -> None:
         self.shapes = spec.shapes()
         self.case = case
         self.held = first_held(spec, case)
@@ -42,7 +42,7 @@ class Buckets:
         # What every rank sends of each bucket: as much as the one that has most.
         self.sent = [
             max(
-                sum(box.size for name in names for at, box in self.held[name] if at == rank)
+                sum(box.size for name in names for owner, box in self.held[name] if owner == rank)
                 for rank in range(case.trainers)
             )
             for names in self.names
@@ -50,33 +50,33 @@ class Buckets:
 
     @property
     def moved_bytes(self) -> int:
-        """To rank 0, and from it to the readers."""
+        """Bytes of one round: gathered to rank 0, and broadcast from it to the readers."""
         to_first = (self.case.trainers - 1) * sum(self.sent)
         return CARRIER.itemsize * (to_first + self.case.readers * sum(self.sizes))
 
     def parts(self, bucket: int, rank: int) -> Iterator[tuple[str, Box, slice]]:
-        """(tensor, box, where it lies) of what a trainer rank sends."""
-        at = 0
+        """(tensor, box, elements of the flat message) of what a trainer rank sends of a bucket."""
+        offset = 0
         for name in self.names[bucket]:
             for owner, box in self.held[name]:
                 if owner == rank:
-                    yield name, box, slice(at, at + box.size)
-                    at += box.size
+                    yield name, box, slice(offset, offset + box.size)
+                    offset += box.size
 
     def tensors(self, bucket: int, full: np.ndarray) -> dict[str, np.ndarray]:
         """Views of a bucket's whole tensors."""
-        found, at = {}, 0
+        views, offset = {}, 0
         for name in self.names[bucket]:
             size = int(np.prod(self.shapes[name]))
-            found[name] = full[at : at + size].reshape(self.shapes[name])
-            at += size
-        return found
+            views[name] = full[offset : offset + size].reshape(self.shapes[name])
+            offset += size
+        return views
 
 
 class GatherBroadcast:
-    """One process's side: trainer ranks come first in the world, then readers. All make it at once."""
+    """One process's side of gloo's group: trainer ranks first, then readers. All construct it at once."""
 
-    def __init__(self, spec: ModelSpec, case: Case, rank: int, store: str) -> None:
+    def __init__(self, spec: ModelSpec, case: ReshardCase, rank: int, store: str) -> None:
         world = case.trainers + case.readers
         file_store = dist.FileStore(store, world)  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group("gloo", store=file_store, rank=rank, world_size=world)
@@ -90,39 +90,39 @@ class GatherBroadcast:
         self._gathered: list[list[np.ndarray]] = []
 
     def pack(self, arrays: dict[str, np.ndarray]) -> None:
-        """A trainer rank's shards, as they are sent."""
+        """Pack a trainer rank's shards into the messages that it sends."""
         for bucket, sent in enumerate(self.buckets.sent):
             flat = np.zeros(sent, CARRIER)
-            for name, _, at in self.buckets.parts(bucket, self.rank):
-                flat[at] = arrays[name].reshape(-1)
+            for name, _, span in self.buckets.parts(bucket, self.rank):
+                flat[span] = arrays[name].reshape(-1)
             self._mine.append(flat)
             several = self.case.trainers if self.rank == 0 else 0
             self._gathered.append([np.zeros(sent, CARRIER) for _ in range(several)])
 
     def send(self) -> None:
-        """A trainer rank's part of a round."""
+        """Runs a trainer rank's part of a round."""
         for bucket, mine in enumerate(self._mine):
             gathered = self._gathered[bucket]
-            into = [_bytes(one) for one in gathered] if self.rank == 0 else None
+            into = [_bytes(received) for received in gathered] if self.rank == 0 else None
             dist.gather(_bytes(mine), into, dst=0, group=self._trainers)
             if self.rank == 0:
                 tensors = self.buckets.tensors(bucket, self._full)
                 for rank, flat in enumerate(gathered):
-                    for name, box, at in self.buckets.parts(bucket, rank):
-                        np.copyto(tensors[name][box.slices()], flat[at].reshape(box.shape))
+                    for name, box, span in self.buckets.parts(bucket, rank):
+                        np.copyto(tensors[name][box.slices()], flat[span].reshape(box.shape))
                 self._broadcast(bucket)
 
     def receive(self, targets: dict[str, np.ndarray], spec: ModelSpec) -> None:
-        """A reader's part of a round."""
-        wanted: dict[str, list[tuple[np.ndarray, Box]]] = {}
-        for name, one in owned(spec, self.case, self.rank - self.case.trainers).items():
-            for part in one.parts:
+        """Runs a reader's part of a round: receive every bucket and copy its slices into `targets`."""
+        targets_of: dict[str, list[tuple[np.ndarray, Box]]] = {}
+        for name, parameter in owned(spec, self.case, self.rank - self.case.trainers).items():
+            for part in parameter.parts:
                 into = targets[name][part.target.slices()]
-                wanted.setdefault(part.source, []).append((into, part.box))
+                targets_of.setdefault(part.source, []).append((into, part.box))
         for bucket in range(len(self.buckets.sizes)):
             self._broadcast(bucket)
             for name, whole in self.buckets.tensors(bucket, self._full).items():
-                for into, box in wanted.get(name, ()):
+                for into, box in targets_of.get(name, ()):
                     np.copyto(into, whole[box.slices()])
 
     def _broadcast(self, bucket: int) -> None:

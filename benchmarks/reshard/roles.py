@@ -1,7 +1,7 @@
 """The processes of `earl bench reshard`: trainer ranks with a published version, and readers.
 
-A role is told its work as JSON lines on stdin and answers each on stdout. Times are nanoseconds of the
-machine's monotonic clock; a round begins at one that the benchmark names.
+A role reads its work as JSON lines on stdin and answers each on stdout. Times are nanoseconds of the
+machine's monotonic clock; a round begins at a time that the benchmark names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ import numpy as np
 import torch
 import uvloop
 
-from benchmarks.reshard.cases import CARRIER, DTYPE, VERSIONS, Case, held, layouts, owned, slices, values
+from benchmarks.reshard.cases import (
+    CARRIER,
+    DTYPE,
+    VERSIONS,
+    ReshardCase,
+    held,
+    layouts,
+    owned,
+    slices,
+    values,
+)
 from benchmarks.reshard.gather import GatherBroadcast
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
@@ -43,21 +53,25 @@ def key(version: int, trainer: int) -> str:
     return f"weights/{version}/trainer-{trainer}"
 
 
-class Process:
-    """What both have: the case, the data plane, and a loop that runs while something is asked."""
+class ReshardProcess:
+    """What trainer ranks and readers share: the case, the data plane, and a loop run on demand."""
 
     def __init__(self, role: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        self.spec, self.case, self.rank = ModelSpec(**role["model"]), Case(**role["case"]), int(role["rank"])
-        self.arenas, self.meeting = role["arenas"], role["meeting"]
+        self.spec, self.case, self.rank = (
+            ModelSpec(**role["model"]),
+            ReshardCase(**role["case"]),
+            int(role["rank"]),
+        )
+        self.arenas, self.rendezvous = role["arenas"], role["rendezvous"]
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.config = DataPlaneConfig(arena_dir=self.arenas)
         self.redis = self.runner.run(_opened(role["redis"]))
         self.registry = Registry(self.redis, "{earl:bench}:", LEASE_S)
 
 
-class Trainer(Process):
-    """Each version in its slot, and the shards of one packed for gloo."""
+class TrainerProcess(ReshardProcess):
+    """A trainer rank: publishes each version in its slot, and packs the first version's shards for gloo."""
 
     def start(self) -> dict[str, Any]:
         boxes = held(self.spec, self.case, self.rank)
@@ -70,13 +84,13 @@ class Trainer(Process):
         self.store = self.runner.run(opening)
         all_ranks = layouts(self.spec, self.case).items()
         classes = classes_of({name: (DTYPE, layout) for name, layout in all_ranks})
-        parts = [(one, self.rank) for one in classes]
-        slots = [self.store.reserve_classes(key(one, self.rank), parts, one) for one in VERSIONS]
+        parts = [(tensor_class, self.rank) for tensor_class in classes]
+        slots = [self.store.reserve_classes(key(version, self.rank), parts, version) for version in VERSIONS]
         for name, box in boxes.items():
             mine = values(name, shapes[name])[box.slices()]
             for arrays, bits in zip(slots, VERSIONS.values(), strict=True):
                 np.bitwise_xor(mine, bits, out=arrays[name])
-        self.runner.run(self.store.publish([key(one, self.rank) for one in VERSIONS]))
+        self.runner.run(self.store.publish([key(version, self.rank) for version in VERSIONS]))
         self.arrays = slots[0]
         first = self.store.arena.memory.__array_interface__["data"][0]
         return {
@@ -88,7 +102,7 @@ class Trainer(Process):
         }
 
     def join(self, work: dict[str, Any]) -> dict[str, Any]:
-        self.gloo = GatherBroadcast(self.spec, self.case, self.rank, self.meeting)
+        self.gloo = GatherBroadcast(self.spec, self.case, self.rank, self.rendezvous)
         self.gloo.pack(self.arrays)
         return {}
 
@@ -100,17 +114,21 @@ class Trainer(Process):
         self.runner.run(self.store.close())
 
 
-class Reader(Process):
-    """Arrays of its own, filled one way or another."""
+class ReaderProcess(ReshardProcess):
+    """A reader, whose arrays every way of resharding fills in turn."""
 
     def start(self) -> dict[str, Any]:
-        self.own = owned(self.spec, self.case, self.rank)
+        self.parameters = owned(self.spec, self.case, self.rank)
         shapes = self.spec.shapes()
-        self.targets = {name: np.zeros(one.shape, CARRIER) for name, one in self.own.items()}
-        self.expected = {name: np.empty(one.shape, CARRIER) for name, one in self.own.items()}
-        for name, one in self.own.items():
+        self.targets = {
+            name: np.zeros(parameter.shape, CARRIER) for name, parameter in self.parameters.items()
+        }
+        self.expected = {
+            name: np.empty(parameter.shape, CARRIER) for name, parameter in self.parameters.items()
+        }
+        for name, parameter in self.parameters.items():
             self.targets[name].fill(1)
-            for part in one.parts:
+            for part in parameter.parts:
                 whole = values(part.source, shapes[part.source])
                 self.expected[name][part.target.slices()] = whole[part.box.slices()]
         self.dispatcher = self.runner.run(Dispatcher.create(self.registry, self.config))
@@ -118,33 +136,33 @@ class Reader(Process):
         self.keys = {version: tuple(key(version, rank) for rank in ranks) for version in VERSIONS}
         self.slices = Repeated(
             (part.source, part.box, self.targets[name][part.target.slices()])
-            for name, one in self.own.items()
-            for part in one.parts
+            for name, parameter in self.parameters.items()
+            for part in parameter.parts
         )
         self.threads = ThreadPoolExecutor(COPY_THREADS)
         return {}
 
     def join(self, work: dict[str, Any]) -> dict[str, Any]:
-        """Meet the others, and map the slots for the floor."""
+        """Joins gloo's group, and maps the trainer ranks' slots for memcpy."""
         place = self.case.trainers + self.rank
-        self.gloo = GatherBroadcast(self.spec, self.case, place, self.meeting)
-        memory = [_mapped(said["path"]) for said in work["trainers"]]
+        self.gloo = GatherBroadcast(self.spec, self.case, place, self.rendezvous)
+        memory = [_mapped(slot["path"]) for slot in work["trainers"]]
         boxes = [held(self.spec, self.case, rank) for rank in range(self.case.trainers)]
         # By version and trainer rank.
         self.copies: dict[int, list[list[tuple[np.ndarray, np.ndarray]]]] = {}
         for slot, version in enumerate(VERSIONS):
             copies = self.copies[version] = [[] for _ in memory]
-            for one in slices(self.spec, self.case, self.rank):
-                offset = work["trainers"][one.trainer]["offsets"][slot][one.source]
-                shape = boxes[one.trainer][one.source].shape
-                whole = np.ndarray(shape, CARRIER, memory[one.trainer], offset)
-                pair = self.targets[one.own][one.at.slices()], whole[one.box.slices()]
-                copies[one.trainer].append(pair)
+            for copied in slices(self.spec, self.case, self.rank):
+                offset = work["trainers"][copied.trainer]["offsets"][slot][copied.source]
+                shape = boxes[copied.trainer][copied.source].shape
+                whole = np.ndarray(shape, CARRIER, memory[copied.trainer], offset)
+                pair = self.targets[copied.parameter][copied.target.slices()], whole[copied.box.slices()]
+                copies[copied.trainer].append(pair)
         return {}
 
     def earl(self, version: int) -> dict[str, Any]:
-        wanted = VersionRead(self.keys[version], self.slices)
-        receipt = self.runner.run(self.dispatcher.read([wanted], WAIT_S))
+        version_read = VersionRead(self.keys[version], self.slices)
+        receipt = self.runner.run(self.dispatcher.read([version_read], WAIT_S))
         return {"moved_bytes": receipt.size_bytes, "path": receipt.path}
 
     def memcpy(self, version: int) -> dict[str, Any]:
@@ -156,11 +174,13 @@ class Reader(Process):
         return {}
 
     def check(self, work: dict[str, Any]) -> dict[str, Any]:
-        """Whether every element is right; then they are wrong again, for any version."""
+        """Whether every element is right. Afterwards every element is wrong for any version."""
         bits = VERSIONS[work["version"]]
-        right = all(np.array_equal(self.targets[name], one ^ bits) for name, one in self.expected.items())
-        for name, one in self.expected.items():
-            np.bitwise_not(one, out=self.targets[name])
+        right = all(
+            np.array_equal(self.targets[name], expected ^ bits) for name, expected in self.expected.items()
+        )
+        for name, expected in self.expected.items():
+            np.bitwise_not(expected, out=self.targets[name])
         return {"right": right}
 
     def close(self) -> None:
@@ -168,10 +188,10 @@ class Reader(Process):
 
 
 class Peak:
-    """The most memory of a span that the process did not have before, without files that it mapped."""
+    """The peak of memory since construction beyond what the process had then, mapped files not counted."""
 
     def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
         self._before = resident()
 
     def extra_bytes(self) -> int:
@@ -182,8 +202,8 @@ class Peak:
 
 def resident() -> dict[str, int]:
     """Bytes by field of this process's status."""
-    found = re.findall(r"^(VmHWM|VmRSS|RssFile|RssShmem):\s+(\d+) kB$", _status(), re.MULTILINE)
-    return {field: 1024 * int(kib) for field, kib in found}
+    fields = re.findall(r"^(VmHWM|VmRSS|RssFile|RssShmem):\s+(\d+) kB$", _status(), re.MULTILINE)
+    return {field: 1024 * int(kib) for field, kib in fields}
 
 
 def _status() -> str:
@@ -207,26 +227,26 @@ async def _opened(url: str) -> Any:
     return open_redis(url)
 
 
-def timed(process: Process, work: dict[str, Any]) -> dict[str, Any]:
-    """A round of one way: when it ended, and what it took beside the arrays."""
+def timed(process: ReshardProcess, work: dict[str, Any]) -> dict[str, Any]:
+    """Runs a round of one way; the answer has its end in ns and the memory that it took beside the arrays."""
     peak = Peak()
     time.sleep(max(0.0, (work["at_ns"] - time.monotonic_ns()) / 1e9))
-    said = getattr(process, work["do"])(work["version"])
-    return {**said, "ended_ns": time.monotonic_ns(), "extra_bytes": peak.extra_bytes()}
+    answer = getattr(process, work["do"])(work["version"])
+    return {**answer, "ended_ns": time.monotonic_ns(), "extra_bytes": peak.extra_bytes()}
 
 
 def main() -> None:
     role = json.loads(sys.stdin.readline())
-    process = {"trainer": Trainer, "reader": Reader}[role["role"]](role)
-    said = process.start()
+    process = {"trainer": TrainerProcess, "reader": ReaderProcess}[role["role"]](role)
+    answer = process.start()
     while True:
-        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
         line = sys.stdin.readline()
         if not line:
             break
         work = json.loads(line)
-        said = timed(process, work) if "at_ns" in work else getattr(process, work["do"])(work)
+        answer = timed(process, work) if "at_ns" in work else getattr(process, work["do"])(work)
     process.close()
     process.runner.run(process.redis.aclose())
     sys.stdout.flush()

@@ -47,24 +47,24 @@ COMPARES = (
 
 @app.command(cls=RecordedCommand)
 def selector(
-    seed: Annotated[int, typer.Option(min=0, help="Of profiles and traces.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of profiles and traces.")] = 0,
     tables: Annotated[int, typer.Option(min=1, help="Profiles; each has a trace of every kind.")] = 80,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Regret, memory and switches of the selector's policies over generated profiles and traces."""
+    """Measure regret, memory and switches of the selector's policies over generated profiles and traces."""
     outcomes: dict[str, dict[str, list[replay.Totals]]] = {
         name: {kind: [] for kind in generate.KINDS} for name in (*POLICIES, "static-best")
     }
-    for at in range(tables):
-        draw = random.Random(f"{seed}/{at}")
+    for number in range(tables):
+        draw = random.Random(f"{seed}/{number}")
         table = generate.table(draw)
         for kind in generate.KINDS:
             steps = generate.trace(kind, table, draw)
             cost_s = mean_step_s(table, steps) * 10 ** draw.uniform(-2.3, 0.0)
-            for name, found in judged(table, steps, cost_s).items():
-                outcomes[name][kind].append(found)
-        sys.stderr.write(f"\rtables: {at + 1} of {tables}")
+            for name, totals in judged(table, steps, cost_s).items():
+                outcomes[name][kind].append(totals)
+        sys.stderr.write(f"\rtables: {number + 1} of {tables}")
     sys.stderr.write("\n")
     policies = {name: figures(by_kind) for name, by_kind in outcomes.items()}
     ours, paper = outcomes["earl"], outcomes["earl-paper"]
@@ -88,53 +88,53 @@ def judged(table: ProfileTable, steps: list[TraceStep], cost_s: float) -> dict[s
     def totals(name: str) -> replay.Totals:
         return replay.totals(list(replay.run(policy_of(name, table, cost_s), table, steps, cost_s)), oracle_s)
 
-    found = {name: totals(name) for name in POLICIES}
-    statics = [totals(f"static:tp={one.tp}") for one in table.candidates(generate.DEVICES)]
-    found["static-best"] = min(statics, key=lambda one: (one.oom_steps, one.seconds))
-    return found
+    by_policy = {name: totals(name) for name in POLICIES}
+    statics = [totals(f"static:tp={layout.tp}") for layout in table.candidates(generate.DEVICES)]
+    by_policy["static-best"] = min(statics, key=lambda static: (static.oom_steps, static.seconds))
+    return by_policy
 
 
 def figures(by_kind: dict[str, list[replay.Totals]]) -> dict[str, Any]:
-    """regret: mean over all traces. regret_max: of the worst."""
-    everything = [one for found in by_kind.values() for one in found]
-    regrets = [one.regret_vs_oracle for one in everything]
+    """Figures of one policy. regret: mean over all traces. regret_max: that of the worst trace."""
+    everything = [trace for traces in by_kind.values() for trace in traces]
+    regrets = [trace.regret_vs_oracle for trace in everything]
     return {
         "regret": round(statistics.mean(regrets), 5),
         "regret_median": round(statistics.median(regrets), 5),
         "regret_max": round(max(regrets), 4),
-        "oom_steps": sum(one.oom_steps for one in everything),
+        "oom_steps": sum(trace.oom_steps for trace in everything),
         "switches": switches(everything),
         "by_kind": {
             kind: {
-                "regret": round(statistics.mean(one.regret_vs_oracle for one in found), 5),
-                "oom_steps": sum(one.oom_steps for one in found),
-                "switches": switches(found),
+                "regret": round(statistics.mean(trace.regret_vs_oracle for trace in traces), 5),
+                "oom_steps": sum(trace.oom_steps for trace in traces),
+                "switches": switches(traces),
             }
-            for kind, found in by_kind.items()
+            for kind, traces in by_kind.items()
         },
     }
 
 
-def switches(found: list[replay.Totals]) -> int:
-    return sum(one.switches for one in found)
+def switches(traces: list[replay.Totals]) -> int:
+    return sum(trace.switches for trace in traces)
 
 
 def mean_step_s(table: ProfileTable, steps: list[TraceStep]) -> float:
-    """Of the best that fits at each step."""
+    """Mean seconds of a step on the best layout that fits."""
     return statistics.mean(replay.cost(table, step.devices, step.workload).best_s for step in steps)
 
 
 def decision_ms(seed: int) -> dict[str, float]:
     """Milliseconds of one decision with a profile of 1,000 rows: the median and the longest over a trace."""
     draw = random.Random(f"{seed}/rows")
-    contexts = [round(512 * 2 ** (at / 6)) for at in range(50)]
+    contexts = [round(512 * 2 ** (power / 6)) for power in range(50)]
     table = generate.table(draw, contexts, (8, 16, 32, 64, 128))
     policy = policy_of("earl", table, 1.0)
     took: list[float] = []
     for step in generate.trace("load", table, draw):
         took.append(timed(lambda step=step: policy.decide(step.step, step.devices)))
         policy.observe(step.workload)
-    # The first tells nothing apart: it weighs all points of the profile, once a run.
+    # The first decision is apart: it weighs all points of the profile, once a run.
     return {
         "rows": len(table.rows),
         "decision_ms": round(statistics.median(took[1:]) * 1e3, 3),

@@ -2,7 +2,7 @@
 
 Small tp wins where contexts are short, for it waits for no collectives; large tp where they are long, for it
 shares the work of the longest; and only large tp has room for long contexts at high load. Where the borders
-lie and how much the choice matters is drawn anew for each table.
+lie and how much the choice matters is drawn again for each table.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from earl.parallelism import Parallelism
 from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector.candidate_scores import best, weigh
 from services.scheduler.selector.decision import Workload
 from services.scheduler.selector.trace import TraceStep
-from services.scheduler.selector.weigh import best, weigh
 
 DEVICES = 8
 STEPS = 120
@@ -28,7 +28,7 @@ KINDS = ("growth", "bursts", "oscillation", "load")
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """Of a device and a model. Seconds; the memory is 1.
+    """What a device and a model need, in seconds and in fractions of a device's memory.
 
     A step of B sequences on a replica of tp devices waits for the weights (`weights_s` / tp), for attention
     over the longest sequence, which no other sequence's work hides (`tail_s` a token / tp), computes
@@ -82,9 +82,9 @@ class Physics:
 def table(
     random: random.Random, contexts: Sequence[int] = (), loads: Sequence[int] = (16, 64, 256)
 ) -> ProfileTable:
-    """Of tp 1, 2, 4, 8 on 8 devices; with memory fractions or with "oom" alone.
+    """A generated profile of tp 1, 2, 4, 8 on 8 devices, with memory fractions or with "oom" alone.
 
-    contexts: in tokens; if none are given, eight that double.
+    contexts: lengths in tokens; by default eight, each twice the one before.
     """
     physics = Physics.drawn(random)
     with_memory = random.random() < 0.5
@@ -126,21 +126,21 @@ def trace(kind: str, table: ProfileTable, random: random.Random) -> list[TraceSt
     steps: list[TraceStep] = []
     longest = means[0] * spread
     concurrency = round(loads[0])
-    for at, (mean, wanted) in enumerate(zip(means, loads, strict=True)):
+    for step, (mean, target_load) in enumerate(zip(means, loads, strict=True)):
         longest = min(mean * spread * random.uniform(0.95, 1.05), longest * GROWTH, most)
-        concurrency = min(round(wanted), math.floor(concurrency * GROWTH))
+        concurrency = min(round(target_load), math.floor(concurrency * GROWTH))
         workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, concurrency)
-        while not any(one.fits for one in weigh(table, DEVICES, workload)):
+        while not any(candidate.fits for candidate in weigh(table, DEVICES, workload)):
             longest *= 0.9
             workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, concurrency)
-        steps.append(TraceStep(at, workload, DEVICES))
+        steps.append(TraceStep(step, workload, DEVICES))
     return steps
 
 
 def limit(table: ProfileTable, load: float) -> float:
     """The longest length in tokens of traces: a tenth short of where nothing fits, or the table ends."""
     high = table.extent[0]
-    while not any(one.fits for one in weigh(table, DEVICES, Workload(high, high, high, load))):
+    while not any(candidate.fits for candidate in weigh(table, DEVICES, Workload(high, high, high, load))):
         high /= 1.05
     return high / 1.1
 
@@ -149,20 +149,23 @@ def boundaries(table: ProfileTable, spread: float, load: float) -> list[float]:
     """Mean lengths in tokens at which the best changes: by the table, and by its ranges of lengths."""
     most = limit(table, load)
     contexts = sorted({row.context_tokens for row in table.rows})
-    ends = [best(weigh(table, DEVICES, Workload(at, at, at, load))).parallelism for at in contexts]
-    found = [
-        at for at, here, there in zip(contexts, ends, ends[1:], strict=False)
-        if here != there and at * spread < most
+    ends = [
+        best(weigh(table, DEVICES, Workload(context, context, context, load))).parallelism
+        for context in contexts
+    ]
+    means = [
+        context for context, here, there in zip(contexts, ends, ends[1:], strict=False)
+        if here != there and context * spread < most
     ]  # fmt: skip
     before = None
     low, high = math.log(contexts[0]), math.log(most / spread)
-    for at in range(200):
-        mean = math.exp(low + (high - low) * at / 199)
+    for point in range(200):
+        mean = math.exp(low + (high - low) * point / 199)
         now = best(weigh(table, DEVICES, Workload(mean, mean, mean * spread, load))).parallelism
         if before is not None and now != before:
-            found.append(mean)
+            means.append(mean)
         before = now
-    return found
+    return means
 
 
 def _growth(random: random.Random, most: float, steps: int = STEPS) -> list[float]:
@@ -197,12 +200,12 @@ def _bursts(random: random.Random, most: float) -> list[float]:
 
 
 def _oscillation(random: random.Random, table: ProfileTable, spread: float, load: float) -> list[float]:
-    found = boundaries(table, spread, load)
-    middle = random.choice(found) if found else table.extent[0] / spread / 4
+    means = boundaries(table, spread, load)
+    middle = random.choice(means) if means else table.extent[0] / spread / 4
     swing, period, phase = random.uniform(0.03, 0.15), random.uniform(3, 12), random.uniform(0, 6.3)
     return [
-        middle * (1 + swing * math.sin(2 * math.pi * at / period + phase)) * random.uniform(0.98, 1.02)
-        for at in range(STEPS)
+        middle * (1 + swing * math.sin(2 * math.pi * step / period + phase)) * random.uniform(0.98, 1.02)
+        for step in range(STEPS)
     ]
 
 
@@ -210,6 +213,6 @@ def _swings(random: random.Random) -> list[float]:
     low, high = 16.0, random.choice([48.0, 96.0, _MOST_LOAD])
     period = random.uniform(20, 60)
     return [
-        math.exp(math.log(low) + (math.log(high / low)) * (0.5 - 0.5 * math.cos(2 * math.pi * at / period)))
-        for at in range(STEPS)
+        math.exp(math.log(low) + (math.log(high / low)) * (0.5 - 0.5 * math.cos(2 * math.pi * step / period)))
+        for step in range(STEPS)
     ]

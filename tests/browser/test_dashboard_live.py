@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import Browser, Page
 
 from earl.obs.metrics import LineFile
-from earl.stack.rundir import DASHBOARD_LINK
+from earl.stack.run_files import DASHBOARD_LINK
 from tests.support.browser import chromium, opened, until
 from tests.support.dashboard import Served
 from tests.support.recorded import recorded
@@ -55,7 +55,7 @@ async def test_what_a_run_writes_is_shown_as_it_comes(browser: Browser, tmp_path
     recorded(tmp_path, steps=6)
     async with Served(tmp_path) as served, opened(browser, served.links[-1]) as page:
         await tile(page, "reward", "1")
-        columns = "document.querySelector('#map svg').getAttribute('aria-label')"
+        columns = "document.querySelector('#map .plot').getAttribute('aria-label')"
         assert "Step 6" in await page.evaluate(columns)
         metrics = LineFile(tmp_path / "metrics.jsonl")
         metrics.write(step(7, 0.25))
@@ -66,7 +66,7 @@ async def test_what_a_run_writes_is_shown_as_it_comes(browser: Browser, tmp_path
         await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         metrics.write(step(8, 0.75))
         await page.evaluate("Object.defineProperty(document, 'hidden', {value: false, configurable: true})")
-        async with page.expect_request(lambda one: "/api/stream" in one.url) as again:
+        async with page.expect_request(lambda one: one.url.partition("?")[0].endswith("/stream")) as again:
             await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         assert "?last=" in (await again.value).url
         await tile(page, "reward", "0.75")
@@ -122,7 +122,7 @@ async def test_a_real_run_from_its_start_to_its_end(browser: Browser, tmp_path: 
             await page.wait_for_selector("#hosts tbody tr")
             await page.wait_for_selector("#counts .stack")
             await page.wait_for_selector("#tickets tbody tr")
-            await page.wait_for_selector("#curves svg circle")
+            await page.wait_for_selector("#curves .card:not(.without) canvas")
             await page.wait_for_selector(".token")
             assert "rollout-0" in (await page.locator("#workers").text_content() or "")
             assert "env-0" in (await page.locator("#hosts").text_content() or "")
@@ -136,6 +136,11 @@ async def test_a_real_run_from_its_start_to_its_end(browser: Browser, tmp_path: 
     assert json.loads((directory / "result.json").read_text())["trained"] > 0
     async with Served(directory) as served, opened(browser, served.links[-1], width="phone") as page:
         await until(page, "document.getElementById('state').dataset.state === 'ended'")
-        await page.wait_for_selector("#map svg")
+        await page.wait_for_selector("#map canvas")
         assert "final" in (await page.locator("#tiles").text_content() or "")
+        await page.locator(".token").first.wait_for()
+    async with opened(browser, (directory / "report.html").as_uri(), width="phone") as page:
+        await until(page, "document.getElementById('state').dataset.state === 'ended'")
+        await page.wait_for_selector("#map canvas")
+        assert "final" in (await page.locator("#evaluations").text_content() or "")
         await page.locator(".token").first.wait_for()

@@ -15,7 +15,7 @@ from tests.support.recorded import recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-SECTIONS = ("learning", "lengths", "ledger", "fleet", "trajectories")
+SECTIONS = ("learning", "lengths", "ledger", "fleet", "trajectories", "details")
 HERE = Path(__file__).resolve().parent
 # Texts that are hard to read, and what a screen reader or the keyboard would miss.
 LOW_CONTRAST, UNNAMED = ((HERE / name).read_text(encoding="utf-8") for name in ("contrast.js", "names.js"))
@@ -37,8 +37,9 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 async def filled(page: Page) -> None:
     """Everything is there: the last of its parts is drawn."""
-    await page.wait_for_selector("#curves svg")
-    await page.wait_for_selector("#map svg")
+    await page.wait_for_selector("#curves .card:not(.without) canvas")
+    await page.wait_for_selector("#explorer canvas")
+    await page.wait_for_selector("#map canvas")
     await page.wait_for_selector(".detail .turn")
     await until(page, "document.getElementById('state').dataset.state !== 'connecting'")
 
@@ -89,7 +90,7 @@ async def test_text_of_environments_stays_text(browser: Browser, served: Served)
 async def test_charts_are_read_by_pointer_and_keyboard(browser: Browser, served: Served):
     async with opened(browser, served.links[-1]) as page:
         await filled(page)
-        chart = page.locator("#curves svg").first
+        chart = page.locator("#curves .plot").first
         assert "evaluation" in (await chart.get_attribute("aria-label") or "")
         await chart.focus()
         await page.keyboard.press("Home")
@@ -98,7 +99,7 @@ async def test_charts_are_read_by_pointer_and_keyboard(browser: Browser, served:
         assert await page.locator("#tip").text_content() != first and first and "training step" in first
         await page.keyboard.press("Escape")
         assert await page.locator("#tip").is_hidden()
-        await page.locator("#map svg").hover()
+        await page.locator("#map .u-over").hover()
         assert "trajectories of" in (await page.locator("#tip").text_content() or "")
 
 

@@ -24,7 +24,7 @@ from tests.support.containers import DEPLOY, inside, podman
 SERVICES = ("valkey", "scheduler", "gateway", "trainer", "rollout", "dashboard")
 # Three seeds reach 96 to 97 % (README.md); a machine that others use trains fewer steps in train_limit_s.
 WIN_RATE = 0.90
-# In the middle of the 140 steps of training: what was done is worth keeping, and there is more to do.
+# In the middle of the 190 steps of training: what was done is worth keeping, and there is more to do.
 TAKEN_DOWN_AT = 5
 PROFILES = ("--profile", "cpu", "--profile", "env")
 

@@ -309,7 +309,7 @@ PLANTED = [
     (WrongSeq, ("policy", "answers"), "answers", "which was not asked"),
     (Twice, ("policy", "answers"), "answers", "2 results for"),
     (AnotherAnswer, ("replay", "answers"), "replay", "repeated: text of"),
-    (AnotherAnswer, ("replay", "answers"), "answers", "answered anew with another result"),
+    (AnotherAnswer, ("replay", "answers"), "answers", "answered again with another result"),
     (NotANumber, ("policy", "numbers"), "numbers", "reward inf"),
     (NotANumberMetric, ("policy", "numbers"), "numbers", "metric win = nan"),
     (OutOfRange, ("policy", "numbers"), "numbers", "return 3 of"),

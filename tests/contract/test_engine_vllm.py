@@ -46,16 +46,15 @@ def load(version):
     assert answer.error is None, answer
 
 def generate(name):
-    try:
-        request = GenerateRequest(request_id=name, ids=[1, 2, 3], max_new_tokens=4, temperature=0.0)
-        engine.submit(request, False)
-    except WeightsIncomplete:
-        return None
+    engine.submit(GenerateRequest(request_id=name, ids=[1, 2, 3], max_new_tokens=4, temperature=0.0), False)
     while engine.has_work:
         engine.step()
-    (tokens,) = engine.outbox
+    (reply,) = engine.outbox
     engine.outbox = []
-    return tokens.ids
+    if isinstance(reply, wire.RequestRefused):
+        assert reply.error.kind == "WeightsIncomplete", reply
+        return None
+    return reply.ids
 
 version = int(sys.argv[2])
 load(version)

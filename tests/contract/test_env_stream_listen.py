@@ -13,7 +13,7 @@ from earl.rpc import Client
 from earl.rpc.access import Access
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
-from services.env_gateway.host_dialer import HostDialer
+from services.env_gateway.api.host_dialer import HostDialer
 from tests.contract.test_env_stream_host import Counting, playing, serving
 
 LIMITS = Limits(queue_s=20, reset_s=20, step_s=20, episode_s=60)

@@ -16,7 +16,7 @@ from earl.rpc.errors import from_call
 from earl.rpc.options import CLIENT
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2
-from services.env_gateway import servicer, streams
+from services.env_gateway.api import servicer, streams
 from tests.contract.test_env_stream import RawHost, Service, opened, stepping
 from tests.contract.test_env_stream_host import Counting
 

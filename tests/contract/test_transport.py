@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.put_tensors import Placed, put_tensors
 from earl.bus.connection import open_redis
 from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.layout.box import Box
-from earl.dispatch.publish.tensor_store import Placed, TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.errors import ChecksumMismatch, DescriptorMissing, PeerLost, ReadTimeout, RegionGone, VersionGone
+from tests.support.clock import stopped_clock
 from tests.support.content import MIB, assert_random, assert_same, random_bytes
 from tests.support.dispatch import (
     PATHS,
@@ -27,6 +29,7 @@ from tests.support.dispatch import (
     Plane,
     changed,
     plane_fixtures,
+    publish_descriptors,
 )
 from tests.support.idle import assert_sleeps
 from tests.support.serving import serving_pid
@@ -41,7 +44,7 @@ async def test_a_box_over_two_shards_arrives_whole(plane: Plane):
     whole = np.random.default_rng(1).standard_normal((129, 77)).astype(np.float32)
     top, bottom = Box((0, 0), (65, 77)), Box((65, 0), (129, 77))
     for key, part in (("boxes/0", top), ("boxes/1", bottom)):
-        await plane.store.put(key, {"w": Placed(whole[part.slices()], whole.shape, part)})
+        await put_tensors(plane.store, key, {"w": Placed(whole[part.slices()], whole.shape, part)})
     box = Box((40, 10), (100, 60))
     into = np.zeros(box.shape, np.float32)
     receipt = await plane.reader.read([Read(("boxes/0", "boxes/1"), "w", box, into)], READ_S)
@@ -54,7 +57,7 @@ async def test_a_box_over_two_shards_arrives_whole(plane: Plane):
 
 async def test_a_target_may_be_strided_too(plane: Plane):
     whole = random_bytes(64 * 96).reshape(64, 96).view(np.int32)
-    await plane.store.put("strided", {"w": whole})
+    await put_tensors(plane.store, "strided", {"w": whole})
     canvas = np.full((50, 60), -1, np.int32)
     into = canvas[3:43:2, 5:55:5]
     box = Box((10, 7), (30, 17))
@@ -68,7 +71,7 @@ async def test_ragged_columns_pack_into_one_buffer(plane: Plane):
     lengths = [5, 0, 1, 300, 64, 7, 4096, 33]
     columns = {f"ragged/{i}": np.arange(n, dtype=np.int32) + 1000 * i for i, n in enumerate(lengths)}
     for key, column in columns.items():
-        await plane.store.put(key, {"tokens": column, "loss_mask": (column % 2).astype(np.uint8)})
+        await put_tensors(plane.store, key, {"tokens": column, "loss_mask": (column % 2).astype(np.uint8)})
     tokens = np.zeros(sum(lengths), np.int32)
     mask = np.zeros(sum(lengths), np.uint8)
     reads, start = [], 0
@@ -91,7 +94,7 @@ async def test_every_dtype_scalars_and_nothing(plane: Plane):
         for t in ("uint8", "int8", "bool", "int32", "int64", "float16", "float32", "float64", "uint16")
     }
     tensors |= {"scalar": np.array(3.5, np.float32), "nothing": np.zeros((0, 4), np.float32)}
-    await plane.store.put("dtypes", tensors)
+    await put_tensors(plane.store, "dtypes", tensors)
     targets = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
     await plane.reader.read([Read(("dtypes",), name, None, t) for name, t in targets.items()], READ_S)
     for name, tensor in tensors.items():
@@ -116,7 +119,7 @@ async def test_a_large_read_is_right(plane: Plane, size_bytes: int, tmp_path: Pa
 
 async def test_a_thousand_reads_at_once(plane: Plane):
     data = random_bytes(8 * MIB)
-    await plane.store.put("crowd", {"x": data})
+    await put_tensors(plane.store, "crowd", {"x": data})
     rng = np.random.default_rng(3)
     starts = rng.integers(0, len(data) - 100_000, 1000)
     targets = [np.zeros(int(n), np.uint8) for n in rng.integers(1, 100_000, 1000)]
@@ -131,11 +134,22 @@ async def test_a_thousand_reads_at_once(plane: Plane):
 
 
 async def test_a_deadline_ends_a_read_for_good(plane: Plane):
+    """It passes in the middle of the read: when the first bytes have arrived and the last ones have not."""
     data = random_bytes(128 * MIB)
-    await plane.store.put("late", {"x": data})
+    await put_tensors(plane.store, "late", {"x": data})
+    assert data[0]
     into = np.zeros_like(data)
-    with pytest.raises(ReadTimeout):
-        await plane.read("late", "x", into, deadline_s=0.005)
+    with stopped_clock() as advance:
+        while True:
+            into[0] = 0
+            reading = asyncio.create_task(plane.read("late", "x", into, deadline_s=1.0))
+            while not into[0] and not reading.done():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            advance(1.0)
+            try:
+                await reading
+            except ReadTimeout:
+                break
     into[:] = 0xAA
     other = np.zeros_like(data)
     await plane.read("late", "x", other)
@@ -145,7 +159,7 @@ async def test_a_deadline_ends_a_read_for_good(plane: Plane):
 
 async def test_cancellation_under_fire_harms_nobody(plane: Plane):
     data = random_bytes(32 * MIB)
-    await plane.store.put("fire", {"x": data})
+    await put_tensors(plane.store, "fire", {"x": data})
     rng = np.random.default_rng(5)
     for _ in range(6):
         targets = [np.zeros(2 * MIB + 7, np.uint8) for _ in range(24)]
@@ -175,7 +189,7 @@ async def test_cancellation_under_fire_harms_nobody(plane: Plane):
 
 async def test_closing_a_reader_ends_its_reads(plane: Plane):
     data = random_bytes(128 * MIB)
-    await plane.store.put("closing", {"x": data})
+    await put_tensors(plane.store, "closing", {"x": data})
     into = np.zeros_like(data)
     async with asyncio.timeout(READ_S), await Dispatcher.create(plane.registry, plane.config) as reader:
         reading = asyncio.create_task(reader.read([Read(("closing",), "x", None, into)], READ_S))
@@ -196,25 +210,25 @@ async def test_closing_a_reader_ends_its_reads(plane: Plane):
 
 @pytest.mark.parametrize("key, error", [("forged", RegionGone), ("weights/1/owner", VersionGone)])
 async def test_another_life_of_the_owner_is_refused(plane: Plane, key: str, error: type):
-    descriptor = await plane.store.put("real", {"x": random_bytes(1000)})
+    descriptor = await put_tensors(plane.store, "real", {"x": random_bytes(1000)})
 
     def other_life(region: RegionRef) -> RegionRef:
         arena = dataclasses.replace(region.arena, nonce=region.arena.nonce ^ 1, incarnation=7)
         return dataclasses.replace(region, arena=arena)
 
-    await plane.registry.publish([changed(descriptor, key, other_life)])
+    await publish_descriptors(plane.registry, [changed(descriptor, key, other_life)])
     with pytest.raises(error):
         await plane.read(key, "x", np.zeros(1000, np.uint8))
 
 
 @pytest.mark.parametrize("key, error", [("again", RegionGone), ("weights/2/owner", VersionGone)])
 async def test_a_reused_region_is_refused(plane: Plane, key: str, error: type):
-    old = await plane.store.put(key, {"x": random_bytes(5000)})
+    old = await put_tensors(plane.store, key, {"x": random_bytes(5000)})
     await plane.store.remove(key)
-    await plane.registry.publish([old])
+    await publish_descriptors(plane.registry, [old])
     with pytest.raises(error):
         await plane.read(key, "x", np.zeros(5000, np.uint8))
-    await plane.store.put("successor", {"x": random_bytes(5000, 1)})
+    await put_tensors(plane.store, "successor", {"x": random_bytes(5000, 1)})
     with pytest.raises(error):
         await plane.read(key, "x", np.zeros(5000, np.uint8))
 
@@ -223,7 +237,7 @@ async def test_a_region_freed_under_a_read_is_noticed(plane: Plane):
     data = random_bytes(64 * MIB)
     endings = set()
     for turn in range(8):
-        await plane.store.put("moving", {"x": data})
+        await put_tensors(plane.store, "moving", {"x": data})
         into = np.zeros_like(data)
         reading = asyncio.create_task(plane.read("moving", "x", into))
         for _ in range(10 * turn):
@@ -245,12 +259,14 @@ async def test_a_region_freed_under_a_read_is_noticed(plane: Plane):
 
 async def test_a_descriptor_that_lies_about_sizes_is_refused(plane: Plane):
     """Never a byte outside the region that the arena itself knows."""
-    descriptor = await plane.store.put("small", {"x": random_bytes(100)})
+    descriptor = await put_tensors(plane.store, "small", {"x": random_bytes(100)})
     shards = descriptor.tensors[0].shards[0]
     region = dataclasses.replace(shards.region, size_bytes=1 << 40, checksums=())
     whole = dataclasses.replace(shards, region=region, box=Box((0,), (4096,)))
     tensor = dataclasses.replace(descriptor.tensors[0], shape=(4096,), shards=(whole,))
-    await plane.registry.publish([dataclasses.replace(descriptor, key="liar", tensors=(tensor,))])
+    await publish_descriptors(
+        plane.registry, [dataclasses.replace(descriptor, key="liar", tensors=(tensor,))]
+    )
     into = np.zeros(4096, np.uint8)
     with pytest.raises(RegionGone):
         await plane.read("liar", "x", into)
@@ -285,7 +301,7 @@ async def test_a_flipped_byte_is_found(plane: Plane):
 
 async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):
     data = random_bytes(5 * MIB)
-    await plane.store.put("thread", {"x": data})
+    await put_tensors(plane.store, "thread", {"x": data})
     into = np.zeros_like(data)
     failures: list[BaseException] = []
 
@@ -312,7 +328,7 @@ async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):
 
 @pytest.mark.parametrize("cores", [0.1, pytest.param(0.01, marks=pytest.mark.slow)])
 async def test_idle_costs_nothing(plane: Plane, cores: float):
-    await plane.store.put("idle", {"x": random_bytes(MIB)})
+    await put_tensors(plane.store, "idle", {"x": random_bytes(MIB)})
     await plane.read("idle", "x", np.zeros(MIB, np.uint8))
     pids = [os.getpid(), *([server] if (server := serving_pid(plane.store)) else [])]
     await assert_sleeps(pids, wakeups_per_s=50, cores=cores)
@@ -320,7 +336,7 @@ async def test_idle_costs_nothing(plane: Plane, cores: float):
 
 
 async def test_totals_count_by_path(plane: Plane):
-    await plane.store.put("totals", {"x": random_bytes(1000)})
+    await put_tensors(plane.store, "totals", {"x": random_bytes(1000)})
     async with await Dispatcher.create(plane.registry, plane.config) as reader:
         for _ in range(3):
             await reader.read([Read(("totals",), "x", None, np.zeros(1000, np.uint8))], READ_S)

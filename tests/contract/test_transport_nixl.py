@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.put_tensors import put_tensors
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.tensor_store import TensorStore
@@ -83,7 +84,7 @@ async def test_what_goes_wrong_is_told_to_who_asked_and_harms_nobody_else(plane:
 
 async def test_readers_that_close_in_the_middle_of_reads_leave_the_server_alive(plane: Plane):
     """UCX over TCP aborts who sends to an agent that goes away: one waits for what is under way."""
-    await plane.store.put("closing", {"x": np.ones(48 * MIB, np.uint8)})
+    await put_tensors(plane.store, "closing", {"x": np.ones(48 * MIB, np.uint8)})
     server, into = serving_pid(plane.store), np.zeros(48 * MIB, np.uint8)
     for _ in range(10):
         into[0] = 0
@@ -110,7 +111,7 @@ async def test_nixl_and_ucxx_read_in_one_process(plane: Plane, tmp_path: Path):
     data = random_bytes(16 * MIB)
     async with open_plane("ucx", tmp_path, 64 * MIB) as other:
         for opened in (plane, other):
-            await opened.store.put("both", {"x": data})
+            await put_tensors(opened.store, "both", {"x": data})
         targets = [np.zeros_like(data) for _ in range(6)]
         async with asyncio.timeout(READ_S):
             await asyncio.gather(

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from benchmarks.put_tensors import put_tensors
 from earl.bus.connection import open_redis
 from earl.dispatch.layout.box import Box
 from earl.dispatch.plan.sequence_plan import ContextSlice
@@ -147,7 +148,7 @@ async def test_a_flipped_byte_is_noticed_where_bytes_are_verified(plane: Plane):
 async def test_a_registry_that_lost_everything_is_told_again(plane: Plane):
     store = plane.store.sequences("trajectories/lost/1", COLUMNS)
     keys = await publish(store, [10, 20])
-    await plane.store.put("plain", {"x": np.arange(5, dtype=np.int32)})
+    await put_tensors(plane.store, "plain", {"x": np.arange(5, dtype=np.int32)})
     redis = open_redis(plane.url)
     await redis.flushall()
     read = SequenceRead(keys, np.array([10, 20]), targets(30, ["tokens"]))
@@ -201,7 +202,7 @@ async def test_what_is_removed_while_it_is_published_is_not_known(plane: Plane):
 
 
 async def test_an_empty_range_among_others_is_nothing(plane: Plane):
-    await plane.store.put("ranges", {"x": np.arange(10, dtype=np.int32)})
+    await put_tensors(plane.store, "ranges", {"x": np.arange(10, dtype=np.int32)})
     into = [np.full(n, -1, np.int32) for n in (3, 0, 2)]
     boxes = [Box((1,), (4,)), Box((3,), (3,)), Box((8,), (10,))]
     reads = [Read(("ranges",), "x", box, array) for box, array in zip(boxes, into, strict=True)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.put_tensors import put_tensors
 from earl.dispatch.describe.tensor_classes import TensorClass
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.read.reader import Repeated, VersionRead
 from earl.errors import RegionGone, VersionGone
-from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures
+from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures, publish_descriptors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -53,7 +54,7 @@ async def test_each_version_arrives_and_one_that_is_gone_spoils_none(plane: Plan
     stale = await plane.registry.get([key(5)])
     await publish(plane, 6)
     await publish(plane, 7)  # where 5 was
-    await plane.registry.publish(stale)
+    await publish_descriptors(plane.registry, stale)
     into[:] = 0
     with pytest.raises(VersionGone):
         await plane.reader.read([VersionRead((key(5),), slices)], READ_S)
@@ -74,7 +75,7 @@ async def test_plain_tensors_are_read_again_by_one_plan_wherever_they_lie_now(pl
         # What the turn before lay in is still held: another region, elsewhere.
         name, rng = f"plain/{turn}", np.random.default_rng(turn)
         sent = {one: rng.integers(0, 1 << 30, shape).astype(dtype) for one, (dtype, shape) in forms.items()}
-        await plane.store.put(name, sent)
+        await put_tensors(plane.store, name, sent)
         receipt = await plane.reader.read([VersionRead((name,), slices)], READ_S)
         for one, box in boxes.items():
             np.testing.assert_array_equal(into[one], sent[one][box.slices()])
@@ -82,7 +83,7 @@ async def test_plain_tensors_are_read_again_by_one_plan_wherever_they_lie_now(pl
         assert receipt.verified == (plane.kind != "shm")
     stale = await plane.registry.get(["plain/2"])
     await plane.store.remove([f"plain/{turn}" for turn in range(3)])
-    await plane.registry.publish(stale)
+    await publish_descriptors(plane.registry, stale)
     with pytest.raises(RegionGone):
         await plane.reader.read([VersionRead(("plain/2",), slices)], READ_S)
     await plane.registry.remove(["plain/2"])

@@ -96,7 +96,7 @@ async def test_workers_and_hosts_come_and_go_while_a_run_trains(tmp_path: Path) 
             after = await bus.last_id()
             await stack.kill("rollout-2")
             await stack.kill("env-1")
-            assert (await watch.left("rollout-2", after)).startswith("silent for")
+            assert (await watch.left("rollout-2", after)).startswith("sent nothing for")
             status = await watch.trained(2)
             assert status.ledger.dropped == {}
 

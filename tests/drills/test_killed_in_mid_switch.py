@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,8 @@ from tests.support.launched import Launched, assert_ledger_adds_up, launch_in
 
 ANSWER_S = 20.0
 SETTLE_S = 90.0
-# Parts of the time that a switch takes by itself.
+# When the victim is killed, as parts of the time that an undisturbed switch took: a schedule of faults. The
+# assertions hold wherever in the switch a kill falls, and also before or after it.
 MOMENTS = (0.05, 0.3, 0.55, 0.8)
 
 
@@ -37,7 +38,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
 
 
 class Fleet:
-    """What an operator and a murderer see of the run."""
+    """A run as an operator sees it, with the means to kill its processes."""
 
     def __init__(self, launched: Launched) -> None:
         self._launched = launched
@@ -61,7 +62,7 @@ class Fleet:
         return with_run(self._directory, asked)
 
     def settled(self, stage: str, epoch: int) -> StageState:
-        """The stage once that switch is over and a step was trained after it; fails if neither comes."""
+        """The stage once that switch has ended and a step was trained after it; fails if neither comes."""
         ends, state, since = time.monotonic() + SETTLE_S, None, -1
         while time.monotonic() < ends:
             try:
@@ -99,19 +100,25 @@ VICTIMS: dict[str, tuple[str, Callable[[Fleet], None]]] = {
 }
 
 
-# The default suite kills one of them.
+# The default suite kills one of them, at half of the moments.
 DEFAULT = "an old engine"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "victim",
-    [DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in VICTIMS if name != DEFAULT)],
+    ("victim", "moments"),
+    [
+        pytest.param(DEFAULT, MOMENTS[1:2], id=f"{DEFAULT}, once"),
+        *(pytest.param(name, MOMENTS, id=name, marks=pytest.mark.slow) for name in VICTIMS),
+    ],
 )
-def test_the_fleet_stays_of_one_cut_and_trains_on(launched: Launched, victim: str) -> None:
+def test_the_fleet_stays_of_one_cut_and_trains_on(
+    launched: Launched, victim: str, moments: Sequence[float]
+) -> None:
     stage, kill = VICTIMS[victim]
     launched.start(
         scheduler__steps="99999",
+        scheduler__profile_s="0",
         rollout__engines="2",
         trainer__ranks="2",
         evaluation__episodes="0",
@@ -120,12 +127,11 @@ def test_the_fleet_stays_of_one_cut_and_trains_on(launched: Launched, victim: st
     )
     launched.until(r"train [1-9]\d*/")
     fleet = Fleet(launched)
-    began = time.monotonic()
     left_alone = fleet.settled(stage, fleet.ask(stage, 2)).last
     assert left_alone is not None and not left_alone.rolled_back, left_alone
-    assert left_alone.seconds < time.monotonic() - began
+    assert 0 < left_alone.seconds < SETTLE_S
 
-    for moment, tp in zip(MOMENTS, itertools.cycle((1, 2))):
+    for moment, tp in zip(moments, itertools.cycle((1, 2))):
         before = fleet.stage(stage).running
         epoch = fleet.ask(stage, tp)
         time.sleep(moment * left_alone.seconds)

@@ -12,6 +12,7 @@ import pytest
 from earl import errors
 from earl.env import Ending
 from earl.env.tool_calls import Action, ToolCall, render
+from earl.stack.ports import free_port
 from tests.envs.hosting import LIMITS, READY_S, hosted, installed, playing, started
 
 installed("mcp")
@@ -49,8 +50,7 @@ async def gone(processes):
 @contextmanager
 def listening(directory):
     """(process, port) of the server over HTTP."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     command = [sys.executable, "-m", "tests.envs.mcp_side", str(port)]
     process = started(command, directory / "side.log")
     ends = time.monotonic() + READY_S

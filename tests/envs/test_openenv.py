@@ -13,6 +13,7 @@ import pytest
 
 from earl import errors
 from earl.env import Ending
+from earl.stack.ports import free_port
 from tests.envs.hosting import LIMITS, READY_S, ROOT, hosted, installed, needed, playing, started
 
 installed("websockets")
@@ -26,8 +27,7 @@ SERVE = "tests.envs.openenv_classes:ALL"
 def serving(directory, room):
     """(process, port) of the server, for so many sessions at a time."""
     python = needed(PYTHON)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     command = [str(python), str(ROOT / "tests" / "envs" / "openenv_side.py"), str(port), str(room)]
     log = directory / "side.log"
     process = started(command, log, PYTHONPATH="")

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gateway import measure, openenv
 from benchmarks.gateway.player import quantile
 
-WORK = measure.Work(sessions=8, seconds=0.3, rounds=1, open_sessions=20)
+WORK = measure.GatewayWork(sessions=8, seconds=0.3, rounds=1, open_sessions=20)
 
 
 @pytest.fixture(autouse=True)

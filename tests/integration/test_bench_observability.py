@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 
 import psutil
@@ -14,31 +13,36 @@ from typer.testing import CliRunner
 from benchmarks.observability import SETTINGS, app, pair
 from earl.config.load import Override
 from earl.errors import ProcessFailed
+from earl.stack.ports import free_port
 from tests.support.launched import SMALL
 
 SERVICES = {"scheduler", "gateway", "env", "trainer", "rollout", "engine", "valkey", "launcher"}
 
 
-def below(directory: Path) -> list[str]:
-    """Command lines of processes that name the directory, or are children of this one."""
-    found = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    children = psutil.Process().children(recursive=True)
-    return [line for line in found if str(directory) in line] + [str(child) for child in children]
+def children() -> set[psutil.Process]:
+    """Processes below this one: other tests have some, too, such as the server that forks their programs."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def left_by(directory: Path, before: set[psutil.Process]) -> list[str]:
+    """Command lines of processes that name the directory, and children of this one that are new."""
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(directory) in line] + [str(child) for child in children() - before]
 
 
 def test_a_run_that_fails_ends_the_other_one_and_leaves_nothing(elsewhere: Path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    before = children()
+    port = free_port("127.0.0.1")
     # Only one of both can have it.
     overrides: list[Override] = [*SETTINGS, *SMALL.items(), ("scheduler.bind", f"127.0.0.1:{port}")]
     with pytest.raises(ProcessFailed, match=rf"the run that is o(n|ff) ended with 5: earl: error: .*{port}"):
         asyncio.run(pair(0, ["metrics", "traces"], overrides, 300.0))
-    assert below(elsewhere) == [] and list(elsewhere.iterdir()) == []
+    assert left_by(elsewhere, before) == [] and list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_pair_of_runs_says_where_processor_time_went(tmp_path: Path, elsewhere: Path):
+    before = children()
     dotted = [text for key, value in SMALL.items() for text in (f"--{key}", value)]
     arguments = ["--rounds", "1", "--steps", "40", "--obs.trace_fraction", "1.0", "--results", str(tmp_path)]
     done = CliRunner().invoke(app, [*arguments, *dotted])
@@ -55,4 +59,4 @@ def test_a_pair_of_runs_says_where_processor_time_went(tmp_path: Path, elsewhere
         assert run["cpu_us_per_token"] == pytest.approx(sum(run["cpu_us_by_kind"].values()))
     assert on["trace_bytes"] > 1000
     assert result["cost"] == 1 - on["tokens_per_s"] / off["tokens_per_s"]
-    assert below(elsewhere) == [] and list(elsewhere.iterdir()) == []
+    assert left_by(elsewhere, before) == [] and list(elsewhere.iterdir()) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reshard.cases import Case
+from benchmarks.reshard.cases import ReshardCase
 from benchmarks.reshard.command import measure
 from earl.models.spec import ModelSpec
 
@@ -18,11 +18,11 @@ TINY = ModelSpec("llama", 18, 1, 4, 4, 5, 22, 31, tied=True)
 @pytest.mark.parametrize(
     "case",
     [
-        Case("tp2 x dp2 -> tp2", 2, 2, 2, True),
-        pytest.param(Case("dp2 -> dp3", 1, 2, 3, False), marks=pytest.mark.slow),
+        ReshardCase("tp2 x dp2 -> tp2", 2, 2, 2, True),
+        pytest.param(ReshardCase("dp2 -> dp3", 1, 2, 3, False), marks=pytest.mark.slow),
     ],
 )
-def test_every_element_arrives_by_every_way(case: Case, tmp_path: Path):
+def test_every_element_arrives_by_every_way(case: ReshardCase, tmp_path: Path):
     found = asyncio.run(measure(TINY, case, 1, str(tmp_path)))
     assert found["path"] == "shm"
     assert found["bytes_moved"] == found["bytes_needed"] > 0

@@ -40,7 +40,7 @@ def test_a_run_that_is_never_told_to_end_goes_with_its_directory(
     seen = footprint.Footprint()
     with pytest.raises(KeyboardInterrupt), footprint.fresh("up", mark, "*") as place:
         earl(mark, "up", str(example(RUN_FILE)), "--runs-dir", str(place.directory), "--name", mark, *dotted)
-        seen = place.look()
+        seen = place.measured()
         raise KeyboardInterrupt
     assert len(seen.processes) >= 8 and seen.held
     assert footprint.left(mark, mark, seen) == [] and not list(tmp_path.iterdir())

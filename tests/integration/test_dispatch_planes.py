@@ -9,16 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.put_tensors import Placed, put_tensors
 from earl.dispatch.layout.box import shard_box
 from earl.dispatch.memory.arena import Arena
 from earl.dispatch.memory.arena_file import arena_directory
-from earl.dispatch.publish.tensor_store import Placed, TensorSpec, TensorStore
+from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry import codec
 from earl.dispatch.registry.registry import Registry
 from earl.errors import ArenaFull, DescriptorMissing, LayoutError, LayoutGap, VersionGone
 from tests.support.content import MIB, random_bytes
-from tests.support.dispatch import PREFIX, READ_S, OwnerProcess, Plane, changed, plane_fixtures
+from tests.support.dispatch import (
+    PREFIX,
+    READ_S,
+    OwnerProcess,
+    Plane,
+    changed,
+    plane_fixtures,
+    publish_descriptors,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -81,7 +90,7 @@ async def test_a_dead_owners_descriptors_lapse_and_its_file_goes(plane: Plane, t
 async def test_descriptors_that_redis_lost_are_published_again(plane: Plane):
     registry = Registry(plane.registry._redis, PREFIX, 0.3)
     store = TensorStore(plane.store.arena, registry)
-    await store.put("lost", {"x": random_bytes(10)})
+    await put_tensors(store, "lost", {"x": random_bytes(10)})
     await registry.remove(["lost"])
     async with asyncio.timeout(READ_S):
         while True:
@@ -98,7 +107,7 @@ async def test_descriptors_that_redis_lost_are_published_again(plane: Plane):
 async def test_a_full_arena_keeps_nothing_of_a_failed_put(plane: Plane):
     free = plane.store.arena.free_bytes
     with pytest.raises(ArenaFull):
-        await plane.store.put("large", {"x": random_bytes(65 * MIB)})
+        await put_tensors(plane.store, "large", {"x": random_bytes(65 * MIB)})
     assert plane.store.arena.free_bytes == free and not plane.store.keys
     with pytest.raises(LayoutError, match="was never reserved"):
         await plane.store.publish("large")
@@ -106,8 +115,10 @@ async def test_a_full_arena_keeps_nothing_of_a_failed_put(plane: Plane):
 
 async def test_placed_arrays_must_match_their_box(plane: Plane):
     with pytest.raises(LayoutError, match="for box"):
-        await plane.store.put(
-            "wrong", {"x": Placed(np.zeros((3, 4), np.float32), (8, 4), shard_box((8, 4), 0, 0, 2))}
+        await put_tensors(
+            plane.store,
+            "wrong",
+            {"x": Placed(np.zeros((3, 4), np.float32), (8, 4), shard_box((8, 4), 0, 0, 2))},
         )
     assert not plane.store.keys
 
@@ -116,7 +127,7 @@ async def test_control_plane_bytes_do_not_grow_with_the_sequence(plane: Plane):
     sizes = []
     for tokens in (1000, 2000, 100_000):
         columns = {"tokens": np.zeros(tokens, np.int32), "logprobs": np.zeros(tokens, np.float32)}
-        descriptor = await plane.store.put("trajectory/1/1", columns)
+        descriptor = await put_tensors(plane.store, "trajectory/1/1", columns)
         sizes.append(len(codec.encode(descriptor)))
         await plane.store.remove("trajectory/1/1")
     assert max(sizes) <= 1.05 * min(sizes)
@@ -125,7 +136,7 @@ async def test_control_plane_bytes_do_not_grow_with_the_sequence(plane: Plane):
 async def test_auto_prefers_shared_memory_and_falls_back_to_the_wire(plane: Plane):
     config = plane.config.model_copy(update={"transport": "auto"})
     data = random_bytes(5000)
-    descriptor = await plane.store.put("auto", {"x": data})
+    descriptor = await put_tensors(plane.store, "auto", {"x": data})
     async with await Dispatcher.create(plane.registry, config) as reader:
         into = np.zeros_like(data)
         receipt = await reader.read([Read(("auto",), "x", None, into)], READ_S)
@@ -135,7 +146,7 @@ async def test_auto_prefers_shared_memory_and_falls_back_to_the_wire(plane: Plan
             def elsewhere(region):
                 return dataclasses.replace(region, arena=dataclasses.replace(region.arena, path="/none"))
 
-            await plane.registry.publish([changed(descriptor, "far", elsewhere)])
+            await publish_descriptors(plane.registry, [changed(descriptor, "far", elsewhere)])
             into[:] = 0
             receipt = await reader.read([Read(("far",), "x", None, into)], READ_S)
             assert receipt.path == "ucx-tcp"

@@ -11,12 +11,12 @@ import json
 import re
 import shlex
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from earl.stack.ports import free_port
 from tests.support.documented import NOT_EXECUTED, commands
 from tests.support.launched import SMALL
 from tests.support.newcomer import Going, Newcomer, newcomer
@@ -32,7 +32,13 @@ def keys(**more: str) -> str:
 # What README and quickstart have; who reads another page has read one of them.
 ACTIVATE = ". .venv/bin/activate"
 SYNOPSIS = "[--name N] [--section.key VALUE ...]"
-CUT = keys(rollout__engines="2", trainer__ranks="4", trainer__threads="1", rollout__threads="1")
+CUT = keys(
+    rollout__engines="2",
+    trainer__ranks="4",
+    trainer__threads="1",
+    rollout__threads="1",
+    scheduler__profile_s="0",
+)
 # What stands for something else in the documentation, and what is typed in its place, page by page: the first
 # that is found goes first. Of other brackets what is inside is typed.
 PLACEHOLDERS: Mapping[str, Mapping[str, str]] = {
@@ -42,9 +48,23 @@ PLACEHOLDERS: Mapping[str, Mapping[str, str]] = {
         f"earl up RUN.toml {SYNOPSIS}": f"earl up examples/tictactoe.toml --name M {CUT}",
         f"RUN.toml {SYNOPSIS}": f"examples/tictactoe.toml --name N {keys()}",
     },
-    "docs/dashboard.md": {"[RUN_DIR]": "runs/demo-seed0"},
+    "docs/dashboard.md": {"[RUN]": "runs/demo-seed0"},
     "docs/security.md": {"HOST:PORT": "127.0.0.1:{port}"},
 }
+# A run file's keys for a run of short steps that goes on and on; README's is trained to its end.
+ENDLESS = """
+[warmup]
+batches = 0
+[trainer]
+minibatches = 1
+passes = 1
+[scheduler]
+group_size = 4
+batch_groups = 4
+steps = 9999
+[evaluation]
+episodes = 16
+"""
 VIEWED = "EARL_TOKEN_FILE=viewer_token EARL_TLS_CA=tls/ca.pem earl top"
 # How a command is typed that does not end by itself, or that asks; others are typed and have to end with 0.
 PLAYED = "[4]\n/2\nnonsense\n/quit\n"
@@ -56,6 +76,7 @@ TYPED: Mapping[str, Typed] = {
     "earl env serve": lambda me, line: me.begins(line, "ready"),
     "earl logs -f": lambda me, line: me.begins(line),
     "earl train": lambda me, line: me.interrupts(line, "rollout-0 ready", r"\] (warmup|train) [1-9]"),
+    "earl resume N --foreground": lambda me, line: me.interrupts(line, r"\] train [1-9]"),
     "earl dashboard runs/demo-seed0 --bind": lambda me, line: me.begins(line, "http://"),
     "earl sink runs/demo-seed0 --to tensorboard --follow": lambda me, line: me.begins(line),
     "tensorboard": lambda me, line: me.begins(line, "http://"),
@@ -71,8 +92,7 @@ class Reading:
         self.going: dict[str, Going] = {}
         left_out = NOT_EXECUTED.get(page, {})
         self._ahead = [one.text for one in commands(page) if one.text not in left_out]
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            self.port = closed.getsockname()[1]
+        self.port = free_port("127.0.0.1")
 
     def typed(self, text: str) -> str:
         for placeholder, stands_for in PLACEHOLDERS.get(self.page, {}).items():
@@ -102,12 +122,12 @@ def learns(run: Path) -> bool:
 
 def readme(me: Newcomer) -> None:
     page = Reading(me, "README.md")
-    page.follow(until="earl down")
+    page.follow(until="earl stop")
     run = me.clone / "runs" / "tictactoe"
     me.waits(lambda: learns(run))
     page.follow(until="earl export")
     page.going["earl logs -f --level warning"].ends()
-    assert "report.html" in page.said["earl down"] and (run / "report.html").is_file()
+    assert "report.html" in page.said["earl stop"] and (run / "report.html").is_file()
     me.says(f"earl train examples/tictactoe.toml --name small {keys(scheduler__steps='1')}")
     page.follow()
     assert (me.clone / "my-model" / "model.safetensors").is_file()
@@ -120,17 +140,39 @@ def quickstart(me: Newcomer) -> None:
     assert list((me.here / "runs" / "first" / "logs").iterdir())
 
 
+def tutorial(me: Newcomer) -> None:
+    path = me.clone / "docs/tutorial.md"
+    page = Reading(me, "docs/tutorial.md")
+    page.follow(until="earl env play")
+    (me.here / "walk/__init__.py").write_text(page_block(path, "python"))
+    page.follow(until="earl config check")
+    run_file = me.here / "run.toml"
+    run_file.write_text(edited(edited(run_file.read_text(), page_block(path, "toml")), ENDLESS))
+    page.follow(until="earl report")
+    assert "running" in page.said["earl status"] and "http://127.0.0.1:" in page.said["earl dashboard"]
+    me.waits(lambda: learns(me.here / "runs/first"))
+    me.says("earl stop")
+    page.follow(until="earl config check walk-llm.toml")
+    run_file = me.here / "walk-llm.toml"
+    run_file.write_text(edited(run_file.read_text(), page_block(path, "toml", 1)))
+    page.follow()
+    assert "rollout, tp1" in page.said["earl explain first"]
+    assert "512 tasks" in page.said["earl eval first"]
+    assert "walk/line, seed 3" in page.said["earl chat first --watch --seed 3"]
+    assert (me.here / "walk-model" / "model.safetensors").is_file()
+
+
 def environments(me: Newcomer) -> None:
     page = Reading(me, "docs/environments.md")
     page.follow(until="earl env serve")
     assert "return" in page.said["earl env play word_guess:WordGuess"]
-    assert "resume with: earl train runs/first/run.toml" in page.said["earl train run.toml --name first"]
+    assert "resume with: earl resume runs/first" in page.said["earl train run.toml --name first"]
     elsewhere = f"--environment.serve '' --gateway.bind 127.0.0.1:{page.port}"
     me.says(f"earl up run.toml --name elsewhere {elsewhere}")
     page.follow()
     [listed] = [said for text, said in page.said.items() if text.startswith("earl env list")]
     assert "word_guess/guess" in listed and "256" in listed
-    me.says("earl down --now runs/elsewhere")
+    me.says("earl stop --now runs/elsewhere")
     [serve] = page.going.values()
     serve.ends(by=signal.SIGINT)
 
@@ -140,12 +182,12 @@ def operating(me: Newcomer) -> None:
     page.follow()
     said = page.said
     [first] = [text for name, text in said.items() if name.startswith("earl train RUN.toml")]
-    assert "resume with: earl train runs/N/run.toml --resume" in first
-    assert re.search(r"\] train [1-9]", said["earl train runs/N/run.toml --resume"])
-    assert "went from dp2 to tp2" in said["earl parallelism set rollout tp=2 --pin"]
-    assert "went from dp4 to tp2·cp2" in said["earl parallelism set trainer tp=2 cp=2"]
+    assert "resume with: earl resume runs/N" in first
+    assert re.search(r"\] train [1-9]", said["earl resume N --foreground"])
+    assert "switched from dp2 to tp2" in said["earl parallelism set rollout tp=2 --pin"]
+    assert "switched from dp4 to tp2·cp2" in said["earl parallelism set trainer tp=2 cp=2"]
     assert "rollout is not pinned: tp2" in said["earl parallelism unpin rollout"]
-    me.says("earl down --now runs/M")
+    me.says("earl stop --now runs/M")
 
 
 def looked_at(me: Newcomer) -> None:
@@ -164,7 +206,7 @@ def looked_at(me: Newcomer) -> None:
         else:
             [served] = page.going.values()
             served.ends(0, 130, -signal.SIGINT, by=signal.SIGINT)
-    me.says("earl down --now runs/demo-seed0")
+    me.says("earl stop --now runs/demo-seed0")
 
 
 def security(me: Newcomer) -> None:
@@ -179,7 +221,7 @@ def security(me: Newcomer) -> None:
     assert "running" in me.says("earl status")
     assert "no token was sent" in me.says("EARL_TOKENS= earl parallelism --run runs/tictactoe", code=18)
     me.says("earl parallelism pin rollout")
-    me.says("earl down --now")
+    me.says("earl stop --now")
     audited = [json.loads(line) for line in (me.clone / "runs/tictactoe/audit.jsonl").open()]
     shown = json.loads(page_block(me.clone / "docs/security.md", "json"))
     assert any(one["what"].endswith("/SetParallelism") and one.keys() == shown.keys() for one in audited)
@@ -212,6 +254,7 @@ def completion(me: Newcomer) -> None:
 SCENARIOS: Mapping[tuple[str, ...], Callable[[Newcomer], None]] = {
     ("README.md",): readme,
     ("docs/quickstart.md",): quickstart,
+    ("docs/tutorial.md",): tutorial,
     ("docs/environments.md",): environments,
     ("docs/operating.md",): operating,
     ("docs/observability.md", "docs/dashboard.md"): looked_at,
@@ -222,9 +265,21 @@ SCENARIOS: Mapping[tuple[str, ...], Callable[[Newcomer], None]] = {
 }
 
 
-def page_block(path: Path, language: str) -> str:
-    """The page's first block of this language."""
-    return path.read_text().partition(f"```{language}\n")[2].partition("```")[0]
+def page_block(path: Path, language: str, number: int = 0) -> str:
+    """A block of the page, counted among those of this language."""
+    return path.read_text().split(f"```{language}\n")[number + 1].partition("```")[0]
+
+
+def edited(run_file: str, changes: str) -> str:
+    """The run file with the keys that a page says to change, each in its section."""
+    for section, values in re.findall(r"^\[([\w.]+)\]\n(.*?)(?=^\[[\w.]+\]$|\Z)", changes, re.M | re.S):
+        for line, key in re.findall(r"^((\w+) = (?:\[\n.*?^\]|[^\n]*))", values, re.M | re.S):
+            there = rf"(^\[{re.escape(section)}\][^\n]*\n(?:(?!\[\w).*\n)*?){key} = (?:\[\n(?s:.*?)^\]|.*)"
+            run_file, count = re.subn(
+                there, lambda match, line=line: match[1] + line, run_file, count=1, flags=re.M
+            )
+            assert count == 1, f"the run file has no {section}.{key}"
+    return run_file
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ async def test_replicas_are_watched_listed_played_and_drained(tmp_path: Path):
         assert (entry["name"], entry["hosts"], entry["capacity"]) == ("word_guess/guess", 2, 128)
         code, out, err = played
         assert code == 0, err
-        assert "0 to 2" in out and "2 to 2" in out and "is no command" in out
+        assert "0 to 2" in out and "2 to 2" in out and "is not a command" in out
         assert "OK, return 1, illegal 0, win 1" in out
 
         session = await client.open("word_guess/guess", {}, 7, LIMITS)

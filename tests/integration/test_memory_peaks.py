@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 
 import pytest
 
@@ -10,18 +11,17 @@ from benchmarks.memory_model.cases import CASES
 from benchmarks.memory_model.command import measure
 
 WITHIN = 0.15
-# From run to run less may be resident (docs/selector.md): a peak is the most of so many.
+# Peaks differ from run to run (docs/selector.md): where the first is further off, the median of three counts.
 RUNS = 3
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_as_predicted(name: str) -> None:
-    most = None
-    for _ in range(RUNS):
+    errors: list[float] = []
+    while len(errors) < RUNS:
         (run,) = asyncio.run(measure({name: CASES[name]}))
-        if most is None or run["measured_mib"] > most["measured_mib"]:
-            most = run
-        if most["error"] <= WITHIN:
-            break
-    assert most is not None and abs(most["error"]) <= WITHIN, most
+        errors.append(run["error"])
+        if abs(errors[0]) <= WITHIN:
+            return
+    assert abs(statistics.median(errors)) <= WITHIN, errors

@@ -16,9 +16,9 @@ import pytest
 from earl.config.run import RunConfig
 from earl.obs.memory import host_bytes
 from earl.parallelism import Parallelism
-from services.scheduler.profile.command import MeasuredProfile, measure
 from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
+from services.scheduler.profiler.command import MeasuredProfile, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 # Enough for every window on a busy machine; what is measured ends long before.
@@ -115,7 +115,7 @@ async def test_every_parallelism_of_every_stage(tmp_path) -> None:
 def test_the_command_is_interrupted_and_goes_on(tmp_path) -> None:
     file, out = tmp_path / "run.toml", tmp_path / "table.csv"
     file.write_text('name = "t"\n[environment]\nname = "e"\n[rollout]\ndevice = "cpu"\n')
-    code = "from services.scheduler.profile.command import app; app()"
+    code = "from services.scheduler.profiler.command import app; app()"
     command = [sys.executable, "-c", code, str(file), "--stage", "rollout", "--contexts", "16,32,64,128,256"]
     environment = {**os.environ, "EARL_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(
@@ -128,7 +128,7 @@ def test_the_command_is_interrupted_and_goes_on(tmp_path) -> None:
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=60)
-    assert first.returncode == 130 and b"goes on from here" in said
+    assert first.returncode == 130 and b"continues from here" in said
     second = subprocess.run(
         [*command, "--minutes", "0.5", "--json", "--out", str(out)],
         env=environment, capture_output=True, text=True, timeout=240, check=True,

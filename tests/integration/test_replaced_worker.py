@@ -36,7 +36,7 @@ async def test_the_one_that_wakes_ends_and_leaves_its_successor_alone(tmp_path: 
             after = await bus.last_id()
             frozen.signal(signal.SIGSTOP)
             left = await of_rollout(bus, after, "worker_left")
-            assert "silent" in left.reason
+            assert "sent nothing" in left.reason
             after = await bus.last_id()
             stack.processes["rollout-0"] = StackProcess(frozen.spec, frozen.log.with_name("successor.log"))
             await stack.start("rollout-0")

@@ -28,7 +28,7 @@ from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerSe
 from services.rollout.episode import columns
 from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.reporter import Reporter
-from services.rollout.worker.scheduler_client import TicketClient
+from services.rollout.worker.ticket_client import TicketClient
 
 KEY = "trajectories/rollout-0/1#{}/1"
 TICKET = EpisodeTicket(

@@ -399,7 +399,7 @@ async def test_a_silent_worker_leaves(stack: Stack) -> None:
                 break
         else:
             raise AssertionError("the bus ended")
-    assert event.worker_left.worker.name == "rollout-0" and "silent" in event.worker_left.reason
+    assert event.worker_left.worker.name == "rollout-0" and "sent nothing" in event.worker_left.reason
     status = await player.call("GetStatus")
     assert status.ledger.leased == 0 and not status.workers
     with pytest.raises(UnknownWorker):

@@ -18,15 +18,10 @@ from earl.errors import BusUnavailable, LedgerFenced
 from earl.v1.events_pb2 import Event
 from services.scheduler.journal.redis_store import LedgerStore
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import (
-    KINDS,
-    BatchCommitted,
-    LedgerChanges,
-    Purpose,
-    Result,
-    TrajectoryReady,
-    WorkerRecord,
-)
+from services.scheduler.state.facts import BatchCommitted, TrajectoryReady
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.stored import KINDS, LedgerChanges
+from services.scheduler.state.tickets import EpisodeResult, Purpose
 from tests.support.ledger import RULES, Image, World
 
 
@@ -46,8 +41,8 @@ async def opened(bus: Bus) -> tuple[LedgerStore, Ledger]:
 
 async def test_what_was_applied_is_read_again_with_its_events(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.join(WorkerRecord(name="w", incarnation=5, capacity=9), 0.0)
-    ledger.issue(Purpose.TRAIN, 3, 1, 1.0, index=0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=5, capacity=9), 0.0)
+    ledger.attempts.issue(Purpose.TRAIN, 3, 1, 1.0, index=0)
     ledger.lease("w", 5, 2, 0.0)
     await store.apply(ledger.tables.take_changes())
     _, again = await opened(bus)
@@ -65,7 +60,7 @@ async def test_facts_are_kept_as_long_as_the_trajectories_beside_them(tmp_path: 
     store = LedgerStore(bus)
     await store.open()
     for number in range(30):
-        ready = tuple(TrajectoryReady(at, 1, "w", Purpose.TRAIN, Result()) for at in range(50))
+        ready = tuple(TrajectoryReady(at, 1, "w", Purpose.TRAIN, EpisodeResult()) for at in range(50))
         keys = tuple(f"{number}/{at}/{'x' * 200}" for at in range(50))
         await store.apply(LedgerChanges((), (*ready, BatchCommitted(number + 1, number + 2, keys))))
     # Streams are trimmed by whole nodes of some 4 KiB or 100 entries.
@@ -85,7 +80,7 @@ async def _facts(bus: Bus) -> AsyncIterator[Event]:
 async def test_a_newer_scheduler_fences_the_older(bus: Bus) -> None:
     old_store, old = await opened(bus)
     await opened(bus)
-    old.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
+    old.attempts.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
     with pytest.raises(LedgerFenced, match="term"):
         await old_store.apply(old.tables.take_changes())
     assert not await bus.redis.exists(bus.key("ledger", "ticket"))
@@ -93,7 +88,7 @@ async def test_a_newer_scheduler_fences_the_older(bus: Bus) -> None:
 
 async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.join(WorkerRecord(name="w", incarnation=5), 0.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=5), 0.0)
     changes = ledger.tables.take_changes()
     await store.apply(changes)
     store._revision -= 1
@@ -103,8 +98,8 @@ async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus
 
 async def test_a_record_that_is_not_what_was_believed_stops_the_scheduler(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.join(WorkerRecord(name="w", incarnation=5), 0.0)
-    ledger.issue(Purpose.TRAIN, 2, 1, 1.0, index=0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=5), 0.0)
+    ledger.attempts.issue(Purpose.TRAIN, 2, 1, 1.0, index=0)
     await store.apply(ledger.tables.take_changes())
     await bus.redis.hset(bus.key("ledger", "ticket"), "2", b"leased:99|x")  # type: ignore[misc]
     ledger.lease("w", 5, 2, 0.0)
@@ -118,7 +113,7 @@ async def test_a_store_that_is_gone_is_named(tmp_path: Path) -> None:
     bus = await Bus.connect(await valkey.start(tmp_path), "r")
     store, ledger = await opened(bus)
     await valkey.stop()
-    ledger.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
+    ledger.attempts.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
     with pytest.raises(BusUnavailable, match="unix://"):
         await store.apply(ledger.tables.take_changes())
     await bus.close()

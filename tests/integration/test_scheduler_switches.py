@@ -29,7 +29,7 @@ from tests.support.stack import Stack, until
 
 CALL_S = 20.0
 ROLLOUT = common_pb2.STAGE_ROLLOUT
-HASTE = {"prepare_s": 0.2, "quiesce_s": 0.1, "switch_s": 0.1, "verify_s": 0.1}
+HASTE = {"prepare_s": 0.2, "quiesce_s": 0.1, "switch_s": 0.1, "verify_s": 0.1, "recover_s": 0.1}
 # Two devices a worker: cut from 16 tokens on.
 PROFILE = """stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction
 rollout,2,1,1,1,8,8,120,0.2
@@ -286,7 +286,7 @@ async def test_a_sequence_that_waits_for_room_is_given_some_at_once(
     workers[0].blocked_tokens = 3000.0
     await wait_for(workers[0], lambda one: one.last.epoch == 1)
     last = (await rollout(workers[0])).last
-    assert decoded(last.after) == Parallelism(2, 2) and "at once: its engines do not hold" in last.reason
+    assert decoded(last.after) == Parallelism(2, 2) and "at once: no replica of dp" in last.reason
     assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
     # Where no layout is larger still, nothing is done.
     workers[0].blocked_tokens = 8000.0
@@ -309,10 +309,10 @@ async def test_an_operator_shows_changes_and_pins(
 
     assert "rollout    dp4" in (await told()).output
     done = await told("set", "rollout", "tp=2", "--pin")
-    assert done.output.startswith("rollout went from dp4 to dp2·tp2 in ") and done.exception is None
+    assert done.output.startswith("rollout switched from dp4 to dp2·tp2 in ") and done.exception is None
     assert "6 sequences continued, 2.0 MiB moved, 5 log-probs compared (epoch 1)" in done.output
     assert "rollout    dp2·tp2, pinned" in (await told()).output
-    assert (await told("set", "rollout", "tp=2")).output == "rollout is cut into dp2·tp2 already\n"
+    assert (await told("set", "rollout", "tp=2")).output == "rollout has dp2·tp2 already\n"
     assert (await told("pin", "rollout")).output == "rollout is pinned: dp2·tp2\n"
     assert (await told("unpin", "rollout", "--run", str(stack.directory))).output == (
         "rollout is not pinned: dp2·tp2\n"
@@ -335,7 +335,9 @@ async def test_an_operator_shows_changes_and_pins(
     go.set()
     await wait_for(workers[0], lambda one: one.HasField("running") and not one.HasField("switching"))
     back = await told("set", "rollout", "tp=1", "--json")
-    assert isinstance(back.exception, ReshapeRefused) and "stays dp2·tp2, not dp4" in str(back.exception)
+    assert isinstance(back.exception, ReshapeRefused) and "stayed dp2·tp2, rolled back from dp4" in str(
+        back.exception
+    )
     assert json.loads(back.output)["outcome"]["rolled_back"]
     shown = json.loads((await told("--json")).output)
     [stage] = [one for one in shown["stages"] if one["name"] == "rollout"]

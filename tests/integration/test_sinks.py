@@ -102,7 +102,7 @@ def test_a_run_goes_on_without_a_sink_that_fails(tmp_path: Path, monkeypatch: py
         assert code == 0, run.said
         run.assert_nothing_left()
     log = (run.run_directory / "logs" / "sink-tensorboard.log").read_text()
-    assert "broken" in log and "the run goes on without it" in log
+    assert "broken" in log and "the run continues without it" in log
     logged = wandb_of(run.run_directory / "wandb")
     versions = [one["version"] for one in logged if "train/loss" in one]
     lines = (run.run_directory / "metrics.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""`earl up` and `earl down` as a person meets them: whole runs in the background, ended, killed, refused.
+"""`earl up` and `earl stop` as a person meets them: whole runs in the background, ended, killed, refused.
 
 Every test ends by looking for what must not be there: a process of the run, a socket, its shared memory.
 """
@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -22,10 +21,11 @@ from typing import Any
 
 import psutil
 import pytest
-from textual.widgets import DataTable
 
-from earl.cli.lib.snapshot import Looker
+from earl.cli.lib.snapshot import RunMonitor
 from earl.cli.top.screen import Top
+from earl.cli.top.section import TableSection
+from earl.stack.ports import free_port
 from earl.stack.record import is_held, read_record
 from tests.support.launched import MARK, ROOT, SMALL, TICTACTOE
 from tests.unit.cli.top.test_top import screen_of
@@ -138,7 +138,7 @@ def test_a_run_goes_on_alone_is_looked_at_ends_and_is_resumed(background: Backgr
     background.until(
         lambda: background.earl("status", str(background.run), "--json")[1]["status"]["phase"] == "train"
     )
-    code, ended, said = background.earl("down", str(background.run), "--json")
+    code, ended, said = background.earl("stop", str(background.run), "--json")
     assert code == 0, said
     assert (ended["was_running"], ended["outcome"]) == (True, "stopped")
     assert ended["left"] == ended["remains"] == {"pids": [], "paths": []}
@@ -147,12 +147,12 @@ def test_a_run_goes_on_alone_is_looked_at_ends_and_is_resumed(background: Backgr
     assert (code, look["state"]) == (21, "stopped")
     assert look["status"]["ledger"]["trained"] > 0 and (background.run / "report.html").is_file()
     log = (background.run / "logs" / "earl.log").read_text()
-    assert "trainer ready" in log and "resume with: earl train" in log
+    assert "trainer ready" in log and "resume with: earl resume" in log
 
     code, again, said = background.earl("up", str(background.run / "run.toml"), "--resume", "--json")
     assert code == 0, said
     assert again["directory"] == str(background.run)
-    code, ended, _ = background.earl("down", "--now", str(background.run), "--json")
+    code, ended, _ = background.earl("stop", "--now", str(background.run), "--json")
     assert code == 0 and ended["left"] == {"pids": [], "paths": []}
     background.assert_nothing_left()
 
@@ -163,7 +163,7 @@ def test_a_run_that_ends_by_itself_is_complete(background: Background):
     background.until(lambda: not is_held(background.run))
     code, look, _ = background.earl("status", str(background.run), "--json")
     assert (code, look["state"]) == (20, "complete")
-    code, ended, _ = background.earl("down", str(background.run), "--json")
+    code, ended, _ = background.earl("stop", str(background.run), "--json")
     assert code == 0 and not ended["was_running"] and ended["resume"] is None
     background.assert_nothing_left()
 
@@ -171,7 +171,7 @@ def test_a_run_that_ends_by_itself_is_complete(background: Background):
 @pytest.mark.slow
 async def test_top_follows_a_real_run_pins_a_stage_and_sees_its_end(background: Background):
     await asyncio.to_thread(background.up)
-    app = Top(Looker(background.run), every_s=0.2)
+    app = Top(RunMonitor.of_run(background.run), every_s=0.2)
     async with app.run_test(size=(160, 60)) as pilot:
 
         async def shows(*words: str) -> None:
@@ -180,11 +180,11 @@ async def test_top_follows_a_real_run_pins_a_stage_and_sees_its_end(background: 
                     await pilot.pause(0.1)
 
         await shows("running", "rollout-0", "open_spiel/tic_tac_toe", "scheduler", "tickets")
-        app.query_one("#stages", DataTable).move_cursor(row=0)
+        app.query_one("#stages", TableSection).move_cursor(row=0)
         await pilot.press("p")
         await shows("(pinned)")
         code, _, said = await asyncio.to_thread(
-            background.earl, "down", "--now", str(background.run), "--json"
+            background.earl, "stop", "--now", str(background.run), "--json"
         )
         assert code == 0, said
         await shows("stopped")
@@ -201,7 +201,7 @@ def test_what_a_killed_launcher_and_warden_left_is_cleaned_up(background: Backgr
     code, look, _ = background.earl("status", str(background.run), "--json")
     assert (code, look["state"]) == (23, "lost")
     assert background.processes()
-    code, ended, said = background.earl("down", str(background.run), "--json")
+    code, ended, said = background.earl("stop", str(background.run), "--json")
     assert code == 0, said
     assert not ended["was_running"] and ended["left"]["pids"] and ended["left"]["paths"]
     background.assert_nothing_left()
@@ -223,8 +223,7 @@ def test_interrupting_up_leaves_nothing(background: Background, number: signal.S
 
 
 def test_a_mistake_comes_back_with_its_exit_code(background: Background):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port("127.0.0.1")
     code, _, said = background.earl(
         *background.up_arguments(bus__redis_url=f"redis://:secret@127.0.0.1:{port}")
     )

@@ -161,7 +161,7 @@ async def test_a_crashed_worker_is_started_again_until_it_was_too_often(director
     supervisor = supervise(directory, script("rollout-0", code, restartable=True), restarts=1)
     error = await failure(supervisor)
     assert isinstance(error, ProcessFailed)
-    assert "rollout-0 ended with exit code 7 in mid-run" in str(error)
+    assert "rollout-0 ended with exit code 7 during the run" in str(error)
     assert lives.read_text() == "xx"
     assert supervisor.processes["rollout-0"].restarts == 1
     await supervisor.stop(5.0)
@@ -204,7 +204,7 @@ async def test_what_the_run_can_do_without_may_crash_before_it_was_ever_ready(di
             assert not supervisor.failure.done()
             await asyncio.sleep(0.02)
     assert lives.read_text() == "xx" and not supervisor.failure.done()
-    assert "the run goes on without it" in directory.log("sink-x").read_text()
+    assert "the run continues without it" in directory.log("sink-x").read_text()
     await ready(supervisor, "scheduler")
     await supervisor.stop(5.0)
 
@@ -259,13 +259,13 @@ async def test_exit_code_0_before_the_run_is_over_is_a_failure(
 ):
     monkeypatch.setattr("earl.stack.supervisor.END_SEEN_S", 0.2)
     supervisor = supervise(directory, script("trainer", READY, ends_with_run=True))
-    assert "exit code 0 although the run was not over" in str(await failure(supervisor))
+    assert "exit code 0 although the run had not ended" in str(await failure(supervisor))
     await supervisor.stop(5.0)
 
 
 async def test_exit_code_0_with_the_run_over_is_its_end(directory: RunDirectory):
     supervisor = supervise(directory, script("trainer", READY, ends_with_run=True))
-    supervisor.run_over.set()
+    supervisor.run_ended.set()
     await ready(supervisor, "trainer")
     assert await supervisor.wait_ended(["trainer"], 10.0)
     await supervisor.stop(5.0)

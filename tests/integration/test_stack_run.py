@@ -5,14 +5,17 @@ Every test ends by looking for what must not be there: a process of the run, or 
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,11 +25,14 @@ from typer.testing import CliRunner
 
 from earl.cli.lib.decisions import read_decisions
 from earl.cli.show.parallelism import app as operator
-from earl.errors import EpisodesFailing
+from earl.errors import DiskFull, EpisodesFailing, UnknownEnvironment
 from earl.obs.catalogue import METRICS
 from earl.parallelism import Parallelism
 from earl.stack.endpoints import endpoints_of
+from earl.stack.ports import free_port
+from earl.stack.record import read_record
 from tests.support.launched import ROOT, Launched, assert_ledger_adds_up, launch_in
+from tests.support.report_file import report_data
 
 
 @pytest.fixture
@@ -65,8 +71,9 @@ def assert_decided(launched: Launched, steps: int) -> None:
     kvs = [line.seen.kv for line in decided["rollout"] if line.seen.kv is not None]
     assert kvs and all(0 <= kv.used_tokens <= kv.committed_tokens <= kv.total_tokens > 0 for kv in kvs)
     assert "rollout stays with" in launched.said and "trainer stays with" in launched.said
-    report = (launched.run_directory / "report.html").read_text()
-    assert "Parallelism of rollout" in report and "Parallelism of trainer" in report
+    drawn = report_data(launched.run_directory / "report.html")["sections"]["decisions"]
+    assert [stage["stage"] for stage in drawn] == ["rollout", "trainer"]
+    assert all(len(stage["history"]["lengths"]["mean"]) == steps for stage in drawn)
     told = subprocess.run(
         [sys.executable, "-c", "from earl.cli.show.explain import app; app()", str(launched.run_directory)],
         capture_output=True, text=True, check=True, timeout=60, cwd=ROOT,
@@ -112,10 +119,16 @@ def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
         "gain_high", "gain_episodes", "best_version", "illegal_rate", "seconds", "start_win_rate",
         "start_mean_reward", "issued", "trained", "evaluated", "dropped", "live", "seed",
     }  # fmt: skip
-    report = (launched.run_directory / "report.html").read_text()
-    assert "Who was busy when" in report and "nothing was recorded" not in report
+    report = report_data(launched.run_directory / "report.html")
+    assert "rollout-0" in {row["who"] for row in report["answers"]["busy"]["rows"]}
     # Lengths of every step, intervals of both evaluations, and the same tasks before and after training.
-    assert 'class="h8"' in report and 'class="line bar' in report and "before and after" in report
+    learning, lengths = report["sections"]["learning"], report["sections"]["lengths"]
+    assert [column["last"] for column in lengths["columns"]] == [1, 2, 3, 4]
+    assert [shown["name"] for shown in learning["evaluations"]] == ["start", "final"]
+    assert all(None not in shown["mean_reward"] for shown in learning["evaluations"])
+    tasks = [{one["index"] for one in report["trajectories"] if one["evaluation"] == name}
+             for name in ("start", "final")]  # fmt: skip
+    assert tasks[0] == tasks[1] != set()
     assert figures["gain_low"] <= figures["gain"] <= figures["gain_high"] and figures["gain_episodes"] == 16
     assert_decided(launched, 4)
     launched.assert_nothing_left()
@@ -125,7 +138,11 @@ def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
 def test_a_run_is_cut_anew_while_it_trains_and_loses_nothing(launched: Launched):
     """Rollout from two engines to one over both devices, and the trainer's two ranks, by hand."""
     launched.start(
-        scheduler__steps="9999", rollout__engines="2", trainer__ranks="2", evaluation__episodes="0"
+        scheduler__steps="9999",
+        scheduler__profile_s="0",
+        rollout__engines="2",
+        trainer__ranks="2",
+        evaluation__episodes="0",
     )
     launched.until(r"train [1-9]\d*/")
     for name in ("rollout", "trainer"):
@@ -134,7 +151,7 @@ def test_a_run_is_cut_anew_while_it_trains_and_loses_nothing(launched: Launched)
         switch, stage = answer["outcome"], answer["stage"]
         assert (switch["before"], switch["after"], switch["rolled_back"]) == ("dp2", "tp2", False), switch
         assert stage["running"] == "tp2" and stage["pinned"] and stage["epoch"] == answer["epoch"] == 1
-        launched.until(rf"{name} went from dp2 to tp2 .*\(epoch 1\)")
+        launched.until(rf"{name} switched from dp2 to tp2 .*\(epoch 1\)")
     launched.until(r"train [1-9]\d*/")
     launched.until(r"train [1-9]\d*/")
     assert launched.process is not None
@@ -151,7 +168,7 @@ def test_a_run_is_cut_anew_while_it_trains_and_loses_nothing(launched: Launched)
         tps = [line["parallelism"][name]["tp"] for line in metrics if name in line["parallelism"]]
         assert tps[0] == 1 and tps[-1] == 2 and tps == sorted(tps)
     assert figures["trained"] == sum(line["sequences"] for line in metrics)
-    assert "Switches of parallelism" in (launched.run_directory / "report.html").read_text()
+    assert report_data(launched.run_directory / "report.html")["sections"]["lengths"]["switches"]
     launched.assert_nothing_left()
 
 
@@ -165,6 +182,7 @@ RELAY = {
     "rollout.engines": "2",
     "rollout.kv_tokens": "32",
     "evaluation.episodes": "0",
+    "scheduler.profile_s": "0",
 }
 
 
@@ -200,7 +218,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched)
     assert code == 130, launched.said
     assert_ledger_adds_up(figures)
     assert endpoints_of(launched.run_directory) == {}
-    resume = f"resume with: earl train {launched.run_directory}/run.toml --resume"
+    resume = f"resume with: earl resume {launched.run_directory}"
     assert launched.said.rstrip().endswith(resume)
     launched.assert_nothing_left()
     trained = figures["trained"]
@@ -218,7 +236,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched)
 
 
 def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Launched):
-    launched.start(scheduler__steps="120").until(r"train [1-9]\d*/")
+    launched.start(scheduler__steps="40").until(r"train [1-9]\d*/")
     launched.kill("services.rollout ")
     launched.until("rollout-0 ready")
     launched.kill("services.trainer")
@@ -227,7 +245,7 @@ def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Laun
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
     # What the restored checkpoint did not hold was dropped and issued again: no step is missing or double.
-    assert figures["trained"] == 2 * 16 + 120 * 16
+    assert figures["trained"] == 2 * 16 + 40 * 16
     assert figures["live"] == 0
     launched.assert_nothing_left()
 
@@ -261,6 +279,20 @@ def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched)
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
     assert figures["trained"] == 2 * 16 + 6 * 16
+    launched.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_killed_valkey_ends_the_run_which_can_be_resumed(launched: Launched):
+    launched.start(scheduler__steps="40").until(r"train [1-9]\d*/")
+    launched.kill("earl.stack.valkey")
+    code, _ = launched.finish()
+    assert code != 0, launched.said
+    launched.assert_nothing_left()
+    code, figures = launched.resume().finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["trained"] == 2 * 16 + 40 * 16
     launched.assert_nothing_left()
 
 
@@ -308,8 +340,7 @@ def test_a_port_that_is_taken(launched: Launched, section: str):
 
 
 def test_a_redis_that_is_not_there(launched: Launched):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port("127.0.0.1")
     launched.start(bus__redis_url=f"redis://:secret@127.0.0.1:{port}")
     assert_refused(launched, 7, f"127.0.0.1:{port}", "start the server or correct bus.redis_url")
     assert "secret" not in launched.said
@@ -375,6 +406,7 @@ def test_an_environment_that_always_fails_ends_the_run(launched: Launched, envir
         environment__name="faulty",
         environment__serve=f"faulty:{environment}",
         gateway__quarantine_s="0.2",
+        scheduler__attempts="1",
         scheduler__give_up_after="8",
     )
     returned, _ = launched.finish()
@@ -397,3 +429,104 @@ def test_a_run_that_exists_is_not_overwritten(launched: Launched):
     assert code == 2
     assert f"run directory {launched.run_directory} exists already" in launched.said
     assert (launched.run_directory / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.slow
+def test_a_launch_measures_what_is_soon_measured_and_the_selector_decides_by_it(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Rollout's two layouts, whatever else the machine does meanwhile."""
+    monkeypatch.setenv("EARL_CACHE", str(tmp_path / "cache"))
+    given = {"scheduler__steps": "3", "evaluation__episodes": "0", "rollout__engines": "2"}
+    code, figures = launched.start(**given, scheduler__profile_s="200").finish()
+    assert code == 0, launched.said
+    said = (launched.run_directory / "logs" / "profile.log").read_text()
+    assert "measuring 2 layouts of rollout" in said and "rollout tp2" in said
+    assert {"rollout"} == {
+        line["stage"] for line in csv.DictReader((launched.run_directory / "profile.csv").open())
+    }
+    decisions = [json.loads(line) for line in (launched.run_directory / "decisions.jsonl").open()]
+    assert decisions and {one["stage"] for one in decisions} == {"rollout"}
+    assert figures["dropped"] == 0
+    launched.assert_nothing_left()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_full_ends_the_run_with_that_reason_and_it_can_be_resumed(small_disk: Path):
+    with launch_in(small_disk) as launched:
+        launched.start(scheduler__steps="9999", evaluation__episodes="0")
+        launched.until(r"train [1-9]")
+        filler = small_disk / "filler"
+        with filler.open("wb") as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        code, _ = launched.finish()
+        assert code == DiskFull.exit_code, launched.said
+        assert f"the disk of {launched.run_directory} is full (" in launched.said
+        record = read_record(launched.run_directory)
+        assert record is not None and record.outcome == "failed"
+        failure = json.loads((launched.run_directory / "failure.json").read_text())
+        assert failure["error"] == "DiskFull" and failure["exit_code"] == 25
+        filler.unlink()
+        launched.resume()
+        launched.until(r"train [1-9]")
+        assert launched.process is not None
+        launched.process.send_signal(signal.SIGINT)
+        code, figures = launched.finish()
+        assert code == 130, launched.said
+        assert_ledger_adds_up(figures)
+        launched.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_host_that_comes_late_and_loses_no_attempt(launched: Launched):
+    """Nothing is played before the host is there; nothing is given up, and status says what is missing."""
+    given = {"environment__serve": "", "gateway__lease_s": "1", "environment__queue_s": "1"}
+    launched.start(scheduler__steps="2", evaluation__episodes="0", **given)
+    launched.until("rollout-0 ready")
+    time.sleep(4.0)  # four times what a session waits for a host
+    looked = subprocess.run(
+        [sys.executable, "-m", "earl.cli.main", "status", str(launched.run_directory)],
+        capture_output=True, text=True, check=False, cwd=launched.directory,
+    )  # fmt: skip
+    remark = "for a host that serves the run's environment; no host is connected"
+    assert remark in " ".join(looked.stdout.split())
+    gateway = json.loads((launched.run_directory / "run.json").read_text())["gateway"]["bind"]
+    serve = ["env", "serve", "earl.env.adapters.open_spiel:environments", "--gateway", gateway]
+    host = subprocess.Popen([sys.executable, "-m", "earl.cli.main", *serve], cwd=launched.directory)
+    try:
+        code, figures = launched.finish()
+    finally:
+        host.terminate()
+        host.wait(20)
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["dropped"] == 0
+    endings = [json.loads(line) for line in (launched.run_directory / "endings.jsonl").open()]
+    assert endings and not any(line["infra_error"] or line["timeout"] for line in endings)
+    launched.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_run_whose_host_never_comes_ends_and_says_what_to_start(launched: Launched):
+    code, _ = launched.start(environment__serve="", environment__wait_s="2").finish()
+    assert code == UnknownEnvironment.exit_code, launched.said
+    assert "no host served 'open_spiel/tic_tac_toe' within 2 s; no host is connected" in launched.said
+    assert "earl env serve MODULE:CLASS --gateway 127.0.0.1:" in launched.said
+    launched.assert_nothing_left()

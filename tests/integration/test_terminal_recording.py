@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from tools.terminal_recording import Step, recorded
 
 # It answers a key from the screen that programs like `earl top` have.
 ASKS = r"printf '\033[?1049h\033[Hpress it\n'; read -rsn1 key; printf '\033[?1049l'; echo got $key"
-SIZE = {"columns": 60, "lines": 10}
+# Nobody watches: what a command said is looked at as briefly as keys take.
+SIZE: dict[str, Any] = {"columns": 60, "lines": 10, "shown_s": 0.05}
 
 
 def test_a_session_becomes_a_film_of_what_was_typed_and_said(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from earl.loopback import is_loopback
 from services.trainer.ranks.process_group import INTERFACES
 
 ROOT = Path(__file__).resolve().parents[2]
-RANK = "tests.support.told_rank"
+RANK = "tests.support.signalled_rank"
 # An agent that lets `at(number)` happen just before its number-th rank is started, from 1.
 AGENT = """
 import os, signal, subprocess, sys, time

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.support.mover import RANKS
-from tests.support.processes import run_ranks
+from tests.support.forked import Forked
+from tests.support.mover import RANKS, main
+from tests.support.processes import ranks
+
+MOVES_S = 100.0
 
 
 @pytest.fixture(scope="module")
-def said() -> list[list[dict]]:
-    """What each rank printed; rank 1 died before the last move."""
-    outputs = run_ranks("tests.support.mover", RANKS, "--die")
-    return [[json.loads(line) for line in output.splitlines()] for output in outputs]
+def movers() -> Iterator[list[Forked]]:
+    """Ranks that move, of which rank 1 dies before the last move."""
+    with ranks(main, RANKS) as started:
+        yield started
 
 
-def test_every_bit_arrives_from_cut_to_cut_and_back(said: list[list[dict]]) -> None:
-    assert [rank[0]["rank"] for rank in said] == list(range(RANKS))
-    assert [rank[0]["wrong"] for rank in said] == [[]] * RANKS
-    sent = [sum(move["sent_bytes"] for move in rank[0]["moves"]) for rank in said]
+@pytest.fixture(scope="module")
+def moved(movers: list[Forked]) -> list[dict[str, Any]]:
+    """What each rank found."""
+    return [rank.receive(MOVES_S) for rank in movers]
+
+
+def test_every_bit_arrives_from_cut_to_cut_and_back(moved: list[dict[str, Any]]) -> None:
+    assert [rank["rank"] for rank in moved] == list(range(RANKS))
+    assert [rank["wrong"] for rank in moved] == [[]] * RANKS
+    sent = [sum(move["sent_bytes"] for move in rank["moves"]) for rank in moved]
     assert min(sent) > 0
 
 
-def test_ranks_do_not_wait_for_one_that_died(said: list[list[dict]]) -> None:
-    assert [rank[1:] for rank in said] == [
-        [] if rank == 1 else [{"lost": said[rank][1]["lost"]}] for rank in range(RANKS)
-    ]
+def test_ranks_do_not_wait_for_one_that_died(movers: list[Forked], moved: list[dict[str, Any]]) -> None:
+    assert [rank.wait(MOVES_S) for rank in movers] == [0, 9, 0, 0]
+    assert all(movers[rank].receive(MOVES_S) for rank in (0, 2, 3))

@@ -19,9 +19,9 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.errors import DeadlineExceeded, VersionGone
 from services.trainer.model.sharded_policy import ShardedPolicy
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
-from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from tests.support.policy import configuration, model_directory, stepper_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from earl.bus import EmbeddedValkey
 from earl.config.model import ScratchModel
 from services.trainer.ranks.io_thread import IoThread
+from tests.support import switcher
 from tests.support.policy import SCRATCH, model_directory
 from tests.support.processes import run_ranks
 
@@ -27,10 +27,10 @@ def test_bits_stay_training_goes_on_and_what_is_wrong_is_rolled_back(
     arenas = tmp_path / "arenas"
     role = {"redis": url, "arenas": str(arenas), "model": str(model_directory(tmp_path, scratch))}
     try:
-        said = run_ranks("tests.support.switcher", ranks, json.dumps(role))
+        wrong = run_ranks(switcher.main, ranks, role)
     finally:
         side.run(valkey.stop(), CALL_S)
         side.close()
-    assert [json.loads(one) for one in said] == [[]] * ranks
+    assert wrong == [[]] * ranks
     # Arenas of cuts that are gone were given back.
     assert not arenas.exists() or list(arenas.iterdir()) == []

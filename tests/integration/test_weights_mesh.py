@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import select
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +18,9 @@ from services.rollout.engines.contract.weight_staging import WeightStager
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.ranks import EngineRank
 from services.trainer.ranks.io_thread import IoThread
+from tests.support import mesh_trainer
 from tests.support.mesh_trainer import PUBLISHED, RANKS, SPEC, decoder
+from tests.support.processes import ranks
 
 CALL_S = 60.0
 
@@ -34,29 +31,12 @@ def published(tmp_path_factory) -> Iterator[tuple[str, str]]:
     directory: Path = tmp_path_factory.mktemp("mesh")
     side, valkey = IoThread(), EmbeddedValkey()
     url = side.run(valkey.start(directory / "bus"), CALL_S)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    role = json.dumps({"redis": url, "arenas": str(directory)})
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.mesh_trainer", role],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **where, "RANK": str(rank)},
-        )
-        for rank in range(RANKS)
-    ]
-    for rank in ranks:
-        assert rank.stdout is not None
-        ready, _, _ = select.select([rank.stdout], [], [], CALL_S)
-        assert ready and rank.stdout.readline() == b"published\n"
-    yield url, str(directory)
-    for rank in ranks:
-        assert rank.stdin is not None
-        rank.stdin.close()
-    codes = [rank.wait(CALL_S) for rank in ranks]
+    with ranks(mesh_trainer.main, RANKS, {"redis": url, "arenas": str(directory)}) as trainers:
+        assert [trainer.receive(CALL_S) for trainer in trainers] == ["published"] * RANKS
+        yield url, str(directory)
+        for trainer in trainers:
+            trainer.hang_up()
+        codes = [trainer.wait(CALL_S) for trainer in trainers]
     side.run(valkey.stop(), CALL_S)
     side.close()
     assert codes == [0] * RANKS

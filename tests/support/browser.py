@@ -11,7 +11,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from tests.support import needs
 
-WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
+WIDTHS = {"laptop": (1280, 800), "phone": (390, 844), "small": (360, 740)}
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +36,7 @@ async def opened(
     touch: bool = False,
     expected: str = "",
 ) -> AsyncIterator[Page]:
-    """The page behind a link; what it says on the console, and requests to others, fail the test.
+    """The page behind a link or in a file; what it says on the console, and requests to others, are failures.
 
     expected: something that it says on purpose.
     """
@@ -49,17 +49,19 @@ async def opened(
     )
     page = await context.new_page()
     said: list[str] = []
-    origin = f"http://{urlsplit(link).netloc}"
+    refused: list[str] = []
+    origin = link if link.startswith("file:") else f"http://{urlsplit(link).netloc}"
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
     page.on("request", lambda one: None if one.url.startswith(origin) else said.append(f"asks {one.url}"))
+    page.on("response", lambda one: refused.append(f"{one.status} {one.url}") if one.status >= 400 else None)
     page.set_default_timeout(15_000)
     await page.goto(link)
     try:
         yield page
         passed = (*EXPECTED, expected) if expected else EXPECTED
         unexpected = [line for line in said if not any(text in line for text in passed)]
-        assert not unexpected, unexpected
+        assert not unexpected, (unexpected, refused)
     finally:
         await context.close()
 

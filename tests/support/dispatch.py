@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,8 +24,12 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read, Receipt
+from earl.dispatch.registry.codec import encode
 from earl.dispatch.registry.registry import Registry
 from tests.support.content import MIB
+from tests.support.dispatch_owner import run_owner
+from tests.support.dispatch_reader import run_reader
+from tests.support.forked import Forked
 
 # Ends what hangs: a busy machine is slow, and need not fail for it.
 READ_S = 60.0
@@ -128,14 +130,7 @@ def served(arena: ArenaRef) -> str:
 class OwnerProcess:
     """tests/support/dispatch_owner.py, running."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        key: str,
-        incarnation: int,
-        directory: Path,
-        size_bytes: int,
-    ) -> None:
+    def __init__(self, process: Forked, key: str, incarnation: int, directory: Path, size_bytes: int) -> None:
         self.process, self.key, self.incarnation, self.directory = process, key, incarnation, directory
         self.size_bytes = size_bytes
         self.serving_pid = 0
@@ -153,40 +148,27 @@ class OwnerProcess:
         lease_s: float = 60.0,
     ) -> OwnerProcess:
         arenas = arena_directory(config, directory)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.support.dispatch_owner",
-            config.model_dump_json(),
-            url,
-            prefix,
-            str(arenas),
-            owner,
-            str(incarnation),
-            str(size_bytes),
-            str(lease_s),
-            cwd=Path(__file__).parents[2],
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        process = Forked(run_owner, config, url, prefix, arenas, owner, incarnation, size_bytes, lease_s)
         started = cls(process, f"held/{owner}", incarnation, arenas, size_bytes)
-        assert process.stdout is not None
-        started.serving_pid = json.loads(await process.stdout.readline())["serving_pid"]
+        started.serving_pid = await asyncio.to_thread(process.receive, READ_S)
         return started
 
     async def kill(self) -> None:
         """SIGKILL; whoever serves its arena notices by itself."""
         self.process.kill()
-        await self.process.wait()
+        await self.ended()
 
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line.encode() + b"\n")
+    async def ended(self) -> None:
+        """Returns once its process is gone."""
+        await asyncio.to_thread(self.process.wait, READ_S)
+
+    def tell(self, order: str) -> None:
+        self.process.send(order)
 
     async def close(self) -> None:
-        if self.process.returncode is None:
+        if self.process.running:
             self.tell("close")
-            await self.process.wait()
+            await self.ended()
         for path in self.directory.glob("*"):
             path.unlink()
         if self.directory.exists():
@@ -196,7 +178,7 @@ class OwnerProcess:
 class ReaderProcess:
     """tests/support/dispatch_reader.py, running."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Forked) -> None:
         self._process = process
 
     @classmethod
@@ -204,27 +186,18 @@ class ReaderProcess:
         cls, config: DataPlaneConfig, url: str, prefix: str, key: str, size_bytes: int
     ) -> ReaderProcess:
         """Returns when it is about to read for the first time."""
-        module = "tests.support.dispatch_reader"
-        arguments = (config.model_dump_json(), url, prefix, key, str(size_bytes))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            *arguments,
-            cwd=Path(__file__).parents[2],
-            stdout=asyncio.subprocess.PIPE,
-        )
-        started = cls(process)
-        await started._line()
-        return started
+        process = Forked(run_reader, config, url, prefix, key, size_bytes)
+        assert await asyncio.to_thread(process.receive, READ_S) == "ready"
+        return cls(process)
 
     async def reading(self) -> None:
-        """Returns when it has read once and goes on reading."""
-        await self._line()
+        """Returns when it has read once and reads on."""
+        assert await asyncio.to_thread(self._process.receive, READ_S) == "read"
 
     def kill(self) -> None:
         self._process.kill()
 
-    async def _line(self) -> None:
-        assert self._process.stdout is not None
-        assert await self._process.stdout.readline(), "the reader ended"
+
+async def publish_descriptors(registry: Registry, descriptors: Sequence[Descriptor]) -> None:
+    """Set these descriptors, as an owner would that publishes them."""
+    await registry.publish_encoded({descriptor.key: encode(descriptor) for descriptor in descriptors})

@@ -1,16 +1,9 @@
-"""An owner in a process of its own, for tests that kill it.
-
-Run as `python -m tests.support.dispatch_owner` with arguments CONFIG_JSON URL PREFIX DIRECTORY OWNER
-INCARNATION SIZE_BYTES LEASE_S. It publishes "held/OWNER" with one uint8 tensor "x" of SIZE_BYTES
-random bytes and prints one line; then it obeys lines on stdin: "burn" computes for ever, "close" or
-the end of stdin closes the store.
-"""
+"""An owner in a process of its own, for tests that kill it: see tests.support.dispatch.OwnerProcess."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from earl.bus.connection import open_redis
@@ -21,33 +14,48 @@ from tests.support.content import random_bytes
 from tests.support.serving import serving_pid
 
 
-async def main() -> None:
-    config, url, prefix, directory, owner, incarnation, size_bytes, lease_s = sys.argv[1:]
-    redis = open_redis(url)
-    registry = Registry(redis, prefix, float(lease_s))
-    size = int(size_bytes)
-    store = await TensorStore.open(
-        registry,
-        DataPlaneConfig.model_validate_json(config),
-        Path(directory),
-        owner,
-        incarnation=int(incarnation),
-        size_bytes=size + (1 << 20),
-    )
-    key = f"held/{owner}"
-    array = store.reserve(key, {"x": TensorSpec("uint8", (size,))})["x"]
-    array[:] = random_bytes(size, int(incarnation))
-    await store.publish(key)
-    print(json.dumps({"serving_pid": serving_pid(store)}), flush=True)
-    while True:
-        line = (await asyncio.to_thread(sys.stdin.readline)).strip()
-        if line == "burn":
+def run_owner(
+    pipe: Connection,
+    config: DataPlaneConfig,
+    url: str,
+    prefix: str,
+    directory: Path,
+    owner: str,
+    incarnation: int,
+    size_bytes: int,
+    lease_s: float,
+) -> None:
+    """Publishes "held/OWNER" with one uint8 tensor "x" of random bytes and sends its serving process's id.
+
+    Then it obeys what it is sent: "burn" computes for ever, "close" or the pipe's end closes the store.
+    """
+
+    async def hold() -> None:
+        redis = open_redis(url)
+        store = await TensorStore.open(
+            Registry(redis, prefix, lease_s),
+            config,
+            directory,
+            owner,
+            incarnation=incarnation,
+            size_bytes=size_bytes + (1 << 20),
+        )
+        key = f"held/{owner}"
+        array = store.reserve(key, {"x": TensorSpec("uint8", (size_bytes,))})["x"]
+        array[:] = random_bytes(size_bytes, incarnation)
+        await store.publish(key)
+        pipe.send(serving_pid(store))
+        if await asyncio.to_thread(_order, pipe) == "burn":
             while True:
                 pass
         await store.close()
         await redis.aclose()
-        return
+
+    asyncio.run(hold())
 
 
-if __name__ == "__main__":
-    asyncio.run(main())
+def _order(pipe: Connection) -> str:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return "close"

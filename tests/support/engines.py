@@ -20,11 +20,12 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.put_tensors import Placed, put_tensors
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.layout.box import shard_box
-from earl.dispatch.publish.tensor_store import Placed, TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.models.module import Decoder
 from earl.models.spec import spec_of
@@ -111,7 +112,7 @@ class Weights:
                 if name != without:
                     tensors[name] = Placed(part, tuple(tensor.shape), box)
             keys.append(f"weights/{version}/trainer-{owner}")
-            await store.put(keys[-1], tensors, version)
+            await put_tensors(store, keys[-1], tensors, version)
         return version, keys
 
     async def remove(self, keys: list[str]) -> None:
@@ -180,6 +181,15 @@ def weights(run) -> Weights:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
+async def reloaded(shared, weights):
+    """`shared` for a test that loads other weights into it: afterwards it has MODELS[0]'s again."""
+    yield shared
+    version, keys = await weights.publish(MODELS[0])
+    await shared.load_weights(version, keys)
+    await weights.remove(keys)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def own(spec):
     """Makes engines of a test's own: own(field=value, ...)."""
     engines = []
@@ -239,7 +249,7 @@ def assert_close(ours: list[float], wanted: Any) -> None:
 
 
 async def assert_gone(pids: list[int]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for pid in pids:
             # Not our children after their parent's death: there is nothing to wait on but the table.
             while _alive(pid):  # noqa: ASYNC110

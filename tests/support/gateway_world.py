@@ -6,8 +6,8 @@ from typing import Any
 from earl.config.environment import GatewayConfig
 from earl.errors import EarlError
 from earl.v1 import env_pb2
-from services.env_gateway.clients import ClientStream
 from services.env_gateway.gateway import Gateway
+from services.env_gateway.state.clients import ClientStream
 
 INTERVAL_S = 0.1
 _instances = itertools.count(1)

@@ -1,7 +1,8 @@
 """Whether processes sleep while nothing is to be done.
 
-What polls wakes up, again and again, however fast the machine; what spins uses a whole core. The CPU
-seconds of a process that sleeps depend on the machine and on its other guests: the slow tests bound them.
+What polls wakes up, again and again, however fast the machine; what spins uses a whole core. Both are counted
+by the kernel and divided by however long the stretch took: a machine that is busy with other things makes
+them fewer. The CPU seconds of a process that sleeps depend on the machine: the slow tests bound them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-STRETCH_S = 2.0
+STRETCH_S = 1.0
 STRETCHES = 3
 # Gloo's event loops look around every 10 ms, in every process group: PyTorch's doing, not an engine's.
 FOREIGN = frozenset({"gloo_tcp_loop"})

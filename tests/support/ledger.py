@@ -15,20 +15,21 @@ from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import (
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.state.facts import BatchCommitted
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.run import Batch
+from services.scheduler.state.stored import LedgerChanges
+from services.scheduler.state.tickets import (
     Attempt,
-    Batch,
-    BatchCommitted,
     EpisodeEnding,
-    LedgerChanges,
+    EpisodeResult,
     Purpose,
-    Result,
     Ticket,
     TicketState,
     TicketVerdict,
-    WorkerRecord,
 )
-from services.scheduler.state.rules import Rules
 
 RULES = Rules(
     seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,
@@ -37,6 +38,22 @@ RULES = Rules(
     evaluate_at_start=True, evaluate_at_end=True, evaluate_every_steps=2,
     evaluate_every_episodes=2, evaluation_temperature=1.0,
 )  # fmt: skip
+
+
+def ids_of(tables: LedgerTables, bucket: str) -> RangeSet:
+    """All ticket ids of a bucket, compacted or not."""
+    kept = RangeSet.of(ticket.id for ticket in tables.tickets.values() if ticket.bucket == bucket)
+    return kept | tables.closed.get(bucket, RangeSet())
+
+
+def check_tables(tables: LedgerTables) -> None:
+    """Asserts that issued = trained ⊎ evaluated ⊎ dropped ⊎ live, id by id."""
+    accounted = RangeSet.of(tables.tickets)
+    for bucket, ids in tables.closed.items():
+        assert len(accounted | ids) == len(accounted) + len(ids), f"tickets of {bucket} are counted twice"
+        accounted |= ids
+    issued = RangeSet([(1, tables.run.next_ticket)])
+    assert accounted == issued, f"tickets {issued - accounted} of {issued} are nowhere"
 
 
 class Crash(Exception):
@@ -160,7 +177,7 @@ class World:
         return WorkerRecord(name=rollout.name, incarnation=rollout.incarnation)
 
     def join(self, rollout: Rollout) -> None:
-        self.act(lambda: self.ledger.join(self.member(rollout), self.now))
+        self.act(lambda: self.ledger.members.join(self.member(rollout), self.now))
         rollout.joined = True
 
     def kill(self, rollout: Rollout) -> None:
@@ -172,7 +189,11 @@ class World:
 
     def load(self, rollout: Rollout) -> None:
         rollout.version = self.published
-        self.act(lambda: self.ledger.seen(rollout.name, rollout.incarnation, self.now, rollout.version))
+        self.act(
+            lambda: self.ledger.members.mark_alive(
+                rollout.name, rollout.incarnation, self.now, rollout.version
+            )
+        )
 
     def lease(self, rollout: Rollout, credit: int) -> None:
         tickets = self.act(lambda: self.ledger.lease(rollout.name, rollout.incarnation, credit, self.now))
@@ -188,7 +209,7 @@ class World:
         if ticket.purpose is not Purpose.WARMUP and rollout.version < ticket.min_version:
             return  # the worker holds it until the version is loaded
         key = f"{number}/{ticket.attempt}/{rollout.incarnation}"
-        result = Result(
+        result = EpisodeResult(
             ending=ending, reward=float(number % 3 - 1), total_tokens=5 + number % 7, trained_tokens=3,
             turns=1, oldest_version=max(rollout.version, ticket.min_version), newest_version=rollout.version,
             descriptor_key=key, metrics={"win": float(number % 3 == 2)},
@@ -197,7 +218,7 @@ class World:
         if ticket.purpose is not Purpose.EVALUATE and ending in (EpisodeEnding.OK, EpisodeEnding.TRUNCATED):
             rollout.arena.add(key)
         verdict, _ = self.act(
-            lambda: self.ledger.complete(rollout.name, rollout.incarnation, attempt, result)
+            lambda: self.ledger.attempts.complete(rollout.name, rollout.incarnation, attempt, result)
         )
         if verdict is not TicketVerdict.ACCEPTED:
             rollout.arena.discard(key)
@@ -226,7 +247,7 @@ class World:
         name, held = "trainer", self.parameters
         ranges = RangeSet.of(held.consumed)
         member = WorkerRecord(name=name, incarnation=self.trainer)
-        self.act(lambda: self.ledger.join(member, self.now))
+        self.act(lambda: self.ledger.members.join(member, self.now))
         self.act(lambda: reconcile(self.ledger, name, self.trainer, held.version, held.next_batch, ranges))
         self.reconciled = True
         self.publish()
@@ -271,7 +292,7 @@ class World:
 
     def next_batch(self) -> Batch | None:
         def ask() -> Batch | None:
-            self.ledger.trainer("trainer", self.trainer, self.now)
+            self.ledger.require_trainer("trainer", self.trainer, self.now)
             return phases.next_batch(self.ledger, self.now)
 
         return self.act(ask)
@@ -325,15 +346,15 @@ class World:
     def check(self) -> None:
         """The ledger agrees with itself, with its stored image and with what really happened."""
         tables = self.ledger.tables
-        tables.check()
+        check_tables(tables)
         counts = tables.counts()
         assert sum(counts.values()) == tables.run.next_ticket - 1
         again = Ledger.restored(self.rules, self.image.peek(), self.now).tables
-        again.check()
+        check_tables(again)
         assert again.counts() == counts
         assert again.groups == tables.groups
-        assert {purpose: again.complete(purpose) for purpose in Purpose} == {
-            purpose: tables.complete(purpose) for purpose in Purpose
+        assert {purpose: again.complete_groups(purpose) for purpose in Purpose} == {
+            purpose: tables.complete_groups(purpose) for purpose in Purpose
         }
         assert set(again.held) == set(tables.held) and all(
             again.held[key] == tables.held[key] for key in tables.held
@@ -348,7 +369,7 @@ class World:
         live = len(tables.groups[Purpose.TRAIN])
         assert live <= (self.rules.staleness + 1) * self.rules.batch_groups
         if self.reconciled and self.doubt is None and self.trainer_is_current():
-            assert frozenset(tables.ids("trained")) == self.parameters.consumed
+            assert frozenset(ids_of(tables, "trained")) == self.parameters.consumed
         for ticket in tables.tickets.values():
             if ticket.state is TicketState.READY and ticket.result is not None:
                 member = tables.members.get(ticket.worker)
@@ -372,7 +393,7 @@ class World:
             self.reconcile_or_rejoin()
         for rollout in self.rollouts:  # who was silent for long says so before time passes
             self.load(rollout)
-        self.ledger.seen("trainer", self.trainer, self.now)
+        self.ledger.members.mark_alive("trainer", self.trainer, self.now)
         for _ in range(2000):
             if phases.phase(self.ledger) == phases.DONE:
                 break
@@ -383,7 +404,7 @@ class World:
                 self.lease(rollout, 16)
                 for number in list(rollout.playing):
                     self.complete(rollout, number, EpisodeEnding.OK)
-            self.ledger.seen("trainer", self.trainer, self.now)
+            self.ledger.members.mark_alive("trainer", self.trainer, self.now)
             self.train(manifest_first=False)
             self.check()
         assert phases.phase(self.ledger) == phases.DONE, self.ledger.tables.counts()
@@ -397,7 +418,7 @@ class World:
     def reconcile_or_rejoin(self) -> None:
         if self.reconciled and self.trainer_is_current():
             member = WorkerRecord(name="trainer", incarnation=self.trainer)
-            self.act(lambda: self.ledger.join(member, self.now))
+            self.act(lambda: self.ledger.members.join(member, self.now))
         else:
             self.reconcile()
 

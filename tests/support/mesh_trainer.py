@@ -1,12 +1,11 @@
 """Four ranks of a trainer in one cut that publish its weights and wait.
 
-Started with torchrun's environment and one JSON argument; says "published" on stdout, ends with stdin.
+Run by tests.support.processes; it sends "published" and ends when its pipe does.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -19,10 +18,10 @@ from earl.models.module import Decoder, initialise
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.trainer.model.sharded_policy import ShardedPolicy
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 
 RANKS = 4
 # What the ranks cut unevenly: 7 rows of a head's 14, 11 of 22 inner ones, 29 of the vocabulary. Four tp ranks
@@ -59,7 +58,8 @@ def policy_in(group: Group, cut: str) -> ShardedPolicy:
     return policy
 
 
-def main(role: dict[str, str]) -> None:
+def main(pipe: Connection, role: dict[str, str]) -> None:
+    """role: redis and arenas, where they are."""
     torch.set_num_threads(1)
     group, side = Group("cpu"), IoThread()
     policies = {name: policy_in(group, cut) for name, (cut, _) in PUBLISHED.items()}
@@ -81,14 +81,11 @@ def main(role: dict[str, str]) -> None:
         policy = policies[name]
         slots = WeightSlots(side, store, registry, bus, group, policy, name=name, dtype=dtype, lease_s=5.0)
         slots.publish(1)
-    print("published", flush=True)
-    sys.stdin.read()
+    pipe.send("published")
+    # Until the test hangs up.
+    pipe.poll(None)
     side.run(store.close(), CALL_S)
     side.run(bus.close(), CALL_S)
     side.close()
     group.close()
     leave(0)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -1,14 +1,13 @@
 """Ranks that move tensors from cut to cut and say whether every bit came; under torch's environment.
 
-Each prints one JSON line: what it found wrong, and the figures of its moves.
+Run by tests.support.processes.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import sys
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
@@ -17,7 +16,8 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.placements import Placement, placement_boxes
 from earl.dispatch.plan.reshard_plan import Reshard
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.reshard.reshard import MoveReport, MovingTensor, TensorMemory, move
+from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
+from services.trainer.reshard.reshard import MoveReport, move
 
 RANKS = 4
 CHUNK_BYTES = 512
@@ -142,7 +142,8 @@ def refused(*_: object) -> int:
     raise OSError(errno.EMFILE, "too many open files")
 
 
-def main() -> None:
+def main(pipe: Connection) -> None:
+    """Sends what was wrong with the figures of its moves, then how a move ended in which rank 1 died."""
     torch.set_num_threads(1)
     ranks = Ranks()
     for cut in ("tp2fsdp2", "tp4", "fsdp4", "copies", "tp2fsdp2"):
@@ -155,18 +156,11 @@ def main() -> None:
     os.memfd_create = create
     ranks.there_and_back("fsdp4", patience=3)
     ranks.move("fsdp4")
-    print(json.dumps({"rank": ranks.group.rank, "wrong": ranks.wrong, "moves": ranks.moves}), flush=True)
-    if "--die" in sys.argv:
-        if ranks.group.rank == 1:
-            os._exit(9)
-        try:
-            ranks.move("tp4")
-        except RuntimeError as error:
-            print(json.dumps({"lost": type(error).__name__}), flush=True)
-        leave(0)
-    ranks.group.close()
+    pipe.send({"rank": ranks.group.rank, "wrong": ranks.wrong, "moves": ranks.moves})
+    if ranks.group.rank == 1:
+        os._exit(9)
+    try:
+        ranks.move("tp4")
+    except RuntimeError as error:
+        pipe.send(type(error).__name__)
     leave(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,16 +13,16 @@ from typing import NoReturn
 import pytest
 
 
-def lacking(said: str, *, module: bool = False) -> NoReturn:
-    """said: what is missing, and the command that gets it. module: asked while a module is imported."""
+def lacking(reason: str, *, module: bool = False) -> NoReturn:
+    """reason: what is missing, and the command that gets it. module: asked while a module is imported."""
     if os.environ.get("EARL_TEST_NEEDS") == "required":
-        pytest.fail(said)
-    pytest.skip(said, allow_module_level=module)
+        pytest.fail(reason)
+    pytest.skip(reason, allow_module_level=module)
 
 
 def program(name: str, package: str) -> str:
     """The path of a program that one of Debian's packages brings."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         lacking(f"{name} is not on PATH: apt-get install --no-install-recommends {package}")
-    return found
+    return path

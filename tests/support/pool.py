@@ -154,9 +154,9 @@ class InMemory(Engine):
     async def take_kv(self, offer, deadline_s):
         await self._begin("take_kv")
         tokens = 0
-        for one in offer.sessions:
-            self.kv[one.session] = self.kv.get(one.session, [])[: one.first] + one.ids
-            tokens += len(one.ids)
+        for session in offer.sessions:
+            self.kv[session.session] = self.kv.get(session.session, [])[: session.first] + session.ids
+            tokens += len(session.ids)
         return KvReport(
             sessions=len(offer.sessions), tokens=tokens, size_bytes=tokens * TOKEN_BYTES, seconds=1e-6
         )
@@ -167,9 +167,9 @@ class InMemory(Engine):
     async def stats(self):
         await self._begin("stats")
         return EngineStats(
-            version=self.version, tp=self.spec.tp, running=0, waiting=0, retained=0, paused=self._paused,
+            version=self.version, tp=self.spec.tp, running=0, waiting=0, retained=0,
             kv_used_fraction=0.0, steps=0, generated_tokens=0, prefilled_tokens=1, reused_tokens=0,
-            evicted_sessions=0, cpu_s=0.0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
+            evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
         )  # fmt: skip
 
     async def begin_update(self, version): ...

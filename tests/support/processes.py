@@ -1,34 +1,38 @@
-"""Ranks as processes in torch's environment, each running a module of tests.support."""
+"""Ranks as processes in torch's environment, each running a function of tests.support."""
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from earl.stack.ports import free_port
+from tests.support.forked import Forked
 
 
-def run_ranks(module: str, count: int, *arguments: str, timeout_s: float = 100.0) -> Sequence[str]:
-    """What each of `count` ranks of `python -m module arguments` printed, in order."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            env=os.environ | where | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+def _rank(pipe: Connection, variables: dict[str, str], main: Callable[..., None], *arguments: Any) -> None:
+    os.environ.update(variables)
+    main(pipe, *arguments)
+
+
+@contextmanager
+def ranks(main: Callable[..., None], count: int, *arguments: Any) -> Iterator[list[Forked]]:
+    """Processes that run `main(pipe, *arguments)` as ranks of one group; leaving ends whatever still runs."""
+    port = str(free_port("127.0.0.1"))
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    started = [Forked(_rank, group | {"RANK": str(rank)}, main, *arguments) for rank in range(count)]
     try:
-        return [rank.communicate(timeout=timeout_s)[0] for rank in ranks]
+        yield started
     finally:
-        for rank in ranks:
+        for rank in started:
             rank.kill()
+
+
+def run_ranks(main: Callable[..., None], count: int, *arguments: Any, timeout_s: float = 100.0) -> list[Any]:
+    """What each rank sent first, in order of the ranks, all of which have ended with exit code 0."""
+    with ranks(main, count, *arguments) as started:
+        results = [rank.receive(timeout_s) for rank in started]
+        assert [rank.wait(timeout_s) for rank in started] == [0] * count
+        return results

@@ -15,14 +15,9 @@ from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.monitor.workers import TransferRates
 from services.scheduler.monitor.workload import Monitor
-from services.scheduler.state.records import (
-    EpisodeEnding,
-    EvaluationRecord,
-    Purpose,
-    Result,
-    Ticket,
-    WorkerRecord,
-)
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
@@ -36,7 +31,9 @@ def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> Eval
         if reward is None:
             result = result.with_failure()
         else:
-            result = result.with_result(index, Result(reward=reward, metrics={"win": float(reward > 0)}))
+            result = result.with_result(
+                index, EpisodeResult(reward=reward, metrics={"win": float(reward > 0)})
+            )
     return result
 
 
@@ -66,7 +63,7 @@ def recorded(
         for index in (0, TASKS - 1):
             number += 1
             one = ticket(number, Purpose.EVALUATE, index, step + 3, rewards[index], name)
-            samples.heard(step, one, one.result or Result(), talk(text, rewards[index]))
+            samples.heard(step, one, one.result or EpisodeResult(), talk(text, rewards[index]))
         return evaluation(name, step + 3, rewards)
 
     evaluations = [judged("start", 0)]
@@ -84,10 +81,12 @@ def recorded(
         truncated = max(0, step - steps + 3)
         for at, count in enumerate(tokens):
             monitor.observe(count, [count])
-            endings.count(Result(ending=EpisodeEnding.TRUNCATED if at < truncated else EpisodeEnding.OK))
+            endings.count(
+                EpisodeResult(ending=EpisodeEnding.TRUNCATED if at < truncated else EpisodeEnding.OK)
+            )
         if step == steps:
             endings.count(
-                Result(ending=EpisodeEnding.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone")
+                EpisodeResult(ending=EpisodeEnding.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone")
             )
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
@@ -97,7 +96,7 @@ def recorded(
         )  # fmt: skip
         number += 1
         one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
-        samples.heard(step - 1, one, one.result or Result(), talk(text, 1.0))
+        samples.heard(step - 1, one, one.result or EpisodeResult(), talk(text, 1.0))
         samples.trained(step, [one.id])
         report.step(
             step=step, phase="train", version=step + 3, time_s=10.0 * step,
@@ -109,7 +108,7 @@ def recorded(
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
-            seen=seen, length_tokens=tokens, transfers={"shm": TransferRates(1 << 20, 0.001, 64, 1)},
+            observed=seen, length_tokens=tokens, transfers={"shm": TransferRates(1 << 20, 0.001, 64, 1)},
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
@@ -129,7 +128,7 @@ def ticket(
     return Ticket(
         id=number, group=number, purpose=purpose, index=index, env_seed=1, sample_seed=1, min_version=1,
         temperature=1.0, evaluation=evaluation, transcript=True,
-        result=Result(reward=reward, total_tokens=40, oldest_version=version, newest_version=version),
+        result=EpisodeResult(reward=reward, total_tokens=40, oldest_version=version, newest_version=version),
     )  # fmt: skip
 
 

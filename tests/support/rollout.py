@@ -144,9 +144,9 @@ class PlayedRollout:
         async for _, event in self.bus.follow(after):
             fact = event.WhichOneof("fact")
             if fact == "weights_published":
-                said = event.weights_published
-                self.published[said.version] = list(said.descriptor_keys)
-                self.version = said.version
+                published = event.weights_published
+                self.published[published.version] = list(published.descriptor_keys)
+                self.version = published.version
             elif fact == "batch_committed":
                 self.trained.append(event.batch_committed.version)
                 keys = event.batch_committed.descriptor_keys

@@ -26,18 +26,18 @@ def strided(
     steps = np.full(len(run), target_stride) if target_stride else run
     spans = rows * steps
     first = np.zeros(len(parts), np.int32)
-    at = np.cumsum(spans) - spans
-    return Pieces(Regions.of([region]), first, offset, rows, run, stride, (into,), first, at, steps)
+    targets = np.cumsum(spans) - spans
+    return Pieces(Regions.of([region]), first, offset, rows, run, stride, (into,), first, targets, steps)
 
 
 async def main() -> None:
-    said = json.loads(sys.stdin.readline())
-    arena = ArenaRef(**said["arena"])
-    region = RegionRef(arena=arena, **said["region"])
-    rows, run, stride = said["rows"], said["run"], said["stride"]
+    order = json.loads(sys.stdin.readline())
+    arena = ArenaRef(**order["arena"])
+    region = RegionRef(arena=arena, **order["region"])
+    rows, run, stride = order["rows"], order["run"], order["stride"]
     into = np.zeros(rows * run, np.uint8)
-    config = DataPlaneConfig.model_validate(said["config"])
-    transport = UcxTcp(config, bytes.fromhex(said["secret"]))
+    config = DataPlaneConfig.model_validate(order["config"])
+    transport = UcxTcp(config, bytes.fromhex(order["secret"]))
     while True:
         await transport.read(arena, strided(region, [(0, rows, run, stride)], into), verify=False)
         print("read", flush=True)

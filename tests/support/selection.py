@@ -10,7 +10,7 @@ from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workload import KvUse, Monitor, ObservedWorkload, StepFigures
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.selector.decision import Decision, LayoutCandidate, Workload
-from services.scheduler.selector.stages import Stages
+from services.scheduler.selector.stage_policies import Stages
 
 DP2, TP2 = Parallelism(dp=2), Parallelism(tp=2)
 

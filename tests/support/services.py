@@ -31,9 +31,9 @@ from earl.rpc.tokens import AcceptedTokens
 from earl.scheduler_client import SchedulerClient
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from services.env_gateway import servicer as gateway_servicer
+from services.env_gateway.api import servicer as gateway_servicer
+from services.env_gateway.api.servicer import EnvGatewayServicer
 from services.env_gateway.gateway import Gateway
-from services.env_gateway.servicer import EnvGatewayServicer
 from services.rollout import service as rollout_service
 from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.process.client import EngineProcess
@@ -42,14 +42,14 @@ from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
+from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 from services.scheduler.api import servicer as scheduler_servicer
 from services.scheduler.api.servicer import SchedulerServicer
 from services.scheduler.scheduler import Scheduler
-from services.trainer.api.servicer import TrainerServicer
-from services.trainer.api.servicer import serve as serve_trainer
+from services.trainer.api import servicer as trainer_servicer
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import SwitchRequests
@@ -169,7 +169,9 @@ async def _rollout(
         stack.push_async_callback(close)
     sequences = store.sequences(columns.registry_key(name, 1), list(columns.DTYPES.items()))
     weights = WeightFollower(pool, ReaderLeases(bus, name), spans, lease_s=1.0)
-    resources = WorkerResources(scheduler, bus, sequences, pool, agent, gauges, weights, asyncio.Event())
+    hosts = HostWait(gateway, config.environment.name, 1.0)
+    rejoined = asyncio.Event()
+    resources = WorkerResources(scheduler, bus, sequences, pool, agent, gauges, weights, rejoined, hosts)
     worker = RolloutWorker(config, resources, 1)
     server.add(
         add_RolloutServiceServicer_to_server, RolloutServicer(worker, resources), rollout_service.SERVICE
@@ -187,7 +189,8 @@ async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str
     stack.push_async_callback(client.close)
     switches = SwitchRequests(Parallelism(), legal)
     stack.callback(switches.close, "the test is over")
-    serve_trainer(server, TrainerServicer(Activity(), StageRequests(), client, switches))
+    servicer = trainer_servicer.TrainerServicer(Activity(), client, switches, StageRequests())
+    trainer_servicer.add_to(server, servicer)
     return await server.start()
 
 

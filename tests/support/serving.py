@@ -7,8 +7,8 @@ from earl.dispatch.serve.server_process import ServingProcess
 
 
 def process_id(serving: ServingProcess | None) -> int:
-    """Of a serving process; 0 where there is none."""
-    return serving._process.pid if serving is not None and serving._process is not None else 0
+    """The process id of a serving process; 0 where there is none."""
+    return serving._process.pid if serving is not None else 0
 
 
 def serving_pid(store: TensorStore) -> int:

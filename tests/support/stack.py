@@ -163,8 +163,10 @@ class Stack:
 
 def audited(directory: Path, service: str) -> set[tuple[str, str]]:
     """(method, outcome) of every call that this service of a run wrote down."""
-    lines = [json.loads(line) for line in (directory / AUDIT_FILE).read_text().splitlines()]
-    return {(one["what"].rpartition("/")[2], one["outcome"]) for one in lines if one["service"] == service}
+    calls = [json.loads(line) for line in (directory / AUDIT_FILE).read_text().splitlines()]
+    return {
+        (call["what"].rpartition("/")[2], call["outcome"]) for call in calls if call["service"] == service
+    }
 
 
 async def until(events: AsyncIterator[tuple[str, Event]], fact: str, timeout_s: float = 30.0) -> Any:

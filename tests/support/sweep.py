@@ -39,18 +39,18 @@ def swept(
     try:
         for seed in SEEDS:
             choose = (lambda observation: says) if says else None
-            _, seen = played(cls, seed, task, choose or at_random(seed))
-            if seen != played(cls, seed, task, choose or at_random(seed))[1]:
+            _, outcomes = played(cls, seed, task, choose or at_random(seed))
+            if outcomes != played(cls, seed, task, choose or at_random(seed))[1]:
                 return {"fault": f"seed {seed} led to two different episodes"}
             if cls.reward_range is not None:
                 low, high = cls.reward_range
-                if not low - 1e-9 <= total(seen) <= high + 1e-9:
-                    return {"fault": f"return {total(seen)} of seed {seed} is not within {low}, {high}"}
-            for place, outcome in enumerate(seen):
+                if not low - 1e-9 <= total(outcomes) <= high + 1e-9:
+                    return {"fault": f"return {total(outcomes)} of seed {seed} is not within {low}, {high}"}
+            for place, outcome in enumerate(outcomes):
                 size = answer(1, place, outcome).ByteSize()
                 if size > MAX_RESULT_BYTES:
                     return {"fault": f"result {place} of seed {seed} has {size} bytes"}
-            digest.update(repr(seen).encode())
+            digest.update(repr(outcomes).encode())
         for text in texts:
             _meaningless(cls, task, text)
     except Exception as error:  # noqa: BLE001 - the table of faults is what this is for
@@ -99,17 +99,17 @@ def main(name: str) -> None:
     says = {"reasoning_gym": "<answer>7</answer>", "skyrl_gym": "#### 7"}.get(name, "")
     task, texts = TASKS.get(name, {}), MEANINGLESS.get(name, MALFORMED)
     games = _games(name)
-    found, met = {}, set()
+    results, met = {}, set()
     for cls in module.environments():
         began = time.monotonic()
         game = games.get(cls.name, cls.name)
-        found[cls.name] = started(cls) if game in met else swept(cls, task, says, texts)
+        results[cls.name] = started(cls) if game in met else swept(cls, task, says, texts)
         met.add(game)
         spent_s = time.monotonic() - began
-        if spent_s > 5 or found[cls.name]["fault"]:
-            print(f"{cls.name}: {spent_s:.1f} s {found[cls.name]['fault']}", file=sys.stderr, flush=True)
+        if spent_s > 5 or results[cls.name]["fault"]:
+            print(f"{cls.name}: {spent_s:.1f} s {results[cls.name]['fault']}", file=sys.stderr, flush=True)
     # Packages print too, and do not end their lines.
-    print(f"\n{json.dumps(found)}")
+    print(f"\n{json.dumps(results)}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Ranks that train, change their cut, and say what differs from ranks that never did; in torch's environment.
 
-Started with one JSON argument ({redis, arenas, model}); each rank prints one JSON line: what is wrong.
+Run by tests.support.processes.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.reshard.switch import CANARIES, CANARY_TOKENS, switch
 from services.trainer.reshard.trainer_state import TrainerChange
-from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from services.trainer.step.step import Stepper
 from tests.support.policy import ADAPTED_CONFIG, RANKS_CONFIG, configuration, gathered, stepper_for, train
 
@@ -212,20 +212,17 @@ def adapted(scene: Scene) -> None:
     slots.close()
 
 
-def main(role: dict[str, str]) -> None:
+def main(pipe: Connection, role: dict[str, str]) -> None:
+    """Sends what is wrong, a list of sentences. role: redis, arenas and model, where they are."""
     torch.set_num_threads(1)
     scene = Scene(role)
     round_trip(scene)
     rolled_back(scene)
     adapted(scene)
-    print(json.dumps(scene.wrong), flush=True)
+    pipe.send(scene.wrong)
     scene.side.run(scene.dispatcher.close(), CALL_S)
     scene.side.run(scene.bus.close(), CALL_S)
     scene.side.close()
     scene.group.barrier()
     scene.group.close()
     leave(0)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -10,7 +10,7 @@ from earl.reparallelize import SwitchFigures, SwitchOutcome
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.records import WorkerRecord
+from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -23,7 +23,13 @@ from tests.support.ledger import RULES, Image
 
 STAGE, NUMBER = "rollout", 1
 LIMITS = SwitchConfig(
-    prepare_s=40.0, quiesce_s=20.0, switch_s=10.0, verify_s=10.0, logprob_tolerance=0.01, retry_s=50.0
+    prepare_s=40.0,
+    quiesce_s=20.0,
+    switch_s=10.0,
+    verify_s=10.0,
+    recover_s=30.0,
+    logprob_tolerance=0.01,
+    retry_s=50.0,
 )
 TOTAL_S, RETRY_S = LIMITS.total_s, LIMITS.retry_s
 TP1, TP2, TP4 = (1, 1, 1), (2, 1, 1), (4, 1, 1)
@@ -147,7 +153,7 @@ class World:
             name=worker.name, incarnation=worker.incarnation, stage=NUMBER, address="here",
             parallelism=(parallelism.dp, *parallelism.replica),
         )  # fmt: skip
-        self.ledger.join(member, self.now)
+        self.ledger.members.join(member, self.now)
 
     def heartbeat(self, worker: Worker) -> None:
         member = self.tables.members.get(worker.name)
@@ -157,7 +163,7 @@ class World:
     def lose(self, worker: Worker) -> None:
         """It dies, and its membership ends."""
         worker.alive = False
-        self.ledger.leave(worker.name, "silent")
+        self.ledger.members.leave(worker.name, "silent")
 
     def worker(self, name: str) -> Worker:
         return next(worker for worker in self.workers if worker.name == name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from safetensors import safe_open
 
+from benchmarks.put_tensors import put_tensors
 from earl.bus import Bus
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, SequenceRead
@@ -112,7 +113,7 @@ class PlayedTrainer:
         """The weights as self.version; the version before the last one goes."""
         key = f"weights/{self.version}/{NAME}-0"
         await self.store.remove(f"weights/{self.version - 2}/{NAME}-0")
-        await self.store.put(key, self.weights, version=self.version)
+        await put_tensors(self.store, key, self.weights, version=self.version)
         published = events_pb2.WeightsPublished(version=self.version, descriptor_keys=[key])
         await self.bus.publish(events_pb2.Event(weights_published=published))
 
@@ -129,8 +130,8 @@ class PlayedTrainer:
     async def next_batch(self, calls: int = 30) -> scheduler_pb2.BatchPlan | None:
         """The next plan; None when the run is over. Fails the test if none comes."""
         for _ in range(calls):
-            asked = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=1, wait_s=self._wait_s)
-            answer = await self.call("NextBatch", asked)
+            request = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=1, wait_s=self._wait_s)
+            answer = await self.call("NextBatch", request)
             if answer.stop:
                 return None
             if answer.HasField("plan"):
@@ -145,8 +146,10 @@ class PlayedTrainer:
             for item in rank.items
         ]
         reads = [
-            SequenceRead([one.item.descriptor_key], np.array([one.item.total_tokens]), one.columns)
-            for one in sequences
+            SequenceRead(
+                [sequence.item.descriptor_key], np.array([sequence.item.total_tokens]), sequence.columns
+            )
+            for sequence in sequences
         ]
         await self.reader.read(reads, deadline_s=CALL_S)
         return sequences

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 
 from earl.config.scheduler import SwitchConfig, SwitchDeadlines
-from earl.errors import ConfigError, RpcError
+from earl.errors import ConfigError, ReshapeRefused, RpcError, StaleEpoch
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import decode_command, decode_outcome, encode_command, encode_outcome, figures_of
-from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand, SwitchFigures, SwitchOutcome
+from earl.reparallelize import (
+    LOGPROB_TOLERANCE,
+    CommandSlot,
+    SwitchCommand,
+    SwitchFigures,
+    SwitchOutcome,
+    SwitchStage,
+)
 from earl.stack.codec import decode_switch
 from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
 from services.scheduler.journal.events import encode_changed, encode_switch
-from services.scheduler.state.records import decode, encode
+from services.scheduler.state.stored import decode, encode
 from services.scheduler.state.switch_records import By, StageRecord, SwitchEnded, SwitchRecord
 
 REQUESTS = (rollout_pb2.ReparallelizeRolloutRequest, trainer_pb2.ReparallelizeTrainerRequest)
@@ -40,6 +47,38 @@ def record(**changes: Any) -> SwitchRecord:
         message="no room", by=By.SELECTOR, step=7, commanded={"rollout-0": 11}, **distinct(),
     )  # fmt: skip
     return replace(switch, **changes)
+
+
+def test_each_stage_of_a_switch_has_the_deadline_of_its_name():
+    seconds = {name: float(number) for number, name in enumerate(SwitchDeadlines.model_fields, 1)}
+    deadlines = SwitchDeadlines(**seconds)
+    assert {f"{stage}_s": stage.deadline_s(deadlines) for stage in SwitchStage} == seconds
+
+
+# --- commands -------------------------------------------------------------------------------
+
+
+def test_a_command_that_is_refused_takes_no_epoch_and_an_accepted_one_begins_once():
+    slot: CommandSlot[str] = CommandSlot()
+    begun: list[SwitchCommand | None] = []
+
+    def refuse(newest: SwitchCommand | None) -> str:
+        raise ReshapeRefused("another switch runs", "send the command again")
+
+    def begin(newest: SwitchCommand | None) -> str:
+        begun.append(newest)
+        return f"outcome {len(begun)}"
+
+    first = SwitchCommand(1, LAYOUT)
+    with pytest.raises(ReshapeRefused):
+        slot.accept(first, refuse)
+    assert slot.pending is None
+    assert slot.accept(first, begin) == slot.accept(first, refuse) == slot.pending == "outcome 1"
+    for stale in (SwitchCommand(1, Parallelism()), SwitchCommand(0, LAYOUT)):
+        with pytest.raises(StaleEpoch, match=f"epoch {stale.epoch} .* is not newer than epoch 1"):
+            slot.accept(stale, begin)
+    assert slot.accept(SwitchCommand(3, LAYOUT), begin) == "outcome 2"
+    assert begun == [None, first]
 
 
 # --- round trips ----------------------------------------------------------------------------

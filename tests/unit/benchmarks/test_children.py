@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.children import all_said, ended, last_line, within
-from benchmarks.role import Role
+from benchmarks.children import ended, last_line, outputs_of, within
+from benchmarks.role import RoleProcess
 from earl.errors import DeadlineExceeded, ProcessFailed
 from tests.unit.cli.run.test_commands import earl
 
@@ -42,16 +42,16 @@ async def test_what_takes_too_long_is_an_error_that_says_what():
 def test_no_rank_stays_behind_one_that_does_not_end():
     ranks = [subprocess.Popen(python(STAYS), stdout=subprocess.PIPE, text=True) for _ in range(2)]
     with pytest.raises(DeadlineExceeded, match="the ranks took longer"):
-        all_said(ranks, "the ranks", 0.01)
+        outputs_of(ranks, "the ranks", 0.01)
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL, -signal.SIGKILL]
     failing = [subprocess.Popen(python(FAILS), stdout=subprocess.PIPE, text=True)]
     with pytest.raises(ProcessFailed, match=r"the ranks ended with \[1\]"):
-        all_said(failing, "the ranks", 60.0)
+        outputs_of(failing, "the ranks", 60.0)
 
 
 async def test_a_role_that_dies_is_an_error_of_the_catalogue():
     with pytest.raises(ProcessFailed, match="a process of the benchmark ended with 1"):
-        await Role.start("benchmarks.no_such_module")
+        await RoleProcess.start("benchmarks.no_such_module")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_what_a_run_holds_and_leaves_is_found_without_asking_it(tmp_path: Path):
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        before = footprint.look(mark)
+        before = footprint.measured(mark)
         assert before.processes.keys() == {process.pid} and before.held == {memory, bound}
         assert footprint.left(mark, mark, before) == [f"process {process.pid}", str(memory), str(bound)]
         process.kill()
@@ -63,11 +63,11 @@ def test_a_process_without_its_mark_is_found_by_its_parent_and_still_when_that_i
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:
-        before = footprint.look(mark)
+        before = footprint.measured(mark)
         assert before.processes.keys() == {parent.pid, child}
         parent.kill()
         parent.wait()
-        assert footprint.look(mark).processes == {}
+        assert footprint.measured(mark).processes == {}
         assert footprint.left(mark, mark, before) == [f"process {child}"]
     finally:
         os.kill(child, signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_a_place_ends_whom_it_saw_though_they_lost_mark_and_parent(
             )  # fmt: skip
             assert orphans.stdout is not None
             pids.append(int(orphans.stdout.readline()))
-            assert place.look().processes.keys() == {orphans.pid, *pids}
+            assert place.measured().processes.keys() == {orphans.pid, *pids}
             orphans.kill()
             orphans.wait()
             other = subprocess.Popen(["sleep", "1000"], env={**os.environ, footprint.MARK: mark})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.growing_context import EXAMPLE, OURS, START, static_ways, summary, survives
-from earl.cli.report.data import RunRecord
+from earl.cli.report.data import RecordedRun
 from earl.config.load import load_run
 
 RUN: dict[str, Any] = {
@@ -26,7 +27,7 @@ def test_only_the_layout_that_holds_everything_is_run_unless_all_are_asked_for()
     # As many sequences and bytes of KV in all, and no sequence is cut short.
     assert (static.rollout.max_sequences, static.rollout.kv_tokens) == (64, 800)
     assert static.longest_sequence == config.longest_sequence == 512
-    # Three cuts of either stage; the file's own is no other way.
+    # Three layouts of either stage; the file's own is no other way.
     assert len(dict(static_ways(config, all_layouts=True))) == 3 * 3 - 1
 
 
@@ -38,13 +39,13 @@ def test_a_run_that_lost_anything_does_not_survive(change: dict[str, Any]):
     assert not survives(RUN | change)
 
 
-def record(seconds: float, lengths: list[int]) -> RunRecord:
+def record(seconds: float, lengths: list[int]) -> RecordedRun:
     """Steps of `seconds` each, 1,000 tokens a step, of these mean lengths."""
     metrics = [
         {"phase": "train", "step": step, "time_s": seconds * step, "tokens": 1000.0, "length_mean": length}
         for step, length in enumerate(lengths, 1)
     ]
-    return RunRecord(Path(), load_run(EXAMPLE, []), metrics, [], {}, {})
+    return RecordedRun(Path(), load_run(EXAMPLE, []), metrics, [], {}, {})
 
 
 def test_the_selector_is_compared_with_the_best_survivor():
@@ -63,6 +64,9 @@ def test_the_selector_is_compared_with_the_best_survivor():
     assert found["alike_up_to_tokens"] == pytest.approx(70.0)
     assert found["vs_best_static_alike"] == pytest.approx(2.0)
     assert (found["oom"], found["truncated"], found["switches"]) == (0, 0, 3)
+    assert not found["profiled"]
+    decided = replace(records[0], decisions={"rollout": []})
+    assert summary(ways, runs, [decided, *records[1:]])["profiled"]
 
 
 def test_a_selectors_run_that_does_not_survive_has_no_ratio():

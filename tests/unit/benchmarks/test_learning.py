@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.learning import app, imitating, published, summary
+from benchmarks.learning import app, first_step, imitating, published, result_name, summary
+from earl.config.auto_dtype import resolve
 from earl.config.load import load_run
 from tests.support.paths import ROOT
 
@@ -59,9 +60,30 @@ def test_a_run_file_without_both_evaluations_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_result_in_float32_does_not_take_the_place_of_one_in_bfloat16() -> None:
+    requested = load_run(ARITHMETIC, [])
+    named = [
+        result_name("x", requested, resolve(requested, lambda _, native=native: native))
+        for native in (True, False)
+    ]
+    assert named == ["learning-x", "learning-x-float32"]
+    chosen = load_run(ARITHMETIC, [("rollout.dtype", "float32"), ("trainer.dtype", "float32")])
+    assert result_name("x", chosen, chosen) == "learning-x"
+
+
 def test_imitation_alone_has_at_least_as_many_episodes_and_one_step_that_must_be() -> None:
     overrides = imitating(1280, 128)
     assert overrides == [("warmup.batches", "10"), ("scheduler.steps", "1"), ("evaluation.at_end", "false")]
     assert dict(imitating(1281, 128))["warmup.batches"] == "11"
     config = load_run(TOOL, overrides)
     assert config.warmup.batches * config.warmup.batch_episodes == 1280 and config.evaluation.at_start
+
+
+def test_the_first_step_is_timed_from_the_start_of_the_command(tmp_path: Path) -> None:
+    assert first_step(tmp_path, 9.0) == {"first_step_s": None}
+    lines = [("warmup", 5.0), ("train", 20.0), ("train", 30.0)]
+    steps = [json.dumps({"phase": phase, "time_s": time_s}) + "\n" for phase, time_s in lines]
+    (tmp_path / "metrics.jsonl").write_text("".join(steps))
+    assert first_step(tmp_path, 60.0) == {"first_step_s": None}
+    (tmp_path / "evaluations.jsonl").write_text('{"time_s": 10.0}\n{"time_s": 50.0}\n')
+    assert first_step(tmp_path, 57.5) == {"first_step_s": 27.5}

@@ -1,4 +1,4 @@
-"""earl bench observability: its figures from looks at two runs, and who takes metrics and traces."""
+"""earl bench observability: its figures from samples at two runs, and who takes metrics and traces."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import typer
 from benchmarks.collector import collector
 from benchmarks.every import every
 from benchmarks.observability import parts_of, settings, summary
-from benchmarks.role import Role
-from benchmarks.usage import Look, Usage, between, kind_of
+from benchmarks.role import RoleProcess
+from benchmarks.usage import Usage, UsageSample, between, kind_of
 from earl.errors import MeasurementWrong
 from earl.obs import tracing
 from earl.obs.metrics import LineFile
@@ -30,19 +30,19 @@ input()
 """
 
 
-def look(steps: int, at_s: float, **cpu_s: float) -> Look:
-    return Look(steps, steps * 100.0, at_s, cpu_s)
+def sample(steps: int, at_s: float, **cpu_s: float) -> UsageSample:
+    return UsageSample(steps, steps * 100.0, at_s, cpu_s)
 
 
 def test_both_runs_are_measured_while_both_train():
-    off = [look(n, 10.0 + n, engine=2.0 * n, trainer=0.5 * n) for n in range(1, 8)]
+    off = [sample(n, 10.0 + n, engine=2.0 * n, trainer=0.5 * n) for n in range(1, 8)]
     # Begins later and ends later; one step was not seen by itself, and one process began in between.
-    on = [look(n, 12.5 + 2 * n, engine=2.5 * n) for n in (1, 3, 4, 5)]
-    on[1:] = [Look(one.steps, one.tokens, one.at_s, {**one.cpu_s, "env": 0.25}) for one in on[1:]]
+    on = [sample(n, 12.5 + 2 * n, engine=2.5 * n) for n in (1, 3, 4, 5)]
+    on[1:] = [UsageSample(one.steps, one.tokens, one.at_s, {**one.cpu_s, "env": 0.25}) for one in on[1:]]
     # From 14.5, when `on` first was seen at a step's end, until 16, the last of `off` but one.
-    with pytest.raises(MeasurementWrong, match=r"on: of 4 looks .* give more --steps"):
+    with pytest.raises(MeasurementWrong, match=r"on: fewer than two of 4 samples .* give more --steps"):
         between({"off": off, "on": on})
-    off += [look(n, 10.0 + n, engine=2.0 * n, trainer=0.5 * n) for n in range(8, 14)]
+    off += [sample(n, 10.0 + n, engine=2.0 * n, trainer=0.5 * n) for n in range(8, 14)]
     found = between({"off": off, "on": on})
     # on: from its step 1 at 14.5 to its step 4 at 20.5. off: from 15 to 20.
     assert (found["off"].steps, found["off"].tokens, found["off"].seconds) == (5, 500.0, 5.0)
@@ -54,11 +54,17 @@ def test_both_runs_are_measured_while_both_train():
 
 
 @pytest.mark.parametrize(
-    "looks", [[], [look(1, 1.0)], [look(1, 1.0), look(2, 2.0)], [look(1, 20.0), look(2, 21.0), look(3, 22.0)]]
+    "samples",
+    [
+        [],
+        [sample(1, 1.0)],
+        [sample(1, 1.0), sample(2, 2.0)],
+        [sample(1, 20.0), sample(2, 21.0), sample(3, 22.0)],
+    ],
 )
-def test_runs_that_never_trained_at_the_same_time_measure_nothing(looks: list[Look]):
-    other = [look(n, float(n)) for n in range(1, 10)]
-    for runs in ({"off": looks, "on": other}, {"off": other, "on": looks}):
+def test_runs_that_never_trained_at_the_same_time_measure_nothing(samples: list[UsageSample]):
+    other = [sample(n, float(n)) for n in range(1, 10)]
+    for runs in ({"off": samples, "on": other}, {"off": other, "on": samples}):
         with pytest.raises(MeasurementWrong, match="while the other run trained, too"):
             between(runs)
 
@@ -94,22 +100,22 @@ def test_processor_time_is_of_whole_steps_and_of_all_processes_even_those_that_e
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         usage = Usage(tmp_path, [process.pid])
-        assert not usage.look()
+        assert not usage.sample()
         metrics.write({"phase": "warmup", "tokens": 1e6}, {"phase": "train", "tokens": 100.0})
-        assert usage.look() and not usage.look()
+        assert usage.sample() and not usage.sample()
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"done\n"
         metrics.write({"phase": "train", "tokens": 20.0}, {"phase": "train", "tokens": 3.0})
-        assert usage.look()
+        assert usage.sample()
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"over\n"
         metrics.write({"phase": "train", "tokens": 1.0})
-        assert usage.look()
+        assert usage.sample()
         process.communicate(b"\n")
-    assert [(one.steps, one.tokens) for one in usage.looks] == [(1, 100.0), (3, 123.0), (4, 124.0)]
-    before, after, ended = (one.cpu_s["other"] for one in usage.looks)
+    assert [(one.steps, one.tokens) for one in usage.samples] == [(1, 100.0), (3, 123.0), (4, 124.0)]
+    before, after, ended = (one.cpu_s["other"] for one in usage.samples)
     assert after - before >= 0.2 and ended >= after
 
 
@@ -165,7 +171,7 @@ def test_the_collector_takes_spans():
 
 
 async def test_the_collector_is_a_process_that_says_what_it_took(tmp_path: Path):
-    role, told = await Role.start("benchmarks.collector", directory=str(tmp_path), scrape=True)
+    role, told = await RoleProcess.start("benchmarks.collector", directory=str(tmp_path), scrape=True)
     try:
         with tracing.exporting(told["address"], "scheduler", "run"):
             tracing.record("ticket", tracing.TracedTickets("run", 1, 1.0).parent(1), 1, 2, root=True)

@@ -78,5 +78,5 @@ def test_what_is_not_resolved_is_no_dtype():
 
 @pytest.mark.parametrize("key", ["model.dtype", "rollout.dtype", "trainer.dtype"])
 def test_another_dtype_is_refused_with_those_that_there_are(key: str):
-    with pytest.raises(ConfigError, match=rf'{key} = "float16" is wrong.*give one of .*"bfloat16", "auto"'):
+    with pytest.raises(ConfigError, match=rf'--{key} "float16" is wrong.*give one of .*"bfloat16", "auto"'):
         load_run(ROOT / "examples" / "tictactoe.toml", [(key, "float16")])

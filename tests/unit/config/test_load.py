@@ -78,17 +78,19 @@ def test_an_unknown_key_suggests_the_right_one(written: str, meant: str, tmp_pat
 
 
 def test_an_unknown_key_with_nothing_near_points_to_the_list():
-    with pytest.raises(ConfigError, match=r"docs/run-file.md"):
+    with pytest.raises(ConfigError, match=r"no key trainer\.zzzzzz; `earl config keys` lists the keys"):
         load_run(TICTACTOE, [("trainer.zzzzzz", "1")])
+    with pytest.raises(ConfigError, match=r"there is no key scheduler\.nope; `earl config keys`"):
+        load_run(TICTACTOE, [("scheduler.nope", "1")])
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("trainer.lr", "abc", r'trainer\.lr = "abc" is wrong.*give a number, more than 0'),
-        ("trainer.lr", "-1", r"trainer\.lr = -1 is wrong.*greater than 0"),
-        ("rollout.engine", "tgi", r'rollout\.engine = "tgi" is wrong.*one of "torch", "vllm", "sglang"'),
-        ("scheduler.steps", "1.5", r"scheduler\.steps = 1\.5 is wrong.*give a whole number, at least 1"),
+        ("trainer.lr", "abc", r'^--trainer\.lr "abc" is wrong; give a number, more than 0$'),
+        ("trainer.lr", "-1", r"^--trainer\.lr -1 is wrong; give a number, more than 0$"),
+        ("rollout.engine", "tgi", r'--rollout\.engine "tgi" is wrong; give one of "torch", "vllm", "sglang"'),
+        ("scheduler.steps", "1.5", r"--scheduler\.steps 1\.5 is wrong; give a whole number, at least 0"),
         ("evaluation.at_end", "maybe", r"evaluation\.at_end.*give true or false"),
         ("trainer.betas", "[0.9]", r"trainer\.betas.*give a list"),
         ("scheduler", "1", r"--scheduler is a section.*--scheduler\.group_size"),
@@ -117,9 +119,36 @@ def test_a_missing_key_is_named(tmp_path: Path):
 def test_a_missing_file_and_a_broken_one(tmp_path: Path):
     with pytest.raises(ConfigError, match="does not exist"):
         load_run(tmp_path / "no.toml")
-    (tmp_path / "broken.toml").write_text("name = \n")
-    with pytest.raises(ConfigError, match=r"is not TOML.*line 1"):
+    for text, line, wrong in (
+        ("name = \n", 1, "'name ='"),
+        ("a = 1\nname = ", 2, "'name ='"),
+        ('a = 1\n[model\npath = "x"\n', 2, "'[model'"),
+        ("a = 1\na = 2\n\n", 2, "'a = 2'"),
+    ):
+        (tmp_path / "broken.toml").write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_run(tmp_path / "broken.toml")
+        assert f"is not TOML: line {line}, {wrong}: " in str(caught.value), str(caught.value)
+    (tmp_path / "broken.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read: it is not UTF-8 text"):
         load_run(tmp_path / "broken.toml")
+
+
+def test_a_file_is_blamed_for_its_own_mistakes_alone_and_all_of_them_are_named(tmp_path: Path):
+    run = tmp_path / "run.toml"
+    run.write_text(
+        'name = "x"\n[environment]\nname = "e"\n[trainer]\nlrr = 1\nclip_low = 2\n[scheduler]\nstep = 3\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_run(run)
+    said = str(caught.value)
+    for part in (
+        "no key trainer.lrr; did you mean trainer.lr",
+        "no key scheduler.step",
+        "trainer.clip_low = 2 is",
+    ):
+        assert part in said, said
+    assert said.count(str(run)) == 1 and "\n" not in said
 
 
 def test_heads_that_tp_does_not_divide():

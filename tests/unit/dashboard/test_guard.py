@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,11 @@ import pytest
 
 from earl.dashboard.app import application, routes
 from earl.dashboard.door import STAY_S, Door, key_of
-from earl.dashboard.feed import Feed
 from earl.dashboard.guard import POLICY, host_name
-from earl.dashboard.history import RunHistory
-from earl.dashboard.live import Live
+from earl.dashboard.runs import RunFolder
 from earl.dashboard.serve import LOOPBACK, forget_link, hosts_of, keep_link, listening, serve
-from earl.dashboard.trajectories import Trajectories
-from earl.dashboard.watch import RunWatch
 from earl.errors import InsecureBind, PortInUse
-from earl.stack.rundir import DASHBOARD_LINK
+from earl.stack.run_files import DASHBOARD_LINK
 from tests.support.asgi import Answer, call
 from tests.support.dashboard import Silent, config_of
 from tests.support.paths import ROOT
@@ -29,18 +27,18 @@ from tests.support.recorded import recorded
 class Page:
     """The application over a recorded run, and the links that it gave."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        directory = folder / "one"
+        directory.mkdir()
         recorded(directory, steps=4)
         self.links: list[str] = []
         self.door = Door(key_of(directory), self.links.append)
-        config = config_of(directory)
-        feed, history, trajectories = Feed(), RunHistory(directory, config), Trajectories(directory)
-        self.watch = RunWatch(history, trajectories, Live(directory, config, Silent()), feed)
-        self.routes = routes(feed, self.watch, trajectories)
-        self.app = application(self.door, LOOPBACK, feed, self.watch, trajectories)
+        self.folder = RunFolder(folder, lambda run, config: Silent())
+        self.routes = routes(self.folder, "one")
+        self.app = application(self.door, LOOPBACK, self.folder, "one")
 
     async def get(self, path: str, **headers: str) -> Answer:
-        until = b"retry" if path.startswith("/api/stream") else None
+        until = b"retry" if path.partition("?")[0].endswith("/stream") else None
         return await call(self.app, path, headers=headers, until=until)
 
     async def enter(self) -> str:
@@ -51,14 +49,18 @@ class Page:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Page:
-    return Page(tmp_path)
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    made = Page(tmp_path)
+    yield made
+    await made.folder.close()
 
 
 def paths(page: Page) -> list[str]:
-    """Every route, with something in place of its parameters."""
+    """Every route, with something in place of its parameters, and with what it asks for."""
     found: list[Any] = list(page.routes.routes)
-    return [re.sub(r"{[^}]*}", "1", route.path) for route in found]
+    asked = {"/api/compare": "?run=one", "/api/runs/one/series": "?key=reward_mean"}
+    named = [re.sub(r"{[^}]*}", "1", route.path.replace("{run}", "one")) for route in found]
+    return [path + asked.get(path, "") for path in named]
 
 
 async def test_every_route_demands_the_cookie(page: Page):
@@ -74,7 +76,7 @@ async def test_every_route_demands_the_cookie(page: Page):
         f"{name}=9999999999.a.b",
         "a=b",
     ]
-    assert len(paths(page)) >= 5
+    assert len(paths(page)) >= 13
     for path in [
         *paths(page),
         "/nothing",
@@ -82,7 +84,7 @@ async def test_every_route_demands_the_cookie(page: Page):
         f"/?token={page.links[0]}",
         f"/?{'a=b&' * 9}token={page.links[-1]}",
         "/?token=%ff&token=\xff",
-        "/api/stream?token=x",
+        "/api/runs/one/stream?token=x",
     ]:
         for sent in wrong:
             answer = await page.get(path, cookie=sent)
@@ -107,7 +109,16 @@ async def test_a_link_works_once_and_the_next_one_is_there(page: Page):
     assert (await page.get(f"/?token={page.links[-1]}", cookie=cookie.partition(";")[0])).status == 200
     assert len(page.links) == 2
     # A link opens the page, and nothing else.
-    assert (await page.get(f"/api/trajectories?token={page.links[-1]}")).status == 401
+    assert (await page.get(f"/api/runs/one/trajectories?token={page.links[-1]}")).status == 401
+
+
+async def test_the_first_request_for_a_trajectory_finds_it(page: Page):
+    cookie = await page.enter()
+    listed = json.loads((await page.get("/api/runs/one/trajectories", cookie=cookie)).body)
+    ticket = listed["rows"][0]["ticket"]
+    await page.folder.close()  # as after a restart of the server
+    answer = await page.get(f"/api/runs/one/trajectories/{ticket}", cookie=cookie)
+    assert answer.status == 200 and json.loads(answer.body)["ticket"] == ticket
 
 
 async def test_only_reading_from_the_same_origin_under_a_known_name(page: Page):
@@ -120,9 +131,9 @@ async def test_only_reading_from_the_same_origin_under_a_known_name(page: Page):
     for host in ("localhost:8000", "127.0.0.1", "[::1]:9", "LOCALHOST"):
         assert (await page.get("/", cookie=cookie, host=host)).status == 200, host
     for site in ("cross-site", "same-site"):
-        answer = await page.get("/api/trajectories", cookie=cookie, **{"sec-fetch-site": site})
+        answer = await page.get("/api/runs/one/trajectories", cookie=cookie, **{"sec-fetch-site": site})
         assert answer.status == 403
-    answer = await page.get("/api/trajectories", cookie=cookie, origin="https://evil.example")
+    answer = await page.get("/api/runs/one/trajectories", cookie=cookie, origin="https://evil.example")
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
@@ -144,7 +155,7 @@ async def test_the_policy_allows_no_foreign_or_inline_script_and_nothing_is_kept
 
 
 def test_what_the_page_is_made_of_loads_nothing_from_elsewhere():
-    folder = ROOT / "earl/dashboard/page"
+    folder = ROOT / "earl/cli/report/web"
     for file in folder.iterdir():
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text and "https://" not in text and "@import" not in text, file.name

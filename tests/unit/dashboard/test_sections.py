@@ -10,17 +10,23 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from earl.cli.report.page import write_report
+from earl.cli.report.sections.encoding import encoded
+from earl.cli.report.sections.history import RunHistory
+from earl.cli.report.sections.layouts import bands
+from earl.cli.report.sections.series import POINTS, thinned
+from earl.cli.report.sections.trajectories import Filters, Trajectories
 from earl.dashboard.door import Door
-from earl.dashboard.feed import FOLLOWERS, Feed, encoded
-from earl.dashboard.history import POINTS, RunHistory, bands, thinned
+from earl.dashboard.feed import FOLLOWERS, Feed
 from earl.dashboard.live import Live
-from earl.dashboard.trajectories import Filters, Trajectories
 from earl.obs.metrics import LineFile
-from earl.stack.rundir import LOCK
+from earl.stack.record import LaunchRecord, write_record
+from earl.stack.run_files import LOCK
 from earl.stack.status import EvaluationStatus, LedgerStatus, RunStatus, Transfers, WorkerState
 from services.scheduler.files.samples import SampleFile
-from services.scheduler.state.records import Purpose
+from services.scheduler.state.tickets import Purpose
 from tests.support.dashboard import Says, Silent, config_of
 from tests.support.recorded import recorded, talk, ticket
 
@@ -39,9 +45,18 @@ def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
     lengths = json.loads(encoded(sections["lengths"]))
     assert len(lengths["columns"]) == 12 and sum(lengths["columns"][0]["bins"].values()) == 64
     rollout = next(stage for stage in lengths["stages"] if stage["name"] == "rollout")
-    assert rollout["ran"] == [{"layout": "dp2", "start": 0.0, "end": 12.0}] and rollout["changes"]
+    assert rollout["ran"] == [{"layout": "dp2", "start": 0.0, "end": 12.0}]
     decided = json.loads(encoded(sections["decisions"]))
     assert decided[0]["stage"] == "rollout" and decided[0]["candidates"][0]["layout"]
+    history = decided[0]["history"]
+    assert len(history["changes"]) == len(history["chosen"]) - 1 >= 1
+    assert history["ran"][0]["layout"] == "dp2" and history["ran"][0]["start"] == 1
+    assert len(history["lengths"]["longest"]) == history["ran"][-1]["end"] - 1
+    assert [one["title"] for one in sections["missing"]] == ["KL to the reference"]
+    phases = [name for name, _ in learning["phases"]]
+    assert phases == ["evaluate:start", "train", "evaluate:final"]
+    begun = [time_ms for _, time_ms in learning["phases"]]
+    assert [time_ms - begun[0] for time_ms in begun] == [0, 5000, 120_000]
     assert sections["endings"]["truncated"] == 6
     assert sections["moved"][0]["path"] == "shm"
 
@@ -49,7 +64,9 @@ def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
 def test_only_what_grew_is_read_and_only_what_changed_is_told(tmp_path: Path):
     recorded(tmp_path, steps=3)
     history = RunHistory(tmp_path, config_of(tmp_path))
-    assert set(history.update()) == {"learning", "lengths", "decisions", "endings", "moved"}
+    assert set(history.update()) == {
+        "learning", "lengths", "decisions", "endings", "missing", "moved",
+    }  # fmt: skip
     assert history.update() == {}
     file = LineFile(tmp_path / "endings.jsonl")
     file.write({"time_s": 9.0, "ok": 5})
@@ -105,7 +122,7 @@ STATUS = RunStatus(
 
 async def test_a_run_that_goes_on_shows_what_its_scheduler_says(tmp_path: Path):
     recorded(tmp_path, steps=3)
-    shown = await Live(tmp_path, config_of(tmp_path), Says(STATUS)).look({})
+    shown = await Live(tmp_path, config_of(tmp_path), Says(STATUS)).sections({})
     run, ledger = shown["run"], shown["ledger"]
     assert (run["state"], run["phase"], run["step"], run["version"]) == ("live", "train", 3, 7)
     assert run["evaluating"] == {"name": "start", "done": 32, "episodes": 64}
@@ -118,23 +135,23 @@ async def test_a_silent_scheduler_is_said_with_since_when(tmp_path: Path):
     recorded(tmp_path, steps=3)
     services = Says(STATUS)
     live = Live(tmp_path, config_of(tmp_path), services)
-    await live.look({})
+    await live.sections({})
     services.said = None
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shown = await live.look({})
-        again = await live.look({})
+        shown = await live.sections({})
+        again = await live.sections({})
     assert shown["run"]["state"] == "silent" and "cannot be reached" in shown["run"]["error"]
     assert shown["run"]["since"] == again["run"]["since"]
     assert shown["workers"]["rows"] and shown["workers"]["heard"] == shown["run"]["since"]
     assert shown["run"]["step"] == 3 and shown["tickets"]["rows"] == []
-    assert (await live.look({}))["run"]["state"] == "ended"
+    assert (await live.sections({}))["run"]["state"] == "ended"
 
 
 async def test_an_address_that_another_run_has_now_is_not_asked_for_this_one(tmp_path: Path):
     recorded(tmp_path, steps=3)
     live = Live(tmp_path, config_of(tmp_path), Says(replace(STATUS, run="another")))
-    shown = await live.look(
+    shown = await live.sections(
         {"step": 3, "phase": "train", "version": 6, "ledger.issued": 64, "ledger.dropped:x": 2}
     )
     assert shown["run"]["state"] == "ended" and shown["run"]["phase"] == "train"
@@ -144,8 +161,32 @@ async def test_an_address_that_another_run_has_now_is_not_asked_for_this_one(tmp
 async def test_why_a_run_failed_is_shown(tmp_path: Path):
     recorded(tmp_path, steps=1)
     (tmp_path / "failure.json").write_text(json.dumps({"error": "EngineLost", "message": "engine 0 died"}))
-    shown = await Live(tmp_path, config_of(tmp_path), Silent()).look({})
+    shown = await Live(tmp_path, config_of(tmp_path), Silent()).sections({})
     assert shown["run"]["failure"]["error"] == "EngineLost" and shown["hosts"]["state"] == "ended"
+
+
+async def test_why_a_run_ended_is_said_as_everywhere(tmp_path: Path):
+    recorded(tmp_path, steps=1)
+    services = Silent()
+    assert (await Live(tmp_path, config_of(tmp_path), services).sections({}))["run"]["why"] == ""
+    status = RunStatus(message="stopped by Ctrl-C", phase="train", step=3, steps=40)
+    write_record(tmp_path, LaunchRecord(1, "mark", outcome="stopped", status=status))
+    shown = (await Live(tmp_path, config_of(tmp_path), services).sections({}))["run"]
+    assert shown["why"] == "stopped by Ctrl-C after 3 of 40 steps"
+    assert '<p id="why" class="faint">stopped by Ctrl-C after 3 of 40 steps</p>' in (
+        write_report(tmp_path).read_text()
+    )
+
+
+async def test_a_run_that_ended_shows_its_final_ledger(tmp_path: Path):
+    recorded(tmp_path, steps=1)
+    result = {"issued": 100, "trained": 60, "evaluated": 38, "dropped": 2, "live": 0}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    last = {"step": 1, "ledger.issued": 64, "ledger.pending": 48}
+    shown = (await Live(tmp_path, config_of(tmp_path), Silent()).sections(last))["ledger"]
+    assert (shown["issued"], shown["trained"], shown["evaluated"]) == (100, 60, 38)
+    assert (shown["pending"], shown["live"], shown["final"]) == (0, 0, True)
+    assert shown["dropped"] == {"in all": 2}
 
 
 # --- trajectories ---------------------------------------------------------------------------
@@ -165,6 +206,28 @@ def test_trajectories_are_found_by_step_reward_and_ending(tmp_path: Path):
     assert set(found(kind="start")) == {0} and len(found(kind="evaluation")) == 4
     assert len(found(reward="positive")) + len(found(reward="zero")) == section["count"]
     assert found(ending="timeout") == []
+
+
+def test_text_siblings_and_the_same_task_are_found(tmp_path: Path):
+    samples = SampleFile(tmp_path / "samples.jsonl")
+    for number, reward in ((1, 0.0), (2, 1.0), (3, 1.0)):
+        one = structs.replace(ticket(number, Purpose.TRAIN, 1, 2, reward), group=1 if number < 3 else 2)
+        assert one.result is not None
+        samples.heard(0, one, one.result, talk(f"question {number}", reward))
+    samples.trained(1, [1, 2, 3])
+    for number, name in ((8, "start"), (9, "final")):
+        one = ticket(number, Purpose.EVALUATE, 5, 2, 1.0, name)
+        assert one.result is not None
+        samples.heard(0, one, one.result, talk("held out", 1.0))
+    samples.close()
+    kept = Trajectories(tmp_path)
+    kept.update(9)
+    assert [one["ticket"] for one in kept.listing(Filters(text="QUESTION 2"))["rows"]] == [2]
+    assert kept.listing(Filters(text="nowhere"))["count"] == 0
+    first, last = kept.whole(1), kept.whole(9)
+    assert first is not None and last is not None
+    assert [one["ticket"] for one in first["siblings"]] == [1, 2] and first["siblings"][0]["said"]
+    assert [one["evaluation"] for one in last["evaluated"]] == ["start", "final"] and not last["siblings"]
 
 
 def test_what_was_said_is_text_whatever_it_looks_like(tmp_path: Path):

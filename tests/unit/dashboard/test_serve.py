@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from earl.dashboard.feed import Feed
 from earl.dashboard.guard import Receive, Scope, Send
 from earl.dashboard.serve import listening, serving
 from tests.support.dashboard import Served
@@ -25,7 +24,7 @@ async def test_it_serves_over_http_and_ends_at_once_with_streams_open(tmp_path: 
         answer, cookie = await served.enter()
         head = answer.partition("\r\n\r\n")[0].lower()
         assert head.startswith("http/1.1 200 ") and "server:" not in head
-        reader, writer = await served.ask("/api/stream", cookie)
+        reader, writer = await served.ask(f"/api/runs/{tmp_path.name}/stream", cookie)
         await reader.readuntil(b"event: learning\n")
     await reader.read()
     writer.close()
@@ -37,7 +36,7 @@ async def test_connections_that_ask_nothing_give_way(tmp_path: Path, monkeypatch
     recorded(tmp_path, steps=2)
     async with Served(tmp_path) as served:
         _, cookie = await served.enter()
-        stream, stays = await served.ask("/api/stream", cookie)
+        stream, stays = await served.ask(f"/api/runs/{tmp_path.name}/stream", cookie)
         await stream.readuntil(b"event: learning\n")
         idle = []
         for at in range(12):
@@ -68,7 +67,7 @@ async def test_an_answer_that_is_not_taken_yet_gives_way_to_nobody(monkeypatch: 
 
     with listening("127.0.0.1:0") as listener:
         host, port = listener.getsockname()
-        async with serving(application, listener, None, Feed()):
+        async with serving(application, listener, None, lambda: None):
             slow = socket.socket()
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect((host, port))
@@ -96,7 +95,7 @@ async def test_what_is_answered_gives_way_to_nobody(tmp_path: Path, monkeypatch:
     recorded(tmp_path, steps=2)
     async with Served(tmp_path) as served:
         _, cookie = await served.enter()
-        streams = [await served.ask("/api/stream", cookie) for _ in range(2)]
+        streams = [await served.ask(f"/api/runs/{tmp_path.name}/stream", cookie) for _ in range(2)]
         for reader, _ in streams:
             await reader.readuntil(b"event: learning\n")
         reader, writer = await served.ask("/", cookie)

@@ -126,7 +126,7 @@ def test_the_reasons_name_tests_that_there_are():
 def test_wrapped_lines_comments_and_languages_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = tmp_path / "page.md"
     page.write_text(
-        "```toml\n[x]\n```\n```\n# a remark\nearl up a.toml   # go\n        # on\nA=1 B=2 \\\n    earl down\n"
+        "```toml\n[x]\n```\n```\n# a remark\nearl up a.toml   # go\n        # on\nA=1 B=2 \\\n    earl stop\n"
         "python -m x |\n    y --run F\n```\n```\nearl top\n```\n"
     )
     monkeypatch.setattr("tests.support.documented.ROOT", tmp_path)
@@ -140,7 +140,7 @@ def test_wrapped_lines_comments_and_languages_are_understood(tmp_path: Path, mon
         (14, "earl"),
     ]
     assert [one.text for one in found[:3]] == [
-        "earl up a.toml", "A=1 B=2 earl down", "python -m x | y --run F"
+        "earl up a.toml", "A=1 B=2 earl stop", "python -m x | y --run F"
     ]  # fmt: skip
 
 

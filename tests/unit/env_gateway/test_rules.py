@@ -4,8 +4,8 @@ import pytest
 
 from earl.errors import EarlError
 from earl.v1 import common_pb2, env_pb2
-from services.env_gateway.clients import KEPT_ENDED
-from tests.support.gateway_world import INTERVAL_S, World
+from services.env_gateway.state.clients import KEPT_ENDED
+from tests.support.gateway_world import INTERVAL_S, Box, World
 
 OK = common_pb2.ENDING_OK
 
@@ -198,7 +198,7 @@ def test_a_silent_host_is_gone_within_its_lease(world):
     world.pass_time(0.3)
     (failed,) = world.results()
     assert failed.ending == common_pb2.ENDING_INFRA_ERROR and failed.reward == 0
-    assert failed.message == "EnvHostLost: host h was silent for 5 s"
+    assert failed.message == "EnvHostLost: host h sent nothing for 5 s"
     assert not world.gateway.pool.hosts and host.outbox.closed
 
 
@@ -262,6 +262,98 @@ def test_faults_in_a_row_put_a_host_in_quarantine():
     assert bad.outbox.take("reset") == []
     world.pass_time(10.2)
     assert len(bad.outbox.take("reset")) == 1
+
+
+def test_who_waits_for_a_host_in_quarantine_is_told_so_and_for_how_long():
+    world = World(quarantine_faults=1, quarantine_s=30, lease_s=60)
+    bad = world.host("bad")
+    session = world.started(bad, 1)
+    world.step(1, 1)
+    world.answer(bad, session, 1, done=True, ending=common_pb2.ENDING_ENV_ERROR, message="reward inf")
+    world.results()
+    world.open(2, queue_s=3)
+    world.pass_time(3.2, [bad])
+    (failed,) = world.results()
+    assert failed.ending == common_pb2.ENDING_INFRA_ERROR
+    assert failed.message.startswith("EnvHostLost: game: no host had room within 3 s; host bad is in quar")
+    assert failed.message.endswith("s more: reward inf")
+
+
+def test_a_host_that_was_started_again_is_tried_with_one_session_and_then_with_all():
+    world = World(quarantine_faults=1, quarantine_s=300, lease_s=60)
+    bad = world.host("bad", capacity=4)
+    session = world.started(bad, 1)
+    world.step(1, 1)
+    world.answer(bad, session, 1, done=True, ending=common_pb2.ENDING_ENV_ERROR, message="boom")
+    world.open(2)
+    assert bad.outbox.take("reset") == []
+    world.gateway.detach(bad, 1)
+    mended = world.host("bad", capacity=4)
+    for number in (3, 4):
+        world.open(number)
+    [tried] = mended.outbox.take("reset")
+    world.answer(mended, tried.session, 0, observation={"text": "o"})
+    world.step(2, 1)
+    world.answer(mended, tried.session, 1, done=True, ending=common_pb2.ENDING_OK)
+    assert len(mended.outbox.take("reset")) == 2
+
+
+def test_a_host_that_is_as_bad_when_it_was_started_again_is_held_back_for_longer():
+    world = World(quarantine_faults=1, quarantine_s=10, lease_s=600)
+    for seconds in (10, 20):
+        bad = world.host("bad", capacity=4)
+        world.open(seconds)
+        [tried] = bad.outbox.take("reset")
+        world.answer(bad, tried.session, 0, done=True, ending=common_pb2.ENDING_ENV_ERROR, message="boom")
+        [entry] = world.gateway.listing().entries
+        assert list(entry.quarantines) == [f"host bad is in quarantine for {seconds} s more: boom"]
+        world.gateway.detach(bad, 1)
+
+
+def test_the_commonest_and_the_last_fault_are_listed_by_environment_and_host():
+    world = World(lease_s=600)
+    hosts = {name: world.host(name, capacity=1) for name in ("a", "b")}
+    for number, (name, message) in enumerate([("a", "no 1"), ("b", "odd"), ("a", "no 22")], 1):
+        host = hosts[name]
+        other = hosts["b" if name == "a" else "a"]
+        world.open(100 + number)  # takes the room of one of the two
+        world.open(200 + number)
+        for placed in (host, other):
+            for reset in placed.outbox.take("reset"):
+                failed = {"done": True, "ending": common_pb2.ENDING_ENV_ERROR, "message": message}
+                well = {"done": True, "ending": common_pb2.ENDING_OK}
+                world.answer(placed, reset.session, 0, **(failed if placed is host else well))
+    [entry] = world.gateway.listing().entries
+    assert (entry.faults.count, entry.faults.last) == (3, "no 22")
+    assert (entry.faults.commonest, entry.faults.commonest_count) == ("no 22", 2)
+    by_host = {host.host: host.fault_texts for host in world.gateway.hosts().hosts}
+    assert (by_host["a"].count, by_host["a"].last, by_host["b"].last) == (2, "no 22", "odd")
+
+
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({"schema_hash": ""}, "empty schema_hash"),
+        ({"tools_json": "{nope"}, "its tools_json is not JSON"),
+        ({"tools_json": '{"name": "look"}'}, "its tools_json is no list"),
+        (
+            {"min_reward": -1.0, "max_reward": 2.0},
+            r"in \[-1, 2\], host 'h' serves it .* in \[-1, 1\]",
+        ),
+        ({}, "rewards without bounds, host 'h'"),
+    ],
+)
+def test_a_host_that_contradicts_another_or_itself_is_refused(world, changed, refusal):
+    def attach(name, **fields):
+        info = env_pb2.EnvironmentInfo(**{"name": "game", "schema_hash": "s", **fields})
+        hello = env_pb2.Hello(protocol=1, host=name, epoch=1, capacity=1, environments=[info])
+        hello.instance = len(name)
+        return world.gateway.attach(hello, Box())
+
+    attach("h", min_reward=-1.0, max_reward=1.0)
+    with pytest.raises(EarlError, match=refusal):
+        attach("other", **changed)
+    assert [host.name for host in world.gateway.pool.hosts.values()] == ["h"]
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 257, ""])

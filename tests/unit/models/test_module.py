@@ -241,9 +241,9 @@ def test_a_path_is_linked_to(tmp_path):
 
 
 def test_impossible_scratch_sizes_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="kv_heads 3"):
+    with pytest.raises(ConfigError, match="kv_heads = 3"):
         create_model(tmp_path / "m", scratch(kv_heads=3), 0)
-    with pytest.raises(ConfigError, match="hidden_size 100"):
+    with pytest.raises(ConfigError, match="hidden_size = 100"):
         create_model(tmp_path / "m", scratch(hidden_size=100, heads=3, kv_heads=3), 0)
 
 

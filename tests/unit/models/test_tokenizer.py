@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from earl.config.model import ModelConfig
 from earl.errors import ConfigError, ModelNotFound
-from earl.models.tokenizer import Tokenizer, scratch_tokenizer
+from earl.models.tokenizer import UNKNOWN_WORDS, Tokenizer, scratch_tokenizer
 
 WORDS = ["[", "]", "|", ".", "x", "o", "0", "1", "play", "now"]
 
@@ -45,6 +45,17 @@ def test_unknown_words_and_empty_text(tmp_path):
     assert tokenizer.encode_text("zebra [0]") == [3, 4, 10, 5]
     assert tokenizer.encode_observation("", first=False) == []
     assert tokenizer.decode([]) == ""
+
+
+def test_each_unknown_word_is_said_once_and_counted(tmp_path, caplog):
+    tokenizer = scratch(tmp_path)
+    for _ in range(2):
+        tokenizer.encode_observation("zebra [0] é×yak", first=True)
+    assert [*tokenizer.unknown_words] == ["zebra", "é×yak"]
+    assert [record.args for record in caplog.records] == [("zebra",), ("é×yak",)]
+    assert "model.scratch.words" in caplog.text
+    tokenizer.encode_text(" ".join(f"word{number}" for number in range(2 * UNKNOWN_WORDS)))
+    assert len(tokenizer.unknown_words) == UNKNOWN_WORDS
 
 
 def test_actions_end_in_a_stop_token(tmp_path):

@@ -17,7 +17,7 @@ from earl.rpc import metrics_endpoint as endpoint_module
 from earl.rpc.metrics_endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsEndpoint
 from earl.rpc.token_file import Role, make
 from earl.rpc.tokens import TokenFile
-from services.env_gateway.figures import figures
+from services.env_gateway.api.metrics import figures
 from tests.support.certificates import certified
 from tests.support.gateway_world import World
 

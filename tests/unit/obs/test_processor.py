@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from earl.obs.processor import bfloat16_instructions, native_bfloat16, native_on_cuda, parse_flags
+from earl.obs.processor import (
+    bfloat16_instructions,
+    flags,
+    native_bfloat16,
+    native_on_cuda,
+    parse_flags,
+    usable,
+)
 
 AVX2 = "fpu sse sse2 ssse3 sse4_1 sse4_2 fma f16c avx avx2"
 AVX512 = f"{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl avx512_vnni"
@@ -35,6 +42,29 @@ def test_flags_are_those_of_the_first_processor():
     assert parse_flags(x86) == {"fpu", "avx2"}
     assert parse_flags("processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp bf16\n") == {"fp", "bf16"}
     assert parse_flags("processor : 0\nflags :\n") == parse_flags("") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("limit", "instructions"),
+    [
+        ("", ["amx_bf16", "avx512_bf16"]),
+        ("ALL", ["amx_bf16", "avx512_bf16"]),
+        ("AVX512_CORE_AMX", ["amx_bf16", "avx512_bf16"]),
+        ("AVX512_CORE_BF16", ["avx512_bf16"]),
+        ("avx512_core", []),
+        ("AVX2", []),
+    ],
+)
+def test_onednns_limit_counts_as_a_lesser_processor(limit: str, instructions: list[str]):
+    listed = f"{AVX512} avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8".split()
+    left = usable(listed, limit)
+    assert bfloat16_instructions(left) == instructions
+    assert set(AVX2.split()) <= left
+
+
+def test_the_limit_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert not native_bfloat16(flags()) or "bf16" in flags()
 
 
 def test_a_gpu_computes_bfloat16_from_ampere_on():

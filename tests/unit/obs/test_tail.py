@@ -64,10 +64,10 @@ def test_the_end_of_a_long_file_is_read_alone(tmp_path: Path):
 
 
 @given(st.lists(st.integers(1, KNOWN_BYTES // 6), max_size=6), st.sampled_from([1000, KNOWN_BYTES, -1]))
-def test_a_file_that_grows_is_never_another_one(counts: list[int], look_bytes: int):
+def test_a_file_that_grows_is_never_another_one(counts: list[int], scan_bytes: int):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "lines.jsonl"
-        tail, found, written = Tail(path, look_bytes=look_bytes), [], 0
+        tail, found, written = Tail(path, scan_bytes=scan_bytes), [], 0
         for count in counts:
             with path.open("a") as file:
                 file.writelines(f'{{"a": {written + number}}}\n' for number in range(count))

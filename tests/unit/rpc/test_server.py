@@ -367,3 +367,34 @@ async def test_stop_lets_calls_finish(server, client, scripted):
     scripted.release.set()
     await call
     await stopping
+
+
+async def refused_by_stopping(scripted: Scripted) -> list[grpc.aio.AioRpcError]:
+    """What 20 callers, who call again and again, get from a server that stops."""
+    scripted.entered.clear()
+    server = make_server(scripted)
+    async with grpc.aio.insecure_channel(await server.start()) as channel:
+        method = channel.unary_unary(f"/{SERVICE}/ListEnvironments")
+
+        async def call_until_refused() -> grpc.aio.AioRpcError:
+            while True:
+                try:
+                    await method(b"", timeout=20)
+                except grpc.aio.AioRpcError as error:
+                    return error
+
+        calling = [asyncio.create_task(call_until_refused()) for _ in range(20)]
+        await scripted.entered.wait()
+        await server.stop()
+        return await asyncio.gather(*calling)
+
+
+async def test_a_call_that_arrives_while_the_server_stops_is_typed_as_unavailable(scripted):
+    codes: set[grpc.StatusCode] = set()
+    for _ in range(50):  # gRPC answers CANCELLED in a moment that most rounds meet, but not every one
+        for error in await refused_by_stopping(scripted):
+            codes.add(error.code())
+            assert isinstance(from_call(error, "ListEnvironments"), errors.ServiceUnavailable)
+        if grpc.StatusCode.CANCELLED in codes:
+            return
+    pytest.fail(f"no call arrived while a server stopped; they ended with {codes}")

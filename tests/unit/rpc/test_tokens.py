@@ -233,7 +233,7 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     entries = [make(role) for role in Role]
     monkeypatch.setenv("EARL_TOKENS", str(written(path, *entries)))
     monkeypatch.setenv("EARL_TOKEN", entries[0].token)
-    credentials.check("127.0.0.1:0")
+    credentials.check("127.0.0.1:0", [])
     host, service, store = (credentials.environment(role) for role in ("environment", "worker", ""))
     assert host == {"EARL_TOKENS": "", "EARL_TOKEN_FILE": "", "EARL_TOKEN": entries[2].token}
     assert service == {"EARL_TOKENS": str(path), "EARL_TOKEN_FILE": "", "EARL_TOKEN": ""}
@@ -247,10 +247,10 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     assert credentials.peers("", addresses) == dict.fromkeys(addresses, "")
     assert credentials.environment("viewer") == service
     written(path, *entries[:3])  # the dashboard then looks as an operator
-    credentials.check("127.0.0.1:0")
+    credentials.check("127.0.0.1:0", [])
     written(path, *entries[:2])
     with pytest.raises(errors.ConfigError, match="no environment token"):
-        credentials.check("127.0.0.1:0")
+        credentials.check("127.0.0.1:0", [])
 
 
 def test_the_first_role_that_has_a_token_is_sent(path):
@@ -261,12 +261,12 @@ def test_the_first_role_that_has_a_token_is_sent(path):
         ((operator,), operator),
         ((operator, ending), ending),
     ):
-        assert TokenFile(written(path, *entries)).send(*token_file.LOOKS) == sent.token
+        assert TokenFile(written(path, *entries)).send(*token_file.READERS) == sent.token
     written(path, operator, Entry(Role.VIEWER, viewer.token, PAST))
-    assert TokenFile(path).send(*token_file.LOOKS) == operator.token
+    assert TokenFile(path).send(*token_file.READERS) == operator.token
     written(path, make(Role.WORKER))
     with pytest.raises(errors.ConfigError, match=r"no viewer or operator token .*--role viewer"):
-        TokenFile(path).send(*token_file.LOOKS)
+        TokenFile(path).send(*token_file.READERS)
 
 
 def told(*arguments):
@@ -300,7 +300,7 @@ def test_the_commands(path, monkeypatch):
 
 @pytest.mark.parametrize("span", ["30", "d", "0d", "-1d", "1w", "99999d", "1 d"])
 def test_spans_that_are_none(span):
-    with pytest.raises(errors.ConfigError, match="no span of time"):
+    with pytest.raises(errors.ConfigError, match="not a duration of at most ten years"):
         moment(span)
 
 

@@ -23,19 +23,19 @@ async def _settled() -> None:
 async def test_one_ring_wakes_the_longest_waiting_and_a_cancelled_one_takes_none() -> None:
     bell = Wakeup()
     first, second, third = await _waiting(bell, 3)
-    bell.ring_one()
+    bell.notify_one()
     await _settled()
     assert (first.done(), second.done(), third.done()) == (True, False, False)
     second.cancel()
     await _settled()
-    bell.ring_one()
+    bell.notify_one()
     await asyncio.wait_for(third, LONG_S)
 
 
 async def test_a_ring_for_all_wakes_all_and_none_that_comes_later() -> None:
     bell = Wakeup()
     tasks = await _waiting(bell, 3)
-    bell.ring()
+    bell.notify()
     await asyncio.wait_for(asyncio.gather(*tasks), LONG_S)
     [later] = await _waiting(bell, 1)
     await _settled()
@@ -54,7 +54,7 @@ async def test_first_looks_again_at_every_ring_until_it_finds_something() -> Non
     task = asyncio.create_task(bell.first(look, LONG_S))
     for _ in range(2):
         await _settled()
-        bell.ring()
+        bell.notify()
     assert await asyncio.wait_for(task, LONG_S) == 3 and looks == sorted(looks)
 
 
@@ -74,10 +74,10 @@ async def test_a_ring_for_one_wakes_that_one_alone() -> None:
     bell = Wakeup()
     a, b = (asyncio.create_task(bell.wait(LONG_S, name)) for name in ("a", "b"))
     await _settled()
-    bell.ring_for("b")
-    bell.ring_for("nobody")
+    bell.notify_name("b")
+    bell.notify_name("nobody")
     await asyncio.wait_for(b, LONG_S)
     assert not a.done()
-    bell.ring_for("b")  # waits no more
-    bell.ring_one()
+    bell.notify_name("b")  # waits no more
+    bell.notify_one()
     await asyncio.wait_for(a, LONG_S)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from earl.cli.run import train, up
-from earl.cli.run.detached import Order
+from earl.cli.run.detached import LaunchOrder
 from earl.config.auto_dtype import auto_keys
 from earl.config.load import read_toml
 from earl.config.run import RunConfig
@@ -131,7 +131,7 @@ def test_a_launch_says_what_auto_became_and_what_is_slow(tmp_path: Path):
     assert said(narrow, narrow, AMX) == []
     (slow,) = said(narrow, narrow, AVX2)
     assert 'rollout.dtype = "bfloat16" and trainer.dtype = "bfloat16" is slow here' in slow
-    assert "4 to 15 times slower" in slow and slow.endswith(
+    assert "1.3 to 10 times" in slow and slow.endswith(
         'write rollout.dtype and trainer.dtype = "auto", or "float32"'
     )
     (became,) = said(run(tmp_path), wide, AVX2)
@@ -160,7 +160,7 @@ def test_train_and_up_say_it_before_anything_is_started(tmp_path: Path):
 
 
 def test_a_detached_launcher_logs_it(tmp_path: Path):
-    order = Order(config=run(tmp_path, NARROW), resume=False, notes=["it is slow"])
+    order = LaunchOrder(config=run(tmp_path, NARROW), resume=False, notes=["it is slow"])
     launcher = [sys.executable, "-m", "earl.cli.run.detached"]
     # Standard input ends at once: the launch is given up.
     subprocess.run(launcher, check=False, timeout=120, input=order.model_dump_json() + "\n", text=True)

@@ -17,10 +17,11 @@ from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import BusUnavailable, ConfigError, EngineLost, EnvProtocolError, PortInUse
 from earl.stack import leftovers
 from earl.stack.plan import plan
-from earl.stack.ports import resolve_bind
+from earl.stack.ports import free_port, resolve_bind
 from earl.stack.process import error_of_exit_code, readable, ready_address
 from earl.stack.record import LaunchRecord
-from earl.stack.rundir import RunDirectory, free_name, replace, to_toml
+from earl.stack.run_files import replace
+from earl.stack.rundir import RunDirectory, free_name, to_toml
 from tests.support.paths import ROOT
 
 TICTACTOE = ROOT / "examples" / "tictactoe.toml"
@@ -51,6 +52,28 @@ def test_a_plan_starts_each_process_after_what_it_needs(tmp_path: Path):
         assert all(spec.stop_rank <= need.stop_rank for need in served)
 
 
+def test_layouts_are_measured_before_the_workers_begin_where_there_are_some_to_choose_from(tmp_path: Path):
+    specs = {spec.name: spec for spec in plan(config(tmp_path, rollout__engines="2"), tmp_path / "run.json")}
+    assert specs["profile"].job and specs["profile"].needs == ("model",)
+    for name in ("trainer", "rollout-0"):
+        assert "profile" in specs[name].needs and "model" not in specs[name].needs
+    assert "profile" not in specs["scheduler"].needs
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"trainer__ranks": "2", "scheduler__selector": "static"},
+        {"trainer__ranks": "2", "scheduler__profile_s": "0"},
+        {"trainer__ranks": "2", "scheduler__profile": str(ROOT / "examples/selector/profile.csv")},
+        {"reference__dp": "2"},
+    ],
+)
+def test_nothing_is_measured_where_nothing_would_be_decided_by_it(tmp_path: Path, overrides: dict[str, str]):
+    assert "profile" not in [spec.name for spec in plan(config(tmp_path, **overrides), tmp_path / "run.json")]
+
+
 def test_the_run_goes_on_without_its_dashboard_and_may_have_none(tmp_path: Path):
     specs = plan(config(tmp_path), tmp_path / "run.json")
     assert [spec.name for spec in specs if spec.expendable] == ["dashboard"]
@@ -74,8 +97,8 @@ def test_whoever_needs_others_waits_for_the_launchers_word(tmp_path: Path):
             f"{spec.arguments[1]}.__main__" if is_package(spec.arguments[1]) else spec.arguments[1]
         )
         assert module is not None and module.origin is not None
-        # The trainer's and the reference stage's share one beginning, which waits.
-        waits = re.search(r"\b(await_peers|stage_main)\(", Path(module.origin).read_text())
+        # Services share one beginning, and stages another, which wait.
+        waits = re.search(r"\b(await_peers|service_main|stage_main)\(", Path(module.origin).read_text())
         assert waits or not spec.needs, spec.name
 
 
@@ -111,9 +134,7 @@ def test_a_run_directory_is_taken_once_and_resumed_on_request(tmp_path: Path):
         directory.write(given, given)
         with pytest.raises(ConfigError, match="in use by another"):
             RunDirectory(given, resume=True)
-    with pytest.raises(
-        ConfigError, match=r"exists already; continue it with: .*run\.toml --resume, or .*--name"
-    ):
+    with pytest.raises(ConfigError, match=r"exists already; continue it with: earl resume .*, or .*--name"):
         RunDirectory(given, resume=False)
     with RunDirectory(load_run(directory.run_toml), resume=True) as again:
         assert again.path == directory.path
@@ -196,6 +217,18 @@ def test_a_port_is_chosen_once_and_a_taken_one_is_refused():
             resolve_bind(f"127.0.0.1:{port}", "gateway.bind")
     with pytest.raises(ConfigError, match="is no address"):
         resolve_bind("localhost", "scheduler.bind")
+
+
+def test_no_outgoing_connection_can_take_a_port_that_was_given():
+    given = [free_port("127.0.0.1") for _ in range(200)]
+    assert len(set(given)) == len(given)
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not [port for port in given if first <= port <= last]
+
+
+def test_an_address_of_no_interface_is_refused_at_once():
+    with pytest.raises(PortInUse, match=r'gateway\.bind = "192\.0\.2\.1:0" cannot be used'):
+        resolve_bind("192.0.2.1:0", "gateway.bind")
 
 
 def test_an_exit_code_names_the_error_that_owns_it():

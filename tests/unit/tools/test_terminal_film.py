@@ -24,7 +24,7 @@ def test_the_recording_in_readme_is_small_moves_and_needs_nothing() -> None:
     needs_nothing(svg)
     assert animated(svg) > 10
     shown = "\n".join(still(svg))
-    assert "earl down" in shown and "report.html" in shown and "A real run." in shown
+    assert "earl stop" in shown and "report.html" in shown and "A real run." in shown
 
 
 def test_waits_are_cut_and_what_is_marked_passes_faster() -> None:
@@ -35,7 +35,7 @@ def test_waits_are_cut_and_what_is_marked_passes_faster() -> None:
     shown = frames(found)
     assert [frame.at_s for frame in shown] == pytest.approx([0.0, 0.5, 0.5 + LONGEST_S, 2.0, 3.0])
     assert [frame.real_s for frame in shown] == [0.0, 0.5, 100.0, 105.0, 106.0]
-    assert caption(found) == "A real run. Waits are cut to 1 s; sleep is shown 10 times as fast."
+    assert caption(found) == "A real run. Waits are shortened to 1 s; sleep is shown 10 times as fast."
 
 
 def test_changes_within_a_frame_are_one_and_a_screen_that_stays_is_none() -> None:

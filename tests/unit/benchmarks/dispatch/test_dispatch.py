@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.dispatch import busy, caps, command, nic, peers
 from benchmarks.dispatch.hosts import Plan
-from benchmarks.dispatch.measure import Samples
+from benchmarks.dispatch.measure import RoundSamples
 from benchmarks.dispatch.pattern import (
     COLUMNS,
     CONSUMERS,
@@ -35,19 +35,19 @@ from earl.errors import ConfigError, MeasurementWrong
 def test_consumers_want_every_element_once_and_half_of_every_row_of_two_producers() -> None:
     pattern = Pattern.of(2)
     assert pattern.worker_bytes == 2 * MIB
-    wanted = [ShardBox(str(one), pattern.wanted(one)) for one in range(CONSUMERS)]
+    wanted = [ShardBox(str(one), pattern.target_box(one)) for one in range(CONSUMERS)]
     held = [ShardBox(str(one), pattern.held(one)) for one in range(PRODUCERS)]
     for shards in (wanted, held):
         Layout("rows", "int32", pattern.shape, tuple(shards)).validate()
         assert {shard.box.size * DTYPE.itemsize for shard in shards} == {pattern.worker_bytes}
     for consumer in range(CONSUMERS):
         for producer in range(PRODUCERS):
-            common = pattern.wanted(consumer).intersect(pattern.held(producer))
+            common = pattern.target_box(consumer).intersect(pattern.held(producer))
             assert (common is not None) == (producer in sources(consumer)) == (consumer in readers(producer))
             if common is not None:
                 assert common.shape == (pattern.rows, HALF)
                 assert half(consumer) == slice(common.start[1], common.stop[1])
-                first = common.start[0] - pattern.wanted(consumer).start[0]
+                first = common.start[0] - pattern.target_box(consumer).start[0]
                 assert pattern.part(consumer, producer) == slice(first, first + pattern.rows)
 
 
@@ -62,11 +62,11 @@ def test_what_a_producer_fills_is_what_a_consumer_checks() -> None:
     for producer in range(PRODUCERS):
         box = pattern.held(producer)
         fill(whole[box.slices()], box, 9)
-    box = pattern.wanted(3)
+    box = pattern.target_box(3)
     target = whole[box.slices()].copy()
     assert right(target, box, 9)
     assert not right(target, box, 10)
-    assert not right(target, pattern.wanted(2), 9)
+    assert not right(target, pattern.target_box(2), 9)
     target[-1, -1] ^= 1
     assert not right(target, box, 9)
 
@@ -127,10 +127,10 @@ def test_the_limit_of_capped_hosts() -> None:
 @pytest.mark.parametrize("hosts", [2, 4, 16])
 def test_hosts_hold_and_want_the_whole_tensor_all_to_all(hosts: int) -> None:
     plan = Plan(hosts, 40)
-    for box in (plan.held, plan.wanted):
+    for box in (plan.held, plan.target_box):
         shards = tuple(ShardBox(str(one), box(one)) for one in range(hosts))
         Layout("rows", "int32", plan.shape, shards).validate()
-    assert plan.wanted(1) == Box((0, COLUMNS // hosts), (hosts * 40, 2 * COLUMNS // hosts))
+    assert plan.target_box(1) == Box((0, COLUMNS // hosts), (hosts * 40, 2 * COLUMNS // hosts))
     for ranges in (plan.slabs(), plan.frames()):
         assert [row for first, stop in ranges for row in range(first, stop)] == list(range(40))
     assert plan.others(1)[0] == 2 % hosts and sorted([*plan.others(1), 1]) == list(range(hosts))
@@ -160,7 +160,7 @@ def test_ratios_are_of_the_arms_that_ran() -> None:
 
 
 def test_figures_are_medians_and_bytes_must_agree() -> None:
-    samples = Samples()
+    samples = RoundSamples()
     for total_ms, read_ms in ((3.0, 1.0), (1.0, 1.0), (2.0, 4.0)):
         samples.add({"total_ms": total_ms, "publish_ms": 0.0, "read_ms": read_ms, "moved_bytes": 64})
     assert samples.figures() == {"ms": 2.0, "ms_min": 1.0, "ms_max": 3.0, "read_ms": 1.0, "moved_bytes": 64}

@@ -3,11 +3,11 @@
 import pytest
 
 from benchmarks.reparallelize import trainer
-from benchmarks.reparallelize.rollout import Sequence, Work, figures
+from benchmarks.reparallelize.rollout import Sequence, SwitchWork, figures
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchOutcome
 
-WORK = Work(2, 3, 100, 10, (1, 2))
+WORK = SwitchWork(2, 3, 100, 10, (1, 2))
 
 
 def sequence(ids, logprobs=None, stalls=(), lost=""):

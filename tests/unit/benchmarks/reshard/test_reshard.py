@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.reshard.cases import CARRIER, CASES, Case, held, needed_bytes, owned, slices, values
+from benchmarks.reshard.cases import CARRIER, CASES, ReshardCase, held, needed_bytes, owned, slices, values
 from benchmarks.reshard.gather import Buckets
 from earl.models.spec import ModelSpec
 
@@ -15,7 +15,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @cases
-def test_slices_fill_every_reader_once(case: Case):
+def test_slices_fill_every_reader_once(case: ReshardCase):
     shapes = TINY.shapes()
     local = [
         {name: values(name, shapes[name])[box.slices()] for name, box in held(TINY, case, rank).items()}
@@ -26,7 +26,7 @@ def test_slices_fill_every_reader_once(case: Case):
         own = owned(TINY, case, rank)
         found = {name: np.full(one.shape, -1, np.int64) for name, one in own.items()}
         for one in slices(TINY, case, rank):
-            into = found[one.own][one.at.slices()]
+            into = found[one.parameter][one.target.slices()]
             assert (into == -1).all()
             into[:] = local[one.trainer][one.source][one.box.slices()]
             copied += into.size * CARRIER.itemsize
@@ -38,7 +38,7 @@ def test_slices_fill_every_reader_once(case: Case):
 
 
 @cases
-def test_a_trainer_of_another_size_or_one_engine_rank_needs_the_model_once(case: Case):
+def test_a_trainer_of_another_size_or_one_engine_rank_needs_the_model_once(case: ReshardCase):
     once = TINY.parameters * CARRIER.itemsize
     cut = sum(np.prod(shape) for name, shape in TINY.shapes().items() if "_proj" in name) * CARRIER.itemsize
     wanted = case.readers * (once - cut) + cut if case.engine else once
@@ -46,7 +46,7 @@ def test_a_trainer_of_another_size_or_one_engine_rank_needs_the_model_once(case:
 
 
 @cases
-def test_buckets_send_every_element_once(case: Case):
+def test_buckets_send_every_element_once(case: ReshardCase):
     buckets = Buckets(TINY, case)
     seen = {name: np.zeros(shape, int) for name, shape in TINY.shapes().items()}
     for bucket, sent in enumerate(buckets.sent):

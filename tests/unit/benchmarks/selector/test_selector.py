@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.selector import command, generate
 from services.scheduler.selector import replay
-from services.scheduler.selector.weigh import weigh
+from services.scheduler.selector.candidate_scores import weigh
 
 
 @pytest.mark.parametrize("kind", generate.KINDS)

@@ -16,9 +16,9 @@ from earl.cli.env.examination import closing, lines
 from earl.cli.env.games import Shown, chosen
 from earl.cli.env.listing import table
 from earl.cli.env.play import action_of
+from earl.cli.env.project import SKELETON
 from earl.cli.env.serving import places
-from earl.cli.env.templates import FILES
-from earl.cli.lib.gateway_codec import Listed, signature
+from earl.cli.lib.gateway_codec import GatewayEnvironment, signature
 from earl.config.run import RunConfig
 from earl.env import Observation
 from earl.env.conformance.card import Card, Check, CheckVerdict
@@ -36,25 +36,25 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("test",), "nothing to test is named; give module:Class"),
-        (("test", "module"), "'module' names no object"),
+        (("test",), "no environment to test is given; give module:Class"),
+        (("test", "module"), "'module' does not name an object"),
         (("test", "a:B", "--only", "leek"), "there is no check 'leek'"),
-        (("test", "a:B", "--task", "[1]"), "--task '[1]' is no JSON object"),
+        (("test", "a:B", "--task", "[1]"), "--task '[1]' is not a JSON object"),
         (("test", "a:B", "--task", "{"), "is not JSON"),
         (("test", "a:B", "--script", "/no/such/file"), "/no/such/file cannot be read"),
-        (("serve", "a:B", "--gateway", ""), "no gateway is named; give --gateway"),
-        (("serve", "a", "--gateway", "127.0.0.1:1"), "'a' names no object"),
+        (("serve", "a:B", "--gateway", ""), "no gateway is given; give --gateway"),
+        (("serve", "a", "--gateway", "127.0.0.1:1"), "'a' does not name an object"),
         (("serve", "a:B", "--gateway", "h:1", "--listen", "h:2"), "exclude each other"),
         (("serve", "a:B", "--listen", "127.0.0.1:65530", "--replicas", "9"), "no room for 9 ports"),
         (("serve", "a:B", "--listen", "7000"), "'7000' is not host:port"),
         (("test", "--listen", "h:1", "--dial", "h:2"), "are two hosts"),
-        (("play",), "nothing to play is named"),
+        (("play",), "no environment to play is given"),
         (("play", "a:B", "c", "d"), "cannot be played at once"),
-        (("list", "--gateway", ""), "no gateway is named"),
-        (("new", "Word"), "'Word' is no name for a project"),
+        (("list", "--gateway", ""), "no gateway is given"),
+        (("new", "Word"), "'Word' is not a valid project name"),
         (("new", "json"), "the name of another Python package"),
-        (("new", "a--b"), "is no name"),
-        (("new", "class"), "is no name"),
+        (("new", "a--b"), "is not a valid project name"),
+        (("new", "class"), "is not a valid project name"),
     ],
 )
 def test_a_mistake_names_the_value_and_the_remedy(
@@ -73,8 +73,9 @@ def test_a_new_project_is_whole_and_plays(
     project.new("word-guess", tmp_path)
     root = tmp_path / "word-guess"
     assert "earl env play word_guess:WordGuess" in capsys.readouterr().out
-    assert len([path for path in root.rglob("*") if path.is_file()]) == len(FILES)
-    assert not [path for path in root.rglob("*") if path.is_file() and "$" in path.read_text()]
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert len(files) == len(list(SKELETON.rglob("*.template")))
+    assert not [path for path in files if "$" in path.read_text()]
     config = RunConfig.model_validate(tomllib.loads((root / "run.toml").read_text()))
     assert config.environment.serve == "word_guess:WordGuess"
     monkeypatch.syspath_prepend(str(root))
@@ -84,7 +85,7 @@ def test_a_new_project_is_whole_and_plays(
         game = module.WordGuess()
         game.reset(recorded["seed"], {})
         assert sum(game.step(action).reward for action in recorded["actions"]) == recorded["return"]
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         project.new("word-guess", tmp_path)
 
 
@@ -132,7 +133,7 @@ def test_what_hosts_name_is_shown_as_it_is():
         {"name": "t\x1b[2J", "parameters": {"properties": {"a": {"type": "list[int]"}}}},
     )
     console = Console(file=io.StringIO(), width=200, record=True)
-    console.print(table([Listed(name, "", "", None, [tool], 1, 1, 0, 0, 0)]))
+    console.print(table([GatewayEnvironment(name, "", "", None, [tool], 1, 1, 0, 0, 0)]))
     text = console.export_text()
     assert name in text and "t␛[2J(a?: list[int])" in text
 

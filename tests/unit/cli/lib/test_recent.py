@@ -7,16 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earl.cli.lib.gateway_codec import Latency, Listed, _listed
+from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency, _listed
 from earl.cli.lib.recent import WINDOW_S, Recent
 from earl.obs.histogram import Histogram
-from services.env_gateway import pool
 from services.env_gateway.codec import listing
-from services.env_gateway.counts import Counts
-from tests.support.looks import GAMES
+from services.env_gateway.state import pool
+from services.env_gateway.state.counts import Counts
+from tests.support.snapshots import GAMES
 
 
-def said(counts: Counts) -> Listed:
+def said(counts: Counts) -> GatewayEnvironment:
     """As an operator is told."""
     [entry] = listing({"game": pool.ListedEnvironment()}, counts).entries
     return _listed(entry)
@@ -55,16 +55,16 @@ def test_without_counts_it_is_what_the_gateway_says():
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 50.0), st.lists(st.floats(0.0, 200.0), max_size=4)), max_size=30))
-def test_what_is_counted_lies_within_the_window_or_the_first_look_after_it(looks):
-    """looks: seconds since the one before, and what was answered meanwhile."""
+def test_what_is_counted_lies_within_the_window_or_the_first_look_after_it(snapshots):
+    """snapshots: seconds since the one before, and what was answered meanwhile."""
     recent, total, now_s = Recent(), Histogram(), 0.0
     came: list[tuple[float, int]] = []
-    for passed_s, answered in looks:
+    for passed_s, answered in snapshots:
         now_s += passed_s
         for value in answered:
             total.add(value)
         came.append((now_s, len(answered)))
-        step = Latency(total.count, counts=tuple(total.counts), longest_s=total.longest)
+        step = HostLatency(total.count, counts=tuple(total.counts), longest_s=total.longest)
         [listed] = recent.of([replace(GAMES, step=step)], now_s)
         if len(came) > 1:
             inside = sum(count for at_s, count in came[1:] if at_s > now_s - WINDOW_S)

@@ -1,4 +1,4 @@
-"""`earl status` and `earl top`: what a look at a run is shown as, and what state a run is in."""
+"""`earl status` and `earl top`: what a snapshot at a run is shown as, and what state a run is in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from earl.cli.lib.snapshot import Looker, State, state_of
+from earl.cli.lib.snapshot import RunMonitor, RunState, state_of
 from earl.cli.show import panels
 from earl.cli.show.status import EXIT_CODES, app, rendered
 from earl.errors import EarlError, InsecureCall
@@ -19,18 +19,18 @@ from earl.obs.metrics import LineFile
 from earl.stack.record import LaunchRecord, is_held, read_record, write_record
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState, RunStatus
-from tests.support.looks import LOOK, STATUS
 from tests.support.runs import tictactoe
+from tests.support.snapshots import ROLLOUT, SNAPSHOT, STATUS, TRAINER
 
 
-def text_of(look) -> str:
+def text_of(snapshot) -> str:
     console = Console(file=io.StringIO(), width=140, record=True)
-    console.print(rendered(look))
+    console.print(rendered(snapshot))
     return console.export_text()
 
 
 def test_a_look_is_shown_whole():
-    text = text_of(LOOK)
+    text = text_of(SNAPSHOT)
     for shown in (
         "growing  running, reinforcement learning 30/140, version 31, 1:01",
         "rollout runs dp2; the selector goes to tp2: 0.3 s quicker",
@@ -42,33 +42,79 @@ def test_a_look_is_shown_whole():
         "44 (p95 53, max 66)",
         "1.2 / 3.1 ms",
         "0.4 / 2.0 ms",
-        "went from dp2 to tp2 in 4.20 s, stalled 0.31 s (epoch 3)",
+        "switched from dp2 to tp2 in 4.20 s, stalled 0.31 s (epoch 3)",
         "lengths grew",
         "sequences for an engine",
         "http://127.0.0.1:9100/metrics",
     ):
         assert shown in text, shown
-    queues = next(table for table in panels.tables(LOOK) if table.title == "queues")
+    queues = next(table for table in panels.tables(SNAPSHOT) if table.title == "queues")
     assert ("tickets", "8", "48 leased, oldest 1:15 rollout-0") in queues.rows
     assert ("sessions for a host", "3", "48 of 128 open") in queues.rows
-    leases = next(table for table in panels.tables(LOOK) if table.title == "leases")
+    leases = next(table for table in panels.tables(SNAPSHOT) if table.title == "leases")
     assert leases.rows[0] == ("rollout-0", "1:15", "912", "2", "train")
     assert ("trajectories for the trainer", "62", "16 leased, 800 done") in queues.rows
 
 
+def test_only_a_running_run_has_time_left():
+    timed = replace(STATUS, metrics={**STATUS.metrics, "phase_left_s": 62.0})
+    assert "30/140, about 1:02 left" in panels.headline(replace(SNAPSHOT, status=timed))
+    stopped = replace(SNAPSHOT, status=timed, state=RunState.STOPPED)
+    assert "30/140, version" in panels.headline(stopped)
+
+
+def test_figures_in_lines_have_no_empty_head():
+    narrow = io.StringIO()
+    Console(file=narrow, width=30).print(rendered(SNAPSHOT))
+    lines = [line.strip() for line in narrow.getvalue().splitlines()]
+    after = lines[lines.index("learning") + 1 :]
+    assert next(line for line in after if line) == "score                 +0.250"
+
+
 def test_what_is_wrong_is_remarked():
-    silent = replace(LOOK, silent={"scheduler": "GetStatus at 127.0.0.1:1 gave no answer within 2 s"})
+    silent = replace(SNAPSHOT, silent={"scheduler": "GetStatus at 127.0.0.1:1 gave no answer within 2 s"})
     assert "scheduler does not answer: GetStatus at 127.0.0.1:1" in text_of(silent)
-    failed = replace(LOOK, state=State.FAILED, failure={"error": "EngineLost", "message": "engine 0 is gone"})
+    failed = replace(
+        SNAPSHOT, state=RunState.FAILED, failure={"error": "EngineLost", "message": "engine 0 is gone"}
+    )
     assert "EngineLost: engine 0 is gone" in text_of(failed)
-    assert "earl down runs/growing" in text_of(replace(LOOK, state=State.LOST))
-    stale = replace(LOOK, status=replace(STATUS, workers=(replace(STATUS.workers[0], silent_s=9.0),)))
-    assert "silent for 9 s" in text_of(stale)
+    assert "earl stop runs/growing" in text_of(replace(SNAPSHOT, state=RunState.LOST))
+    stale = replace(SNAPSHOT, status=replace(STATUS, workers=(replace(STATUS.workers[0], silent_s=9.0),)))
+    assert "9 s ago (late)" in text_of(stale)
+
+
+def test_what_environments_did_wrong_is_remarked():
+    faulty = replace(
+        SNAPSHOT.environments[0],
+        faults=47,
+        last_fault="return 7 is outside\x1b[2J",
+        commonest_fault="unknown ending 17",
+        commonest_count=40,
+        quarantines=("host h is in quarantine for 27 s more: reward inf",),
+    )
+    text = " ".join(text_of(replace(SNAPSHOT, environments=(faulty,))).split())
+    assert "open_spiel/tic_tac_toe: host h is in quarantine for 27 s more: reward inf" in text
+    assert "47 faults, the last: return 7 is outside" in text and "40 times: unknown ending 17" in text
+    assert "\x1b[2J" not in text
+    assert "fault" not in text_of(SNAPSHOT)
+
+
+def test_it_is_said_that_no_host_has_come_yet_and_which_others_have():
+    worker = replace(ROLLOUT, gauges={**ROLLOUT.gauges, "waits_for_host_s": 42.4})
+    waits = replace(SNAPSHOT, status=replace(STATUS, workers=(worker, TRAINER)))
+    text = " ".join(text_of(waits).split())
+    assert (
+        "waited 42 s for a host that serves the run's environment; hosts serve open_spiel/tic_tac_toe" in text
+    )
+    assert "no host is connected" in " ".join(text_of(replace(waits, environments=())).split())
+    assert "waited" not in text_of(SNAPSHOT)
 
 
 def test_a_run_that_has_only_begun_has_no_empty_tables():
     text = text_of(
-        replace(LOOK, state=State.STARTING, status=RunStatus(run="growing"), environments=(), endpoints={})
+        replace(
+            SNAPSHOT, state=RunState.STARTING, status=RunStatus(run="growing"), environments=(), endpoints={}
+        )
     )
     assert text.splitlines()[0] == "growing  starting, 1:01"
     assert "processes" in text and "queues" not in text and "tickets" not in text
@@ -81,17 +127,17 @@ def record(**given) -> LaunchRecord:
 @pytest.mark.parametrize(
     ("kept", "held", "answers", "failed", "state"),
     [
-        (record(), True, False, False, State.STARTING),
-        (None, True, False, False, State.STARTING),
-        (record(ready_s=5.0), True, True, False, State.RUNNING),
-        (record(ready_s=5.0, outcome="complete"), False, False, False, State.COMPLETE),
-        (record(ready_s=5.0, outcome="stopped"), False, True, False, State.STOPPED),
-        (record(outcome="failed"), False, False, True, State.FAILED),
-        (record(ready_s=5.0), False, False, False, State.LOST),
-        (record(ready_s=5.0), False, True, False, State.LOST),
-        (None, False, True, False, State.RUNNING),
-        (None, False, False, True, State.FAILED),
-        (None, False, False, False, State.LOST),
+        (record(), True, False, False, RunState.STARTING),
+        (None, True, False, False, RunState.STARTING),
+        (record(ready_s=5.0), True, True, False, RunState.RUNNING),
+        (record(ready_s=5.0, outcome="complete"), False, False, False, RunState.COMPLETE),
+        (record(ready_s=5.0, outcome="stopped"), False, True, False, RunState.STOPPED),
+        (record(outcome="failed"), False, False, True, RunState.FAILED),
+        (record(ready_s=5.0), False, False, False, RunState.LOST),
+        (record(ready_s=5.0), False, True, False, RunState.LOST),
+        (None, False, True, False, RunState.RUNNING),
+        (None, False, False, True, RunState.FAILED),
+        (None, False, False, False, RunState.LOST),
     ],
 )
 def test_the_state_of_a_run(kept, held, answers, failed, state):
@@ -135,12 +181,12 @@ async def test_a_run_whose_launcher_is_gone_is_lost(tmp_path: Path):
     with RunDirectory(config, resume=False) as directory:
         directory.write(config, config)
         write_record(directory.path, record(ready_s=5.0))
-    looker = Looker(directory.path)
+    monitor = RunMonitor.of_run(directory.path)
     try:
-        look = await looker.look(0.1)
+        snapshot = await monitor.snapshot(0.1)
     finally:
-        await looker.close()
-    assert look.state is State.LOST and look.status.run == "test"
+        await monitor.close()
+    assert snapshot.state is RunState.LOST and snapshot.status.run == "test"
 
 
 def test_a_record_that_this_version_cannot_read_is_none(tmp_path: Path):
@@ -155,17 +201,17 @@ def test_a_fleet_is_shown_no_token_in_plain_text(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("EARL_TOKEN", "secret")
     for addresses in (("192.0.2.1:7000", ""), ("127.0.0.1:9", "gateway.example.org:7000")):
         with pytest.raises(InsecureCall, match="in plain text"):
-            Looker.at(*addresses)
+            RunMonitor.of_fleet(*addresses)
     monkeypatch.setenv("EARL_TLS_CA", "system")
-    Looker.at("192.0.2.1:7000", "")
+    RunMonitor.of_fleet("192.0.2.1:7000", "")
 
 
 async def test_a_fleet_is_looked_at_by_its_addresses():
-    looker = Looker.at("127.0.0.1:9", "127.0.0.1:9")
+    monitor = RunMonitor.of_fleet("127.0.0.1:9", "127.0.0.1:9")
     try:
-        look = await looker.look(0.1)
+        snapshot = await monitor.snapshot(0.1)
     finally:
-        await looker.close()
-    assert look.state is State.LOST and look.status.run == "127.0.0.1:9"
-    assert "127.0.0.1:9  lost" in text_of(look) and "scheduler does not answer" in text_of(look)
-    assert state_of(None, False, True, failed=False) is State.RUNNING
+        await monitor.close()
+    assert snapshot.state is RunState.LOST and snapshot.status.run == "127.0.0.1:9"
+    assert "127.0.0.1:9  lost" in text_of(snapshot) and "scheduler does not answer" in text_of(snapshot)
+    assert state_of(None, False, True, failed=False) is RunState.RUNNING

@@ -1,4 +1,4 @@
-"""Whoever only looks sends a viewer's token, and an operator's only where there is no viewer's: the
+"""Whoever only reads a run sends a viewer's token, and an operator's only where there is no viewer's: the
 dashboard, `earl status`, `earl top`, `earl parallelism`, `earl env list`, `earl doctor`."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from earl import errors
 from earl.cli.env import listing
-from earl.cli.lib.snapshot import Looker, State
+from earl.cli.lib.snapshot import RunMonitor, RunState
 from earl.cli.machine.doctor import at_gateway
 from earl.cli.show import parallelism
 from earl.rpc import Server, token_file
@@ -118,7 +118,7 @@ async def page(directory: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("EARL_GATEWAY", asked.address)
     async with Served(directory) as served:
         _, cookie = await served.enter()
-        reader, writer = await served.ask("/api/stream", cookie)
+        reader, writer = await served.ask(f"/api/runs/{directory.name}/stream", cookie)
         while await reader.readline() != b"event: tickets\n":
             pass
         yield
@@ -143,10 +143,10 @@ async def test_the_dashboard_looks_as_a_viewer(had, shown, asked, holding, tmp_p
 @pytest.mark.parametrize("shown", [Role.VIEWER, Role.OPERATOR])
 async def test_commands_look_as_a_viewer(shown, asked, holding, tmp_path):
     holding(ENTRIES[shown])
-    looker = Looker.at(asked.address, asked.address)
-    look = await looker.look()
-    await looker.close()
-    assert look.state is State.RUNNING and not look.silent
+    monitor = RunMonitor.of_fleet(asked.address, asked.address)
+    snapshot = await monitor.snapshot()
+    await monitor.close()
+    assert snapshot.state is RunState.RUNNING and not snapshot.silent
     assert asked.heard == {(name, shown) for name in ("GetStatus", "ListTickets", "ListEnvironments")}
     config = tictactoe(tmp_path, scheduler={"bind": asked.address})
     with RunDirectory(config, resume=False) as directory:
@@ -162,11 +162,11 @@ async def test_commands_look_as_a_viewer(shown, asked, holding, tmp_path):
 
 async def test_a_stage_is_pinned_as_an_operator_though_looks_are_a_viewers(asked, holding):
     holding(*ENTRIES.values())
-    looker = Looker.at(asked.address, asked.address)
-    await looker.look()
+    monitor = RunMonitor.of_fleet(asked.address, asked.address)
+    await monitor.snapshot()
     asked.heard.clear()
-    await looker.pin("trainer", pin=True, deadline_s=10.0)
-    await looker.close()
+    await monitor.pin("trainer", pin=True, deadline_s=10.0)
+    await monitor.close()
     assert asked.heard == {("SetParallelism", Role.OPERATOR)}
 
 
@@ -179,7 +179,7 @@ async def test_a_viewer_changes_nothing(asked, holding, tmp_path):
         said = await asyncio.to_thread(CliRunner().invoke, parallelism.app, arguments)
     assert isinstance(said.exception, errors.ConfigError) and "no operator token" in str(said.exception)
     holding(ENTRIES[Role.WORKER])
-    looker = Looker.at(asked.address, "")
-    look = await looker.look()
-    await looker.close()
-    assert "no viewer or operator token" in look.silent["scheduler"]
+    monitor = RunMonitor.of_fleet(asked.address, "")
+    snapshot = await monitor.snapshot()
+    await monitor.close()
+    assert "no viewer or operator token" in snapshot.silent["scheduler"]

@@ -121,7 +121,7 @@ def test_only_what_the_data_plane_needs_is_fatal(keys: dict, probed: dict, fatal
     assert [finding.name for finding in findings if finding.fatal] == fatal
     text = "\n".join(lines(findings, "run.toml"))
     assert (
-        f"run.toml cannot work here: {', '.join(fatal)}" in text if fatal else "run.toml works here" in text
+        f"run.toml does not work here: {', '.join(fatal)}" in text if fatal else "run.toml works here" in text
     )
     assert all(f"-> {one.remedy}" in text for one in findings if one.remedy)
 
@@ -161,7 +161,7 @@ async def test_a_probe_that_crashes_or_hangs_is_a_finding():
 async def test_a_probe_can_be_tried_by_hand_as_the_remedy_says(tmp_path: Path):
     config = tictactoe(tmp_path / "it's", rollout={"arena_bytes": 0}, bus={"redis_url": "redis://:x@h:1"})
     hung = await probed_by("services.rollout.worker.arena_size", needed(config), timeout_s=0.0)
-    _, _, by_hand = hung["error"]["remedy"].partition("look why: ")
+    _, _, by_hand = hung["error"]["remedy"].partition("run it yourself: ")
     assert "redis" not in by_hand
     by_hand = by_hand.replace("| python ", f"| {shlex.quote(sys.executable)} ")
     async with asyncio.timeout(60.0):

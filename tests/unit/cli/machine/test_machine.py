@@ -64,7 +64,7 @@ def test_bfloat16_that_a_run_asks_for_and_the_processor_emulates_is_found(tmp_pa
         emulated = machine.of_bfloat16({"avx2"}, nobody_asks)
         assert not (emulated.works or emulated.fatal or emulated.remedy) and "emulated" in emulated.said
     slow = machine.of_bfloat16({"avx2"}, asks)
-    assert not slow.fatal and 'trainer.dtype = "bfloat16"' in slow.said and "times slower" in slow.said
+    assert not slow.fatal and 'trainer.dtype = "bfloat16"' in slow.said and "times as long" in slow.said
     assert slow.remedy == 'write rollout.dtype and trainer.dtype = "auto" or "float32"'
 
 
@@ -191,7 +191,7 @@ async def test_a_probe_that_is_killed_leaves_no_directory(
     serves(tmp_path, "kill -9 $PPID", monkeypatch)
     [finding] = machine.of_redis(await doctor.redis(""))
     assert failing(finding) == ["redis"] and "its probe ended with -9" in finding.said
-    assert finding.remedy == "see all of it: true | python -m earl.bus.probe"
+    assert finding.remedy == "run it yourself: true | python -m earl.bus.probe"
     assert os.listdir(elsewhere) == []
 
 

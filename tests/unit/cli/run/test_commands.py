@@ -74,7 +74,7 @@ def test_help_of_one_command_is_its_own():
     ("arguments", "code", "words"),
     [
         (("--trainer.learning_rate", "1"), 2, "no key trainer.learning_rate; did you mean trainer.lr?"),
-        (("--trainer.lr", "fast"), 2, 'trainer.lr = "fast" is wrong'),
+        (("--trainer.lr", "fast"), 2, '--trainer.lr "fast" is wrong'),
         (("--model.path", "/no/such/model"), 3, "model.path = '/no/such/model' is not a directory"),
         (("--rollout.tp", "3"), 4, "rollout.tp = 3 does not divide"),
         (("--trainer.lr",), 2, "--trainer.lr has no value"),
@@ -120,7 +120,7 @@ STATUS = RunStatus(
     ),
     evaluations=(
         EvaluationStatus(
-            "start", 61, 512, 510, 0.5, 0.3, {"illegal": 0.1}, 2,
+            "start", 61, 512, 510, 0.5, 0.3, {"illegal": 0.1, "loss": 0.3}, 2,
             ConfidenceBounds(0.46, 0.54), ConfidenceBounds(0.2, 0.4),
         ),
         EvaluationStatus(
@@ -200,6 +200,23 @@ def test_the_closing_lines_are_the_first_and_the_last_evaluation_with_intervals(
     assert list(closing_lines(RunStatus())) == []
 
 
+def test_a_reward_is_a_score_where_nothing_is_won_or_lost():
+    tasks = replace(STATUS, evaluations=tuple(replace(item, metrics={}) for item in STATUS.evaluations))
+    assert not tasks.has_winners and STATUS.has_winners
+    assert replace(tasks, metrics={"loss_rate": 0.5}).has_winners
+    assert not replace(tasks, metrics={"loss": 0.5}).has_winners  # the trainer's
+    assert next(iter(closing_lines(tasks))) == (
+        "evaluation start, version 61 (best): score 0.30 [0.20, 0.40], 510 tasks, 2 failed and do not count"
+    )
+    assert "score +0.250" in status_line(tasks) and "win rate" not in status_line(tasks)
+    console = Console(file=io.StringIO(), width=120, force_terminal=False, record=True)
+    view = LiveView(console)
+    view.update([ProcessState("gateway", "ready", 1.0, 0)], tasks)
+    console.print(view._render())
+    text = console.export_text()
+    assert "score" in text and "win rate" not in text
+
+
 def test_the_plain_view_says_what_changed(tmp_path: Path):
     with open(tmp_path / "out", "w") as file, PlainView(file) as view:
         view.update([ProcessState("gateway", "starting", 0.0, 0)], RunStatus())
@@ -208,6 +225,48 @@ def test_the_plain_view_says_what_changed(tmp_path: Path):
         view.update([ProcessState("gateway", "ready", 1.1, 0)], STATUS)
     lines = (tmp_path / "out").read_text().splitlines()
     assert [line.split("] ")[1].split(" ")[0] for line in lines] == ["gateway", "gateway", "evaluate:final"]
+
+
+def test_the_plain_view_says_what_it_waits_for_and_since_when(tmp_path: Path):
+    starting = [ProcessState("gateway", "ready", 9.0, 0), ProcessState("trainer", "starting", 12.4, 0)]
+    with open(tmp_path / "out", "w") as file, PlainView(file, every_s=0.0) as view:
+        view.update(starting, STATUS)
+        view.update([replace(starting[1], state="ready")], STATUS)
+    lines = [line.split("] ")[1] for line in (tmp_path / "out").read_text().splitlines()]
+    assert lines[2] == "waiting for trainer (starting 12 s)"
+    assert lines[-1].startswith("evaluate:final") and not any("waiting" in line for line in lines[3:])
+
+
+def test_without_a_terminal_a_line_comes_only_when_something_changed(tmp_path: Path):
+    with open(tmp_path / "out", "w") as file, PlainView(file, every_s=0.0) as view:
+        for step in (1, 1, 1, 2, 2):
+            view.update([], replace(STATUS, phase="train", step=step, steps=9))
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [line.split("] ")[1].split(",")[0] for line in lines] == ["train 1/9", "train 2/9"]
+
+
+def test_the_views_say_what_workers_report_once(tmp_path: Path):
+    def reported(waits_s: float, words: int) -> RunStatus:
+        gauges = {"waits_for_host_s": waits_s, "unknown_words": float(words)}
+        worker = WorkerState("rollout-0", "rollout", "tp1", 8, 0, 1, 0.1, gauges, {})
+        return replace(STATUS, workers=(worker,))
+
+    with open(tmp_path / "out", "w") as file, PlainView(file) as plain:
+        for waits_s, words in ((3.0, 0), (4.0, 0), (0.0, 1), (0.0, 2)):
+            plain.update([], reported(waits_s, words))
+    told = [line.split("] ")[1] for line in (tmp_path / "out").read_text().splitlines()]
+    waits, word = "rollout has waited 3 s for a host", "rollout-0 has read 1 word that model.scratch.words"
+    assert sum("waited" in line for line in told) == 1 and any(line.startswith(waits) for line in told)
+    assert any(line.startswith(word) for line in told) and any("2 words" in line for line in told)
+
+    console = Console(file=io.StringIO(), width=200, force_terminal=False, record=True)
+    view = LiveView(console)
+    view.update([ProcessState("gateway", "ready", 1.0, 0)], reported(0.0, 2))
+    console.print(view._render())
+    text = console.export_text()
+    assert (
+        "rollout-0 has read 2 words that model.scratch.words does not have" in text and "waited" not in text
+    )
 
 
 DECIDED = replace(
@@ -251,10 +310,10 @@ def test_the_views_say_what_was_switched_and_what_is_pinned(tmp_path: Path):
         replace(DECIDED, stages=(replace(rollout, last=failed), trainer)),
     ]
     said = [
-        "rollout goes from dp2 to tp2 (epoch 3): lengths grew",
-        "rollout went from dp2 to tp2 in 4.20 s, stalled 0.31 s, 9 sequences continued, 3.0 MiB moved "
+        "rollout is switching from dp2 to tp2 (epoch 3): lengths grew",
+        "rollout switched from dp2 to tp2 in 4.20 s, stalled 0.31 s, 9 sequences continued, 3.0 MiB moved "
         "(epoch 3)",
-        "rollout stays tp2, not dp2 (epoch 4): rollout-0: no room",
+        "rollout stayed tp2, rolled back from dp2 (epoch 4): rollout-0: no room",
     ]
     console = Console(file=io.StringIO(), width=140, force_terminal=False, record=True)
     view = LiveView(console)

@@ -1,18 +1,21 @@
-"""`earl up` and `earl down`: what they wait for, what they send, and what they leave alone."""
+"""`earl up` and `earl stop`: what they wait for, what they send, and what they leave alone."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from earl.cli.run import down, up
+from earl.cli.run import stop, up
 from earl.cli.run.launch import handled
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
@@ -20,7 +23,8 @@ from earl.stack import plan
 from earl.stack.endpoints import Endpoints, endpoints_of
 from earl.stack.launcher import Signals, launch
 from earl.stack.record import LaunchRecord, LaunchRecorder, read_record, write_record
-from earl.stack.rundir import FAILURE, RunDirectory
+from earl.stack.run_files import FAILURE
+from earl.stack.rundir import RunDirectory
 from earl.stack.status import RunStatus
 from earl.stack.supervisor import Supervisor
 from tests.support.disk import full_at
@@ -59,7 +63,7 @@ async def test_a_run_is_up_without_what_it_goes_on_without(tmp_path: Path):
 async def test_a_launcher_whose_token_would_travel_in_plain_text_begins_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Or else `earl status` and `earl down` would say that it was killed."""
+    """Or else `earl status` and `earl stop` would say that it was killed."""
     for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA", "EARL_TOKENS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EARL_TOKEN", "secret")
@@ -75,7 +79,24 @@ async def test_up_gives_a_silent_launcher_up():
     stream = asyncio.StreamReader()
     stream.feed_data(b'{"kind": "processes", "states": {"valkey": "ready", "model": "starting"}}\n')
     with pytest.raises(ProcessFailed, match=r"nothing new for 0\.05 s, waiting for model"):
-        await up.hear(stream, lambda states: None, 0.05)
+        await up.hear(stream, lambda states, quiet_s: None, 0.05, 0.01)
+
+
+async def test_up_says_again_what_it_waits_for_while_nothing_changes():
+    stream = asyncio.StreamReader()
+    stream.feed_data(b'{"kind": "processes", "states": {"valkey": "ready", "model": "starting"}}\n')
+    console = Console(file=io.StringIO(), width=80)
+    show, shown = up.shown_on(console), asyncio.Event()
+
+    def count(states: Mapping[str, str], quiet_s: float) -> None:
+        show(states, quiet_s)
+        if console.file.getvalue().count("waiting for model") >= 2:  # pyright: ignore
+            shown.set()
+
+    hearing = asyncio.create_task(up.hear(stream, count, 60.0, 0.01))
+    await asyncio.wait_for(shown.wait(), 20.0)
+    stream.feed_data(b'{"kind": "ready", "seconds": 1.0}\n')
+    assert (await hearing).kind == "ready"
 
 
 @pytest.mark.parametrize(("now", "first"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
@@ -87,7 +108,7 @@ def test_down_asks_and_down_now_hurries(tmp_path: Path, now: bool, first: signal
         try:
             assert launcher.stdout is not None and launcher.stdout.readline()
             write_record(tmp_path, LaunchRecord(launcher.pid, "no such mark"))
-            down.stop(tmp_path, config, now=now)
+            stop.stop_launcher(tmp_path, config, now=now)
         finally:
             launcher.kill()
     assert launcher.returncode == first
@@ -98,7 +119,7 @@ async def test_a_launcher_that_is_told_so_hurries():
     try:
         assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGUSR1)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             await signals.hurry.wait()
         assert signals.stop.is_set()
     finally:
@@ -113,13 +134,13 @@ def test_services_that_no_launcher_started_are_left_alone(tmp_path: Path):
     arenas = arena_directory(config.data_plane, directory.path)
     arenas.mkdir(parents=True)
     with pytest.raises(ConfigError, match="nothing was touched"):
-        down.end(directory.path, now=False)
+        stop.end(directory.path, now=False)
     assert arenas.is_dir()
 
 
-def test_down_says_where_the_report_is_if_there_is_one(tmp_path: Path):
-    ended = down.Ended(tmp_path, was_running=True, outcome="complete", seconds=2.0)
-    assert ended.lines() == [f"{tmp_path} is down after 2.0 s: complete"]
+def test_stop_says_where_the_report_is_if_there_is_one(tmp_path: Path):
+    ended = stop.EndedRun(tmp_path, was_running=True, outcome="complete", seconds=2.0)
+    assert ended.lines() == [f"{tmp_path} has ended, after 2.0 s: complete"]
     (tmp_path / "report.html").touch()
     assert ended.lines()[1:] == [f"report: {tmp_path / 'report.html'}"]
 
@@ -148,3 +169,20 @@ def test_endpoints_that_cannot_be_written_are_written_later(tmp_path: Path, capl
     endpoints.show({"gateway": "127.0.0.1:9"})
     assert endpoints_of(directory) == {"gateway": "127.0.0.1:9"}
     endpoints.close()
+
+
+def test_a_started_run_is_told_in_a_few_lines(tmp_path: Path):
+    addresses = {
+        "scheduler": "127.0.0.1:1",
+        "gateway": "127.0.0.1:2",
+        "dashboard": "http://127.0.0.1:3/?token=t",
+    }
+    begun = up.StartedRun(tmp_path / "r", 7, 3.94, ["valkey", "gateway"], addresses, "own/game")
+    assert begun.lines()[:3] == [
+        f"r is up after 3.9 s: {tmp_path / 'r'}, 2 processes",
+        "page: http://127.0.0.1:3/?token=t",
+        "hosts of own/game connect with: earl env serve MODULE:CLASS --gateway 127.0.0.1:2",
+    ]
+    assert begun.as_object()["addresses"] == addresses
+    without_page = up.StartedRun(tmp_path / "r", 7, 3.94, [], {"gateway": "127.0.0.1:2"})
+    assert [line.partition(":")[0] for line in without_page.lines()[1:]] == ["show", "end"]

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from earl.cli.lib.decisions import read_decisions
 from earl.cli.show.explain import app
+from earl.config.run import RunConfig
 from earl.errors import ConfigError
+from earl.models.create import create_model
 from tests.support.recorded import recorded
 from tests.support.selection import selecting, step_of
 
@@ -56,13 +58,14 @@ def test_the_last_decision_and_where_the_verdict_changed(tmp_path: Path) -> None
         ["longest", "120", "120"],
         ["sequences at once", "16 (most 20)", "16"],
     ]
-    assert "growth +5.0% a step; 90 tokens/s a device measured; 45% of the fullest device's memory" in text
+    beside = "growth +5.0% per step; 90 tokens/s per device measured; 45% of the fullest device's memory"
+    assert beside in text
     assert "KV 60% of 100 tokens" in text
     assert table(text, "parallelism") == [
         ["tp2", "120", "1.7 s", "40%"],
-        ["dp2", "100", "2 s", "50%", "runs, chosen"],
+        ["dp2", "100", "2 s", "50%", "running, chosen"],
     ]
-    assert "0.3 s a step to gain, over 4 steps; a switch costs 1 s; policy test, decided in" in text
+    assert "0.3 s saved per step, over 4 steps; a switch costs 1 s; policy test, decided in" in text
     *_, head, first, second = text.splitlines()
     assert head == "rollout: the verdict changed 2 times, steps 2 to 5"
     assert first == "  step 3: goes to tp2: lengths decide"
@@ -73,8 +76,9 @@ def test_a_step_is_told_with_what_did_not_fit_and_why(tmp_path: Path) -> None:
     decided(tmp_path, 50.0, 120.0, longest=900.0)
     text = told(tmp_path, "--step", 3)
     assert text.startswith("rollout, step 3 (decided after step 2")
-    assert table(text, "parallelism")[1] == ["dp2", "100", "2 s", "120%", "runs, does not fit: out of memory"]
-    assert "urgent: no payback was asked for" in text and "changed" not in text
+    marks = "running, does not fit: out of memory"
+    assert table(text, "parallelism")[1] == ["dp2", "100", "2 s", "120%", marks]
+    assert "urgent: switched without a payback" in text and "changed" not in text
 
 
 def test_all_of_it_is_one_object(tmp_path: Path) -> None:
@@ -127,11 +131,11 @@ def test_what_became_of_a_decision_is_told(tmp_path: Path) -> None:
     other = {**switch, "epoch": 4, "by": "operator", "rolled_back": True, "message": "w: no room"}
     with (tmp_path / "switches.jsonl").open("w") as file:
         file.write(f'{json.dumps(switch)}\n{{"stage": 3}}\n{json.dumps(other)}\n')
-    went = "rollout went from dp2 to tp2 in 4.50 s, stalled 0.25 s (epoch 3)"
+    went = "rollout switched from dp2 to tp2 in 4.50 s, stalled 0.25 s (epoch 3)"
     assert went in told(tmp_path, "--step", 3)
     text = told(tmp_path)
     assert f"{went}; selector: goes to tp2: lengths decide\n" in text
-    assert "rollout stays dp2, not tp2 (epoch 4): w: no room; operator: goes to tp2" in text
+    assert "rollout stayed dp2, rolled back from tp2 (epoch 4): w: no room; operator: goes to tp2" in text
     found = json.loads(told(tmp_path, "--step", 3, "--json"))["decisions"][0]
     assert found["switch"]["stall_s"] == 0.25 and found["epoch"] == 3
     assert json.loads(told(tmp_path, "--step", 2, "--json"))["decisions"][0]["switch"] is None
@@ -141,21 +145,46 @@ def test_what_became_of_a_decision_is_told(tmp_path: Path) -> None:
 
 
 def test_what_there_is_not_is_named_with_its_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no run directory: .*; give one like runs/demo-seed0"):
+    with pytest.raises(ConfigError, match=r"there is no run .*none'.*; earl ls lists the runs"):
         told(tmp_path / "none")
     for scheduler, because in (
         ({"selector": "static", "profile": ""}, 'scheduler.selector is "static"'),
-        ({"selector": "observe", "profile": ""}, "it had no profile"),
-        ({"selector": "observe", "profile": "x.csv"}, "no training step is done yet"),
-        ({}, "it is a run of before the selector"),
+        ({"selector": "observe", "profile": ""}, "it has no profile"),
+        ({"selector": "observe", "profile": "x.csv"}, "no training step is complete yet"),
+        ({}, "it was made before the selector existed"),
     ):
         (tmp_path / "run.json").write_text(json.dumps({"scheduler": scheduler}))
-        with pytest.raises(ConfigError, match=because) as caught:
-            told(tmp_path)
-        assert "`earl profile`" in caught.value.remedy and caught.value.exit_code == 2
+        text = told(tmp_path)
+        assert text.startswith(f"The selector decided nothing in {tmp_path}: {because}.\n")
+        assert f"earl profile {tmp_path / 'run.toml'}" in text
+        assert json.loads(told(tmp_path, "--json"))["reason"] == because
+        with pytest.raises(ConfigError, match=r"has no decisions .*leave --step out"):
+            told(tmp_path, "--step", 3)
     decided(tmp_path, 50.0, 120.0)
     with pytest.raises(ConfigError, match="no decision for rollout at step 1; it has some for steps 2 to 3"):
         told(tmp_path, "--step", 1)
+
+
+def test_without_decisions_it_says_what_was_measured_and_what_a_profile_would_compare(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"name": "r", "environment": {"name": "e"}})
+    create_model(tmp_path / "model", config.model, seed=0)
+    (tmp_path / "run.json").write_text(config.model_dump_json())
+    lines = [
+        {
+            "step": step,
+            "parallelism": {"rollout": {"dp": devices, "tp": 1, "cp": 1, "pp": 1}},
+            "load": {"rollout": {"mean_tokens": mean, "max_tokens": 2 * mean, "memory_fraction": 0.25}},
+        }
+        for step, mean, devices in ((1, 100.0, 2), (2, 900.0, 2))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = told(tmp_path)
+    assert "rollout, dp2, step 2" in text and "25% of the fullest device's memory" in text
+    assert "mean tokens 100 at the first step, 900 at the last; longest 1,800" in text
+    assert "2 devices: a profile would compare it with tp2" in text
+    measured = json.loads(told(tmp_path, "--json"))["measured"]["rollout"]
+    assert measured["parallelism"] == "dp2" and measured["last_step"]["mean_tokens"] == 900.0
+    assert "rollout" not in told(tmp_path, "--stage", "trainer")
 
 
 def test_steps_that_were_rolled_back_are_not_told(tmp_path: Path) -> None:

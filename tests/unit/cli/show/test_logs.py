@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from earl.cli.lib.log_lines import Logs, Wanted
+from earl.cli.lib.log_lines import LineFilter, Logs
 from earl.cli.show.logs import app, seconds_of
 from earl.errors import ConfigError
 from tests.support.runs import tictactoe
@@ -83,7 +83,7 @@ def test_they_are_filtered_by_process_level_and_number(run: Path):
     assert len(told(run, "-n", "3")) == 3
     with pytest.raises(ConfigError, match=r"no process 'trainr'; name one of scheduler, trainer"):
         told(run, "trainr")
-    with pytest.raises(ConfigError, match="'loud' is no level; give one of debug"):
+    with pytest.raises(ConfigError, match="'loud' is not a level; give one of debug"):
         told(run, "--level", "loud")
 
 
@@ -99,17 +99,17 @@ def test_json_is_what_was_logged(run: Path):
 
 
 def test_since_leaves_older_ones_out(run: Path):
-    first = next(Logs(run / "logs", ("trainer",), Wanted()).lines())
-    source = Logs(run / "logs", (), Wanted(since=first.at + 1.5))
+    first = next(Logs(run / "logs", ("trainer",), LineFilter()).lines())
+    source = Logs(run / "logs", (), LineFilter(since=first.time_s + 1.5))
     assert [line.as_object()["message"] for line in source.lines()] == ["again", "a lease ended"]
     assert [seconds_of(text) for text in ("90s", "10m", "1.5h", "2d")] == [90, 600, 5400, 172800]
-    with pytest.raises(ConfigError, match="'soon' is no time"):
+    with pytest.raises(ConfigError, match="'soon' is not a duration"):
         seconds_of("soon")
 
 
 def test_a_log_is_followed_through_halves_rotation_and_new_processes(run: Path):
     log = run / "logs" / "trainer.log"
-    source = Logs(run / "logs", ("trainer", "env-0"), Wanted(logging.INFO))
+    source = Logs(run / "logs", ("trainer", "env-0"), LineFilter(logging.INFO))
     assert len(list(source.lines())) == 5
     with open(log, "a") as file:
         file.write(said(6, "info", "whole") + said(7, "info", "half")[:20])

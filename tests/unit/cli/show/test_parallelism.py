@@ -59,9 +59,9 @@ def test_mistakes_are_named_before_anyone_is_asked() -> None:
 @pytest.mark.slow
 def test_a_run_that_does_not_go_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no run in ./runs goes on; name the directory"):
+    with pytest.raises(ConfigError, match=r"no run in ./runs is running; name the directory"):
         told()
-    with pytest.raises(ConfigError, match="elsewhere is no run directory"):
+    with pytest.raises(ConfigError, match="there is no run 'elsewhere'"):
         told("--run", "elsewhere")
     for name in ("old", "new"):
         directory = tmp_path / RUNS / name
@@ -110,7 +110,7 @@ def test_every_stage_is_shown_with_its_last_switch() -> None:
         "r, train 3/9",
         "rollout    tp2, pinned",
         "           rollout stays with tp2",
-        "           went from dp2 to tp2 in 1.50 s, stalled 0.25 s (epoch 3)",
-        "trainer    cut unevenly",
-        "           goes from dp2 to tp2 (epoch 4): an operator asked for it",
+        "           switched from dp2 to tp2 in 1.50 s, stalled 0.25 s (epoch 3)",
+        "trainer    mixed parallelism",
+        "           is switching from dp2 to tp2 (epoch 4): an operator asked for it",
     ]

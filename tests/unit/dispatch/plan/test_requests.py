@@ -9,10 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.plan_copies import PackedSequences, copies_of, ragged_index
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
 from earl.dispatch.plan.schedule import ReadRequests, schedule
-from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, plan_batch
+from earl.dispatch.plan.sequence_plan import ContextSlice, RaggedIndex, plan_batch
 from earl.errors import LayoutGap, LayoutOverlap
 
 some = settings(deadline=None, max_examples=80)
@@ -107,7 +108,7 @@ def test_every_owner_of_a_new_layout_gets_its_part_request_by_request(data):
             source, _, whole, priority = classes[block.want]
             assert requests.priority[i] == priority
             memory = local(source, whole, source.runs(peer))
-            copies = requests.spelled(i)
+            copies = copies_of(requests, i)
             for n, a, b, extent in zip(
                 copies.tensor.tolist(), copies.source, copies.target, copies.extent, strict=True
             ):
@@ -167,9 +168,9 @@ def test_what_is_named_as_missing_is_missing(data):
 # --- packed sequences -----------------------------------------------------------------------
 
 
-def pack(name: str, sequences: list[int], lengths: np.ndarray) -> Packed:
+def pack(name: str, sequences: list[int], lengths: np.ndarray) -> PackedSequences:
     order = np.array(sequences, np.int64)
-    return Packed(name, order, np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64))
+    return PackedSequences(name, order, np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64))
 
 
 @some
@@ -183,7 +184,7 @@ def test_a_batch_over_data_and_context_ranks_is_every_row_once(data):
     orders = [
         data.draw(st.permutations([s for s, who in enumerate(holders) if i in who])) for i in range(producers)
     ]
-    index = RaggedIndex.of(
+    index = ragged_index(
         [pack(name, order, lengths) for name, order in zip(names, orders, strict=True)], replicas=True
     )
     nothing = np.zeros(0, np.int64)
@@ -204,7 +205,7 @@ def test_a_batch_over_data_and_context_ranks_is_every_row_once(data):
             into = [np.zeros(batch.offsets[-1], dtype) for dtype in DTYPES]
             times = [np.zeros(batch.offsets[-1], int) for _ in DTYPES]
             for i in range(len(requests)):
-                copies, peer = requests.spelled(i), int(requests.peer[i])
+                copies, peer = copies_of(requests, i), int(requests.peer[i])
                 for n, a, b, rows in zip(
                     copies.tensor.tolist(), *(x[:, 0].tolist() for x in (copies.source, copies.target)),
                     copies.extent[:, 0].tolist(), strict=True,
@@ -252,7 +253,7 @@ def test_a_sequence_that_cannot_be_had_or_is_had_twice_is_named(data):
     packed = [pack(n, data.draw(st.permutations(s)), lengths) for n, s in zip("abc", held, strict=True)]
     twice = [s for s, who in enumerate(holders) if len(who) > 1]
     try:
-        RaggedIndex.of(packed)
+        ragged_index(packed)
     except LayoutOverlap as overlap:
         named = re.match(r"(\w) and (\w) both hold sequence (\d+), \[(\d+):(\d+)\]", str(overlap))
         assert named, str(overlap)
@@ -263,7 +264,7 @@ def test_a_sequence_that_cannot_be_had_or_is_had_twice_is_named(data):
         assert packed[first].offsets[place : place + 2].tolist() == [int(named[4]), int(named[5])]
     else:
         assert not twice
-    index = RaggedIndex.of(packed, replicas=True)
+    index = ragged_index(packed, replicas=True)
     dead = [data.draw(st.booleans()) for _ in packed]
     unknown = [s for s, who in enumerate(holders) if not who]
     unread = [s for s, who in enumerate(holders) if who and all(dead[i] for i in who)]
@@ -290,7 +291,7 @@ def test_replicas_of_sequences_get_no_more_than_their_share_and_one_sequence(dat
     lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=40)))
     owners = data.draw(st.integers(2, 4))
     everyone = list(range(len(lengths)))
-    index = RaggedIndex.of([pack(f"o{i}", everyone, lengths) for i in range(owners)], replicas=True)
+    index = ragged_index([pack(f"o{i}", everyone, lengths) for i in range(owners)], replicas=True)
     before = np.array([data.draw(st.integers(0, 400)) for _ in range(owners)])
     loads = plan_batch(index, np.array(everyone), (3, 1), loads=before).reads.loads
     assert (loads >= before).all() and (loads - before).sum() == 4 * lengths.sum()

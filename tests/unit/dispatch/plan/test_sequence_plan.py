@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.plan_copies import PackedSequences, copies_of, ragged_index
 from earl.dispatch.plan.schedule import schedule
-from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, plan_batch
+from earl.dispatch.plan.sequence_plan import ContextSlice, plan_batch
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 
 some = settings(deadline=None, max_examples=60)
@@ -29,7 +30,9 @@ def held(draw, replicas: bool = False):
     for owner, sequences in enumerate(at):
         order = np.array(draw(st.permutations(sequences)), np.int64)
         packed.append(
-            Packed(f"o{owner}", order, np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64))
+            PackedSequences(
+                f"o{owner}", order, np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
+            )
         )
     return lengths, packed
 
@@ -60,7 +63,7 @@ def filled(lengths, packed, batch) -> list[np.ndarray]:
 @given(st.data())
 def test_every_rank_gets_its_zigzag_slice_of_each_sequence(data):
     lengths, packed = data.draw(held(replicas=True))
-    index = RaggedIndex.of(packed, replicas=True)
+    index = ragged_index(packed, replicas=True)
     wanted = data.draw(st.permutations(range(len(lengths))))[: data.draw(st.integers(0, len(lengths)))]
     cp = data.draw(st.integers(1, 3))
     seen: dict[int, list[int]] = {sequence: [] for sequence in wanted}
@@ -85,13 +88,13 @@ def test_every_rank_gets_its_zigzag_slice_of_each_sequence(data):
 
 
 def test_sequences_that_lie_end_to_end_are_one_copy():
-    packed = [Packed("a", np.array([3, 1, 2]), np.array([0, 5, 9, 10]))]
-    (block,) = plan_batch(RaggedIndex.of(packed), np.array([1, 2]), (4, 8)).reads.blocks
+    packed = [PackedSequences("a", np.array([3, 1, 2]), np.array([0, 5, 9, 10]))]
+    (block,) = plan_batch(ragged_index(packed), np.array([1, 2]), (4, 8)).reads.blocks
     assert (block.source.tolist(), block.extent.tolist(), len(block.tensors)) == ([[5]], [[5]], 2)
 
 
 def test_copies_of_different_micro_batches_stay_apart():
-    index = RaggedIndex.of([Packed("a", np.array([0, 1]), np.array([0, 4, 8]))])
+    index = ragged_index([PackedSequences("a", np.array([0, 1]), np.array([0, 4, 8]))])
     (block,) = plan_batch(index, np.arange(2), (4,), priority=np.array([0, 1])).reads.blocks
     assert block.priority.tolist() == [0, 1]
 
@@ -100,8 +103,8 @@ def test_replicas_of_sequences_share_by_bytes():
     lengths = np.full(100, 7)
     every = np.arange(100)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    packed = [Packed(name, every, offsets) for name in "abc"]
-    index = RaggedIndex.of(packed, replicas=True)
+    packed = [PackedSequences(name, every, offsets) for name in "abc"]
+    index = ragged_index(packed, replicas=True)
     loads = plan_batch(index, every, (4,)).reads.loads
     assert loads.max() - loads.min() <= 2 * 28
     near = plan_batch(index, every, (4,), cost=np.array([1.0, 0.0, np.inf])).reads.loads
@@ -109,14 +112,14 @@ def test_replicas_of_sequences_share_by_bytes():
 
 
 def test_gaps_and_overlaps_are_named():
-    one = Packed("a", np.array([1, 2]), np.array([0, 3, 7]))
+    one = PackedSequences("a", np.array([1, 2]), np.array([0, 3, 7]))
     with pytest.raises(LayoutOverlap, match=r"a and b both hold sequence 2, \[3:7\]"):
-        RaggedIndex.of([one, Packed("b", np.array([2]), np.array([0, 4]))])
+        ragged_index([one, PackedSequences("b", np.array([2]), np.array([0, 4]))])
     with pytest.raises(LayoutError, match="4 rows at a, 9 at b"):
-        RaggedIndex.of([one, Packed("b", np.array([2]), np.array([0, 9]))], replicas=True)
+        ragged_index([one, PackedSequences("b", np.array([2]), np.array([0, 9]))], replicas=True)
     with pytest.raises(LayoutError, match="never fall"):
-        RaggedIndex.of([Packed("a", np.array([1]), np.array([5, 3]))])
-    index = RaggedIndex.of([one])
+        ragged_index([PackedSequences("a", np.array([1]), np.array([5, 3]))])
+    index = ragged_index([one])
     with pytest.raises(LayoutGap, match="sequence 8; missing are 1 of 2"):
         plan_batch(index, np.array([1, 8]), (4,))
     with pytest.raises(LayoutGap, match=r"sequence 2, \[3:7\] of a"):
@@ -124,7 +127,7 @@ def test_gaps_and_overlaps_are_named():
 
 
 def test_nothing_wanted_is_no_request():
-    index = RaggedIndex.of([Packed("a", np.array([0, 1]), np.array([0, 4, 8]))])
+    index = ragged_index([PackedSequences("a", np.array([0, 1]), np.array([0, 4, 8]))])
     assert len(schedule(plan_batch(index, np.arange(2), ()).reads, 8)) == 0
     assert len(schedule(plan_batch(index, np.arange(0), (4,)).reads, 8)) == 0
     with pytest.raises(LayoutError, match=r"priority of shape \(1,\) for 2"):
@@ -135,7 +138,7 @@ def test_nothing_wanted_is_no_request():
 @given(st.data())
 def test_requests_hold_every_copy_once_within_credit_and_in_order(data):
     lengths, packed = data.draw(held())
-    index = RaggedIndex.of(packed)
+    index = ragged_index(packed)
     wanted = np.array(data.draw(st.permutations(range(len(lengths)))), np.int64)
     micro = np.sort(np.array([data.draw(st.integers(0, 2)) for _ in wanted], np.int32))
     reads = plan_batch(index, wanted, (4, 1, 8), ContextSlice(0, 2), priority=micro).reads
@@ -148,7 +151,7 @@ def test_requests_hold_every_copy_once_within_credit_and_in_order(data):
         assert (block.peer[rows] == requests.peer[i]).all()
         assert (block.priority[rows] == requests.priority[i]).all()
         times[np.ix_(tensors, rows)] += 1
-        spelled = requests.spelled(i)
+        spelled = copies_of(requests, i)
         assert spelled.tensor.tolist() == [t for t in tensors.tolist() for _ in rows]
         for name in ("source", "target", "extent"):
             np.testing.assert_array_equal(
@@ -161,8 +164,8 @@ def test_requests_hold_every_copy_once_within_credit_and_in_order(data):
 
 
 def test_peers_are_asked_in_turn_from_the_readers_own():
-    packed = [Packed(n, np.array([i]), np.array([0, 4])) for i, n in enumerate("abc")]
-    reads = plan_batch(RaggedIndex.of(packed), np.arange(3), (1,)).reads
+    packed = [PackedSequences(n, np.array([i]), np.array([0, 4])) for i, n in enumerate("abc")]
+    reads = plan_batch(ragged_index(packed), np.arange(3), (1,)).reads
     requests = schedule(reads, 2, first_peer=1)
     assert requests.peer.tolist() == [1, 2, 0]
     with pytest.raises(LayoutError, match="credit"):

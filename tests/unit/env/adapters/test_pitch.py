@@ -17,7 +17,6 @@ from earl.env.adapters.pitch_model import (
     PitchState,
     advanced,
     commanded,
-    energy_height,
     held,
     moment,
     near_optimal,
@@ -34,6 +33,11 @@ def flown(aircraft, state, sticks, hold_s=0.5):
     for stick in sticks:
         moments += list(held(aircraft, moments[-1].state, stick, hold_s))[1:]
     return moments
+
+
+def energy_height(state):
+    """Altitude plus speed squared over 2 g, metres: what neither gravity nor lift changes."""
+    return state.altitude + state.speed**2 / (2 * GRAVITY)
 
 
 # --- physics --------------------------------------------------------------------------------------

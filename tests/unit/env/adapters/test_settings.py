@@ -2,7 +2,7 @@
 
 import pytest
 
-from earl.env.adapters import said
+from earl.env.adapters import move_text
 from earl.env.adapters.settings import ChoiceSetting, Number, TableSetting, Text, Whole, checked
 
 KEYS = {
@@ -60,20 +60,20 @@ def test_what_a_task_may_not_say_is_named(task, message):
         ("[left", "[left"),
         ("", ""),
         ("[]", ""),
-        ("[old]" + "x" * 5_000, "x" * said.MAX_ACTION_CHARACTERS),
+        ("[old]" + "x" * 5_000, "x" * move_text.MAX_ACTION_CHARACTERS),
     ],
 )
 def test_the_move_that_a_text_says(action, move):
-    assert said.move(action) == move
+    assert move_text.move(action) == move
 
 
 def test_moves_by_name():
-    places = said.named(["Left", "right", "LEFT"])
-    assert said.chosen("[left]", places) == 0 and said.chosen("right", places) == 1
-    assert said.chosen("[up]", places) is None
+    places = move_text.named(["Left", "right", "LEFT"])
+    assert move_text.chosen("[left]", places) == 0 and move_text.chosen("right", places) == 1
+    assert move_text.chosen("[up]", places) is None
 
 
 def test_long_texts_keep_both_ends():
-    assert said.shortened("abc", 3) == "abc"
-    short = said.shortened("a" * 500 + "b" * 500, 10)
+    assert move_text.shortened("abc", 3) == "abc"
+    short = move_text.shortened("a" * 500 + "b" * 500, 10)
     assert short.startswith("aaaaa\n") and short.endswith("\nbbbbb") and "990 characters" in short

@@ -10,8 +10,8 @@ import pytest
 from earl.env import ToolEnvironment, tool
 from earl.env.codec import info
 from earl.env.conformance import policies
-from earl.env.conformance.acts import Act, tools_of
 from earl.env.conformance.card import CHECKS, Card, Check, CheckVerdict, in_order
+from earl.env.conformance.offered_tools import tools_of
 from earl.env.conformance.plan import ExamPlan, chosen, recorded
 from earl.env.conformance.rules import Judge
 from earl.env.conformance.usage import trend
@@ -74,21 +74,21 @@ def test_random_calls_are_those_that_the_tools_take():
     called = set()
     for _ in range(60):
         act = policies.random_act(env_pb2.Observation(text="a question"), tools, rng)
-        if not act.calls:
+        if not act.tool_calls:
             continue
-        calls = calls_in(act.text)
+        calls = calls_in(str(act))
         assert not isinstance(calls, Fault)
-        assert not isinstance(check(calls[0], known), Fault), act.text
-        assert json.loads(act.calls[0].arguments_json) == calls[0].arguments
+        assert not isinstance(check(calls[0], known), Fault), act
+        assert act.tool_calls[0].arguments == calls[0].arguments
         called.add(calls[0].name)
     assert called == {"add", "find"}
 
 
 def test_the_random_policy_takes_legal_actions_and_is_a_function_of_its_seed():
     seen = env_pb2.Observation(text="a", legal_actions=["x", "y"])
-    acts = [policies.random_act(seen, (), random.Random(seed)).text for seed in range(20)]
+    acts = [policies.random_act(seen, (), random.Random(seed)) for seed in range(20)]
     assert set(acts) == {"x", "y"}
-    assert acts == [policies.random_act(seen, (), random.Random(seed)).text for seed in range(20)]
+    assert acts == [policies.random_act(seen, (), random.Random(seed)) for seed in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_recorded_episodes(tmp_path: Path):
         '{"seed": 7, "task": {"level": 2}, "actions": ["a", "b"], "return": 1}\n\n{"actions": []}\n'
     )
     first, second = recorded(path)
-    assert (first.seed, first.task, first.acts, first.return_) == (7, {"level": 2}, [Act("a"), Act("b")], 1)
+    assert (first.seed, first.task, first.acts, first.return_) == (7, {"level": 2}, ["a", "b"], 1)
     assert (second.seed, second.acts, second.return_) == (0, [], None)
 
 

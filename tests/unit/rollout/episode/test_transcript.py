@@ -7,7 +7,7 @@ from services.rollout.episode.agent import EpisodeOutcome
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.transcript import conversation
 from services.rollout.worker.ticket_codec import decode_ticket, encode_result
-from services.scheduler.api.codec_evaluation import decode_transcript
+from services.scheduler.api.codec_transcripts import decode_transcript
 
 
 def decode(ids):

@@ -132,8 +132,8 @@ def test_rates_are_what_was_measured():
 
 def stats(memory: DeviceMemory | None, kv_tokens=0, kv_used_tokens=0) -> EngineStats:
     return EngineStats(
-        version=1, tp=1, running=0, waiting=0, retained=0, paused=False, kv_used_fraction=0, steps=0,
-        generated_tokens=0, prefilled_tokens=0, reused_tokens=0, evicted_sessions=0, cpu_s=0, step_s=0,
+        version=1, tp=1, running=0, waiting=0, retained=0, kv_used_fraction=0, steps=0,
+        generated_tokens=0, prefilled_tokens=0, reused_tokens=0, evicted_sessions=0, step_s=0,
         kv_tokens=kv_tokens, kv_used_tokens=kv_used_tokens, kv_token_bytes=10, memory=memory,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from earl.config.scheduler import SwitchDeadlines
 from earl.errors import (
     BusUnavailable,
     ContextTooLong,
+    DeadlineExceeded,
     EngineError,
     EngineLost,
     IllegalParallelism,
@@ -356,6 +357,26 @@ async def test_a_pool_whose_old_engines_do_not_come_back_ends(monkeypatch):
         report = await pool.reparallelize(command())
         assert report.rolled_back
         with pytest.raises(EngineError, match="no memory at all"):
+            await watch
+
+
+@pytest.mark.parametrize("method", ["start", "load"])
+async def test_a_pool_whose_old_engines_hang_as_they_come_back_ends_by_the_deadline(monkeypatch, method):
+    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
+    async with running() as (pool, made, watch):
+        await pool.load(published(1))
+
+        def prepare(engine):
+            engine.answer.set()
+            former = engine.spec.tp == 1
+            engine.hooks[method] = asyncio.Event().wait if former else raises(EngineError("no memory at all"))
+
+        made.prepare = prepare
+        for engine in made:
+            engine.answer.set()
+        report = await pool.reparallelize(command(recover_s=0.05))
+        assert report.rolled_back and "prepare failed: no memory at all" in report.message
+        with pytest.raises(DeadlineExceeded, match=r"longer than 0\.05 s, switch\.recover_s"):
             await watch
 
 

@@ -13,7 +13,8 @@ from services.scheduler.api.codec_tickets import encode_tickets
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import Attempt, Result, TicketState, WorkerRecord
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.tickets import Attempt, EpisodeResult, TicketState
 from tests.support.gateway_world import World
 from tests.support.ledger import RULES
 
@@ -22,10 +23,10 @@ def begun() -> Ledger:
     """A ledger that trains, its clock at 100, with workers "w" and "t"."""
     ledger = Ledger(dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0))
     ledger.tables.now = 100.0
-    ledger.join(WorkerRecord(name="w", incarnation=1), 100.0)
-    ledger.join(WorkerRecord(name="t", incarnation=1), 100.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=1), 100.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=1), 100.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
-    ledger.seen("w", 1, 100.0, 1)
+    ledger.members.mark_alive("w", 1, 100.0, 1)
     phases.advance(ledger, 0.0)
     return ledger
 
@@ -38,8 +39,10 @@ def test_tickets_are_listed_by_state_the_longest_in_it_first():
     ledger.tables.now = 115.0
     done = leased[1]
     given = Attempt(done.id, done.attempt, done.fence)
-    columns = Result(total_tokens=9, trained_tokens=4, oldest_version=1, newest_version=1, descriptor_key="k")
-    ledger.complete("w", 1, given, columns)
+    columns = EpisodeResult(
+        total_tokens=9, trained_tokens=4, oldest_version=1, newest_version=1, descriptor_key="k"
+    )
+    ledger.attempts.complete("w", 1, given, columns)
     rows = [ticket(one) for one in encode_tickets(ledger.tables, 100, 120.0).tickets]
     found = {
         state: [one for one in rows if one["state"] == state] for state in ("pending", "leased", "ready")
@@ -55,7 +58,7 @@ def test_tickets_are_listed_by_state_the_longest_in_it_first():
         5.0,
         "train",
     )
-    assert decode_leases(encode_tickets(ledger.tables, 1, 120.0)) == (
+    assert decode_leases(encode_tickets(ledger.tables, 1, 120.0).tickets) == (
         TicketLease(leased[0].id, "w", 10.0, leased[0].attempt, "train"),
     )
     few = encode_tickets(ledger.tables, 1, 120.0).tickets

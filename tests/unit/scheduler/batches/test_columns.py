@@ -5,15 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.scheduler.batches.columns import (
     NOWHERE,
-    SAMPLED,
-    ColumnConsumer,
     ColumnLease,
     ColumnProgress,
     ColumnRegistry,
@@ -21,18 +18,8 @@ from services.scheduler.batches.columns import (
     TrajectoryRef,
 )
 
-# values wants what reference makes; score makes two columns, also of trajectories without a trained token.
-REFERENCE = ColumnConsumer("reference", frozenset({"tokens", "loss_mask"}), frozenset({"reference"}))
-SCORE = ColumnConsumer("score", frozenset({"tokens"}), frozenset({"reward", "rank"}), masked=False)
-VALUES = ColumnConsumer("values", frozenset({"tokens", "reference"}), frozenset({"values"}))
-STAGES = (REFERENCE, SCORE, VALUES)
-# It reads no ranks.
-TRAINER = ColumnConsumer("trainer", frozenset({"tokens", "logprobs", "reference", "reward", "values"}))
-MAKER = {column: role for role in STAGES for column in role.makes}
-SOURCES = {
-    role.name: {MAKER[column].name for column in role.needs if column in MAKER} for role in (*STAGES, TRAINER)
-}
-NAMES = st.sampled_from([role.name for role in STAGES])
+STAGES = ("reference", "score", "values")
+NAMES = st.sampled_from(STAGES)
 GROUP = 3
 STAGE = ("reference", 1)
 
@@ -47,10 +34,10 @@ class DockMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.columns = ColumnRegistry(TRAINER, STAGES)
+        self.columns = ColumnRegistry(STAGES)
         self.live: dict[int, TrajectoryRef] = {}
         # By role: who serves it, its valid fence, what it holds, and what it has done.
-        self.stage = {role.name: (role.name, 1) for role in STAGES}
+        self.stage = {role: (role, 1) for role in STAGES}
         self.known: dict[str, tuple[str, int] | None] = dict.fromkeys(self.stage)
         self.fence = dict.fromkeys(self.stage, 0)
         self.leased: dict[str, dict[int, TrajectoryRef]] = {name: {} for name in self.stage}
@@ -62,13 +49,13 @@ class DockMachine(RuleBasedStateMachine):
     def able(self, role: str) -> list[int]:
         """What may be leased, oldest first."""
         free = self.live.keys() - self.leased[role].keys() - self.done[role].keys()
-        return sorted(one for one in free if all(one in self.done[source] for source in SOURCES[role]))
+        return sorted(free)
 
     def admit(self, one: TrajectoryRef) -> None:
         self.live[one.ticket_id] = one
-        for role in STAGES:
-            if role.masked and not one.trained_tokens:
-                self.done[role.name][one.ticket_id] = NOWHERE
+        if not one.trained_tokens:
+            for role in STAGES:
+                self.done[role][one.ticket_id] = NOWHERE
 
     def drop(self, number: int) -> None:
         for held in (self.live, *self.leased.values(), *self.done.values()):
@@ -152,15 +139,7 @@ class DockMachine(RuleBasedStateMachine):
         for one in results:
             self.done[role][one.ticket_id] = answers[one.ticket_id, one.attempt]
         self.leased[role] = {}
-        # Made by another stage, or about to be made again.
-        made = {
-            one.ticket_id
-            for one in lost
-            if any(self.done[source].get(one.ticket_id) != NOWHERE for source in SOURCES[role])
-        }
-        assert gone == [one for one in lost if one.ticket_id not in made]
-        for source in SOURCES[role]:
-            self.unmake(source, list(made))
+        assert gone == lost
         if again:
             assert self.columns.complete(role, self.stage[role], self.fence[role], answers, names) == (0, [])
 
@@ -207,13 +186,13 @@ class DockMachine(RuleBasedStateMachine):
     def recall(self, which: random.Random) -> None:
         numbers = [number for number in range(1, self.next) if which.random() < 0.3]
         self.columns.recall(numbers)
-        for source in SOURCES["trainer"]:
-            self.unmake(source, numbers)
+        for role in STAGES:
+            self.unmake(role, numbers)
 
     @rule()
     def scheduler_restarts(self) -> None:
         """Its successor's columns is empty, and hears from the ledger what lives."""
-        self.columns = ColumnRegistry(TRAINER, STAGES)
+        self.columns = ColumnRegistry(STAGES)
         for role in self.stage:
             self.known[role] = None
             self.lose_stage(role)
@@ -225,11 +204,8 @@ class DockMachine(RuleBasedStateMachine):
     @invariant()
     def columns_lie_where_stages_said(self) -> None:
         everything = range(self.next + 1)
-        for column, maker in MAKER.items():
-            assert self.columns.locations(column, everything) == self.done[maker.name]
-        own = {number: Location((one.descriptor_key,)) for number, one in self.live.items()}
-        for column in SAMPLED:
-            assert self.columns.locations(column, everything) == own
+        for role in STAGES:
+            assert self.columns.locations(role, everything) == self.done[role]
         assert self.columns.locations("unheard of", everything) == {}
 
     @invariant()
@@ -249,11 +225,7 @@ class DockMachine(RuleBasedStateMachine):
 
     @invariant()
     def groups_are_held_back_whole(self) -> None:
-        lacking = {
-            number
-            for number in self.live
-            if any(number not in self.done[source] for source in SOURCES["trainer"])
-        }
+        lacking = {number for number in self.live if any(number not in self.done[role] for role in STAGES)}
         assert {number for number in range(self.next + 1) if self.columns.lacks(number)} == lacking
         assert set(self.columns.held_back) == {self.live[number].group for number in lacking}
 
@@ -263,7 +235,7 @@ TestDock.settings = settings(max_examples=60, stateful_step_count=50, deadline=N
 
 
 def test_a_planned_batch_goes_first():
-    columns = ColumnRegistry(TRAINER, STAGES)
+    columns = ColumnRegistry(STAGES)
     for number in range(1, 7):
         columns.put(trajectory(number))
     lease = columns.lease("reference", STAGE, 1, 30, first=[5, 4])
@@ -272,17 +244,10 @@ def test_a_planned_batch_goes_first():
 
 def test_an_empty_lease_does_not_end_the_fence_of_the_one_before():
     """Its stage may repeat a call whose answer it did not get."""
-    columns = ColumnRegistry(TRAINER, STAGES)
+    columns = ColumnRegistry(STAGES)
     columns.put(trajectory(1))
     assert columns.lease("reference", STAGE, 1, 100).fence == 1
     answers = {(1, 1): Location(("reference/1",))}
     assert columns.complete("reference", STAGE, 1, answers) == (0, [])
     assert columns.lease("reference", STAGE, 2, 100) == ColumnLease()
     assert columns.complete("reference", STAGE, 1, answers) == (0, [])
-
-
-def test_a_role_whose_needs_nobody_meets_is_refused():
-    with pytest.raises(ValueError, match="role values needs reference, which no stage before it makes"):
-        ColumnRegistry(TRAINER, (VALUES, REFERENCE))
-    with pytest.raises(ValueError, match="role trainer needs reference, reward, values"):
-        ColumnRegistry(TRAINER)

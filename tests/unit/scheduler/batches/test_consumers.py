@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from earl.ticket_ranges import RangeSet
 from services.scheduler.batches import consumers
-from services.scheduler.batches.batch_plan import cut
+from services.scheduler.batches.batch_plan import split_batch
 from services.scheduler.batches.columns import (
     NOWHERE,
-    ColumnConsumer,
     ColumnLease,
     ColumnProgress,
     ColumnRegistry,
@@ -23,19 +23,18 @@ from services.scheduler.batches.columns import (
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import (
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
+    EpisodeResult,
     Purpose,
-    Result,
     Ticket,
     TicketState,
-    WorkerRecord,
 )
-from tests.support.ledger import RULES, Image
+from tests.support.ledger import RULES, Image, check_tables
 
 STAGE = ("reference", 1)
-VALUES = ColumnConsumer("values", frozenset({"tokens", "reference"}), frozenset({"values"}))
 
 
 def member(name: str, incarnation: int = 1) -> WorkerRecord:
@@ -46,12 +45,12 @@ def play(
     ledger: Ledger, ticket: Ticket, trained_tokens: int = 4, ending: EpisodeEnding = EpisodeEnding.OK
 ) -> None:
     """One leased attempt ends."""
-    result = Result(
+    result = EpisodeResult(
         ending=ending, total_tokens=10, trained_tokens=trained_tokens, oldest_version=ticket.min_version,
         newest_version=ticket.min_version, descriptor_key=f"trajectory/{ticket.id}/{ticket.attempt}",
     )  # fmt: skip
     attempt = Attempt(ticket.id, ticket.attempt, ticket.fence)
-    ledger.complete(ticket.worker, ticket.incarnation, attempt, result)
+    ledger.attempts.complete(ticket.worker, ticket.incarnation, attempt, result)
 
 
 def locate(number: int, column: str = "reference") -> Location:
@@ -62,7 +61,7 @@ def locate(number: int, column: str = "reference") -> Location:
 
 
 class World(RuleBasedStateMachine):
-    """Two stages, one needing what the other makes, beside rollout, trainer and scheduler; all may die.
+    """Two stages beside rollout, trainer and scheduler; all may die.
 
     `made` is what lies in the stages' memories: (role, ticket, attempt) → where.
     """
@@ -73,9 +72,9 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(self.rules_of_run)
+        self.columns = ColumnRegistry([consumers.REFERENCE, "values"])
+        self.ledger = Ledger(self.rules_of_run, self.columns.held_back)
         self.image = Image()
-        self.columns = self.new_dock()
         self.lives = {"rollout-0": 1, "trainer": 1, "reference": 1, "values": 1}
         self.leases: dict[str, ColumnLease] = {}
         self.made: dict[tuple[str, int, int], Location] = {}
@@ -87,13 +86,8 @@ class World(RuleBasedStateMachine):
         reconcile(self.ledger, "trainer", 1, 1, 1, RangeSet())
         self.settle()
 
-    def new_dock(self) -> ColumnRegistry:
-        columns = consumers.column_registry([consumers.REFERENCE, VALUES])
-        self.ledger.held_back = columns.held_back
-        return columns
-
     def join(self, name: str) -> None:
-        self.ledger.join(member(name, self.lives[name]), 0.0)
+        self.ledger.members.join(member(name, self.lives[name]), 0.0)
 
     def settle(self) -> None:
         phases.advance(self.ledger, 0.0)
@@ -112,7 +106,7 @@ class World(RuleBasedStateMachine):
     def lease_tickets(self, credit: int) -> list[Ticket]:
         """By a worker that has loaded the newest version."""
         life = self.lives["rollout-0"]
-        self.ledger.seen("rollout-0", life, 0.0, max(1, self.ledger.tables.run.version))
+        self.ledger.members.mark_alive("rollout-0", life, 0.0, max(1, self.ledger.tables.run.version))
         return self.ledger.lease("rollout-0", life, credit, 0.0)
 
     @rule()
@@ -132,8 +126,7 @@ class World(RuleBasedStateMachine):
             ticket = self.ledger.tables.tickets[one.ticket_id]
             assert ticket.state in (TicketState.READY, TicketState.PLANNED) and ticket.attempt == one.attempt
             assert one.trained_tokens and (role, one.ticket_id, one.attempt) not in self.made
-            if role == "values":
-                assert ("reference", one.ticket_id, one.attempt) in self.made
+            assert one.descriptor_key == f"trajectory/{one.ticket_id}/{one.attempt}"
         if lease.trajectories:
             assert lease.fence > before and lease.fence not in self.fences
             self.fences.append(lease.fence)
@@ -159,13 +152,7 @@ class World(RuleBasedStateMachine):
         assert refused == len(results) - len(accepted)
         for one in accepted:
             self.made[role, one.ticket_id, one.attempt] = answers[one.ticket_id, one.attempt]
-        missed = [one for one in lost if current and one in wanted]
-        if role == "values":
-            # What the other stage made comes under suspicion first.
-            for one in missed:
-                self.made.pop(("reference", one.ticket_id, one.attempt), None)
-            missed = []
-        assert gone == missed
+        assert gone == [one for one in lost if current and one in wanted]
         consumers.lose(self.ledger, gone)
         self.settle()
 
@@ -175,7 +162,7 @@ class World(RuleBasedStateMachine):
         self.leases.pop(role, None)
         self.made = {name: where for name, where in self.made.items() if name[0] != role}
         if noticed:
-            self.ledger.leave(role, "it died")
+            self.ledger.members.leave(role, "it died")
             self.settle()
         self.join(role)
         self.settle()
@@ -223,8 +210,9 @@ class World(RuleBasedStateMachine):
     @rule()
     def scheduler_restarts(self) -> None:
         """Its successor knows the ledger, and nothing of what stages made."""
-        self.ledger = Ledger.restored(self.rules_of_run, self.image.peek(), 0.0)
-        self.columns = self.new_dock()
+        self.columns = ColumnRegistry([consumers.REFERENCE, "values"])
+        stored, held_back = self.image.peek(), self.columns.held_back
+        self.ledger = Ledger.restored(self.rules_of_run, stored, 0.0, held_back)
         self.made.clear()
         self.handed_out = 0
         self.settle()
@@ -241,11 +229,8 @@ class World(RuleBasedStateMachine):
     @invariant()
     def the_dock_has_what_the_ledger_may_train(self) -> None:
         there = {ticket.id for ticket in self.ledger.tables.tickets.values() if self.is_there(ticket)}
-        known = self.columns.locations("tokens", range(self.ledger.tables.run.next_ticket))
-        assert known.keys() == there
-        for number, location in known.items():
-            result = self.ledger.tables.tickets[number].result
-            assert result is not None and location == Location((result.descriptor_key,))
+        for role in self.columns.progress().values():
+            assert role.waiting + role.leased + role.done == len(there)
 
     @invariant()
     def what_is_made_is_known_and_nothing_else(self) -> None:
@@ -264,7 +249,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_is_whole(self) -> None:
-        self.ledger.tables.check()
+        check_tables(self.ledger.tables)
         counts = self.ledger.tables.counts()
         assert consumers.progress(self.columns, self.ledger)["trainer"] == ColumnProgress(
             counts.get("ready", 0), counts.get("planned", 0), counts.get("trained", 0)
@@ -299,19 +284,20 @@ TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 # --- one by one -----------------------------------------------------------------------------
 
 
-def trained_world(untrained: int = 0) -> tuple[Ledger, ColumnRegistry, list[int]]:
+def trained_world(
+    untrained: int = 0, stages: Sequence[str] = (consumers.REFERENCE,)
+) -> tuple[Ledger, ColumnRegistry, list[int]]:
     """Two groups of two, all ready, at version 1, the first `untrained` without a token to train; a stage."""
     rules = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0, staleness=1)
-    ledger = Ledger(rules)
+    columns = ColumnRegistry(stages)
+    ledger = Ledger(rules, columns.held_back)
     ledger.tables.run.version = 1
     for name in ("rollout-0", "reference"):
-        ledger.join(member(name), 0.0)
+        ledger.members.join(member(name), 0.0)
     for index in range(2):
-        ledger.issue(Purpose.TRAIN, 2, 1, 1.0, index=index)
+        ledger.attempts.issue(Purpose.TRAIN, 2, 1, 1.0, index=index)
     for ticket in ledger.lease("rollout-0", 1, 10, 0.0):
         play(ledger, ticket, 0 if ticket.id <= untrained else 4)
-    columns = consumers.column_registry([consumers.REFERENCE])
-    ledger.held_back = columns.held_back
     consumers.follow(columns, ledger)
     return ledger, columns, sorted(ledger.tables.tickets)
 
@@ -344,10 +330,10 @@ def test_a_batch_waits_until_all_its_members_have_references():
     finish(ledger, columns, numbers[-1:])
     batch = plan(ledger, columns)
     assert batch is not None and sorted(batch.tickets) == numbers
-    found = cut(batch, ledger.tables.tickets, 1, "mean", columns.locations("reference", numbers))
-    assert {item.ticket_id: item.reference for item in found.ranks[0]} == {
-        number: locate(number) for number in numbers
-    }
+    found = split_batch(batch, ledger.tables.tickets, 1, "mean", columns.locations("reference", numbers))
+    assert {
+        item.ticket_id: Location(item.reference_keys, item.reference_offset) for item in found.ranks[0]
+    } == {number: locate(number) for number in numbers}
     # Trained, it is forgotten.
     ledger.commit(batch.id, 2)
     consumers.follow(columns, ledger)
@@ -359,9 +345,7 @@ def test_a_batch_waits_until_all_its_members_have_references():
 
 
 def test_a_run_without_stages_holds_nothing_back():
-    ledger, _, numbers = trained_world()
-    columns = consumers.column_registry([])
-    ledger.held_back = columns.held_back
+    ledger, columns, numbers = trained_world(stages=())
     batch = plan(ledger, columns)
     assert batch is not None and sorted(batch.tickets) == numbers
     assert not columns.locations("reference", numbers) and not consumers.progress(columns, ledger)
@@ -376,10 +360,10 @@ def test_a_planned_batch_waits_for_what_is_recalled_and_for_a_stage_that_died():
     assert consumers.must_wait(columns, ledger)
     finish(ledger, columns, numbers)
     assert not consumers.must_wait(columns, ledger)
-    ledger.leave("reference", "it died")
+    ledger.members.leave("reference", "it died")
     consumers.follow(columns, ledger)
     assert consumers.must_wait(columns, ledger) and all(map(columns.lacks, numbers))
-    assert ledger.planned() is batch
+    assert ledger.hand_out_planned() is batch
 
 
 def test_lost_columns_are_played_again():
@@ -402,7 +386,7 @@ def test_lost_columns_of_a_planned_batch_dissolve_it_when_it_is_asked_for():
     assert batch.lost == [numbers[1]]
     # Waiting would be in vain.
     assert not consumers.must_wait(columns, ledger)
-    assert ledger.planned() is None
+    assert ledger.hand_out_planned() is None
     assert ledger.tables.tickets[numbers[1]].state is TicketState.PENDING
     assert ledger.tables.tickets[numbers[0]].state is TicketState.READY
 
@@ -421,7 +405,7 @@ def test_a_restarted_schedulers_fences_are_newer_than_its_predecessors():
     image = Image()
     image.apply(ledger.tables.take_changes())
     again = Ledger.restored(ledger.rules, image.peek(), 0.0)
-    columns = consumers.column_registry([consumers.REFERENCE])
+    columns = ColumnRegistry([consumers.REFERENCE])
     answers = {(number, 1): Location(("old",)) for number in numbers}
     assert lease(again, columns).fence > old.fence
     assert columns.complete("reference", STAGE, old.fence, answers) == (4, [])

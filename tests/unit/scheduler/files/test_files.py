@@ -14,7 +14,8 @@ from services.scheduler.files.endings import PERIOD_S, Endings
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.monitor.workers import TransferRates, WorkerFleet, WorkerReport
-from services.scheduler.state.records import EpisodeEnding, EvaluationRecord, Purpose, Result, Ticket
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 from tests.support.disk import full_at
 
 
@@ -66,18 +67,18 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
     )
     path = tmp_path / "samples.jsonl"
     for step in range(3):
-        SampleFile(path).heard(step, ticket, Result(), [TranscriptTurn("user", "hello", 1)])
+        SampleFile(path).heard(step, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
     samples = SampleFile(path, limit_bytes=path.stat().st_size - 1)
     done = evaluated("start", 3, [1.0, -1.0])
     with full_at(1):  # too small for samples to be thinned, too
         report.spans("w", [("step", 1, 2)])
         report.evaluations([done], 1.0)
-        endings.count(Result())
+        endings.count(EpisodeResult())
         endings.write(PERIOD_S)
-        samples.heard(3, ticket, Result(), [TranscriptTurn("user", "hello", 1)])
+        samples.heard(3, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
     report.evaluations([done], 2.0)
     assert len(list(read_lines(path))) == 3
-    samples.heard(4, ticket, Result(), [TranscriptTurn("user", "hello", 1)])
+    samples.heard(4, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
     assert 0 < len(list(read_lines(path))) < 3
     endings.close(2 * PERIOD_S)
     report.close()
@@ -89,17 +90,17 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
 def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> EvaluationRecord:
     evaluation = EvaluationRecord(name=name, version=version, episodes=episodes or len(rewards))
     for index, reward in enumerate(rewards):
-        evaluation = evaluation.with_result(index, Result(reward=reward))
+        evaluation = evaluation.with_result(index, EpisodeResult(reward=reward))
     return evaluation
 
 
 def test_an_evaluation_is_written_once_also_after_a_restart(tmp_path: Path) -> None:
     done = evaluated("start", 3, [1.0, -1.0])
-    under_way = evaluated("final", 9, [1.0], episodes=2)
+    in_progress = evaluated("final", 9, [1.0], episodes=2)
     for _ in range(2):
         report = RunReport(tmp_path)
-        report.evaluations([done, under_way], 1.0)
-        report.evaluations([done, under_way], 2.0)
+        report.evaluations([done, in_progress], 1.0)
+        report.evaluations([done, in_progress], 2.0)
         report.close()
     [line] = (tmp_path / "evaluations.jsonl").read_text().splitlines()
     assert json.loads(line)["win_rate"] == 0.5
@@ -135,17 +136,19 @@ def test_transfers_of_former_lives_stay_counted() -> None:
 def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_path: Path) -> None:
     lost = "EngineOutOfMemory: engine rollout-0/0 is gone: rank 0 ran out of memory"
     first = Endings(tmp_path)
-    first.count(Result())
-    first.count(Result(ending=EpisodeEnding.TRUNCATED))
+    first.count(EpisodeResult())
+    first.count(EpisodeResult(ending=EpisodeEnding.TRUNCATED))
     first.write(PERIOD_S - 0.1)
-    first.count(Result(ending=EpisodeEnding.INFRA_ERROR, message=lost))
+    first.count(EpisodeResult(ending=EpisodeEnding.INFRA_ERROR, message=lost))
     first.write(PERIOD_S + 0.1)
     first.write(3 * PERIOD_S)
-    first.count(Result(ending=EpisodeEnding.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone"))
+    first.count(
+        EpisodeResult(ending=EpisodeEnding.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone")
+    )
     first.close(3 * PERIOD_S)
     # A scheduler that takes over writes on.
     second = Endings(tmp_path)
-    second.count(Result(ending=EpisodeEnding.ENV_ERROR, message="it says EngineOutOfMemory: no"))
+    second.count(EpisodeResult(ending=EpisodeEnding.ENV_ERROR, message="it says EngineOutOfMemory: no"))
     second.close(4 * PERIOD_S)
     second = Endings(tmp_path)
     second.close(5 * PERIOD_S)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from earl.ticket_ranges import RangeSet
-from services.scheduler.api.codec_evaluation import encode_evaluations
-from services.scheduler.journal.events import encode_done
+from services.scheduler.journal.events import encode_done, encode_evaluation
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import (
     Judgement,
@@ -27,17 +26,10 @@ from services.scheduler.ledger.evaluation import (
 from services.scheduler.ledger.intervals import mean_interval, t_quantile, wilson_interval
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import (
-    Attempt,
-    EpisodeEnding,
-    EvaluationRecord,
-    Purpose,
-    Result,
-    Ticket,
-    WorkerRecord,
-    decode,
-    encode,
-)
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.stored import decode, encode
+from services.scheduler.state.tickets import Attempt, EpisodeEnding, EpisodeResult, Purpose, Ticket
 from tests.support.ledger import RULES
 
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=50)
@@ -50,7 +42,7 @@ def evaluated(name: str, version: int, outcome: list[float | None]) -> Evaluatio
         if reward is None:
             evaluation = evaluation.with_failure()
         else:
-            evaluation = evaluation.with_result(index, Result(reward=reward))
+            evaluation = evaluation.with_result(index, EpisodeResult(reward=reward))
     return evaluation
 
 
@@ -151,7 +143,7 @@ def test_episodes_are_kept_by_instance_in_any_order_and_through_the_store() -> N
     one = EvaluationRecord(name="start", version=2, episodes=4)
     for index, reward in ((3, 1.0), (0, -0.5), (2, 1e300)):
         win = {"win": 7.0 if index == 3 else 0.25}
-        one = one.with_result(index, Result(reward=reward, metrics=win))
+        one = one.with_result(index, EpisodeResult(reward=reward, metrics=win))
     one = one.with_failure()
     again = decode("evaluation", "start", encode(one))
     assert isinstance(again, EvaluationRecord) and again == one and again.finished
@@ -190,7 +182,7 @@ def test_the_first_evaluation_is_the_baseline_in_whatever_order_they_are_stored(
     between = evaluated("step-8", 9, [1.0, 0.0])
     judged = Judgements().judged([final, between, start])
     assert [one.name for one, _ in judged] == ["start", "step-8", "final"]
-    messages = encode_evaluations(judged)
+    messages = [encode_evaluation(*pair) for pair in judged]
     assert [message.HasField("gain") for message in messages] == [False, True, True]
     assert [message.gain for message in messages] == [0.0, 0.0, 0.5]
     done = encode_done(final, start)
@@ -200,7 +192,7 @@ def test_the_first_evaluation_is_the_baseline_in_whatever_order_they_are_stored(
 
 def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None:
     """Status, metrics and page ask for all of them, every second."""
-    start = EvaluationRecord(name="start", version=1, episodes=2).with_result(0, Result(reward=0.0))
+    start = EvaluationRecord(name="start", version=1, episodes=2).with_result(0, EpisodeResult(reward=0.0))
     many = [start, *(evaluated(f"step-{step}", step + 1, [1.0, step / 99]) for step in range(1, 100))]
     kept = Judgements()
 
@@ -208,10 +200,10 @@ def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None
         return {one.name: judgement for one, judgement in kept.judged(many)}
 
     before = look()
-    many[-1] = many[-1].with_result(1, Result(reward=5.0))
+    many[-1] = many[-1].with_result(1, EpisodeResult(reward=5.0))
     after = look()
     assert [name for name in after if after[name] is not before[name]] == ["step-99"]
-    many[0] = start.with_result(1, Result(reward=1.0))
+    many[0] = start.with_result(1, EpisodeResult(reward=1.0))
     last = look()
     assert all(last[name] is not after[name] for name in last) and last["step-99"].pairs == 2
     assert all(last[one.name] == judgement for one, judgement in Judgements().judged(many))
@@ -219,7 +211,7 @@ def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None
 
 def test_figures_of_an_evaluation_that_has_none_yet_are_not_nan() -> None:
     judged = Judgements().judged([EvaluationRecord(name="start", version=1, episodes=4)])
-    [message] = encode_evaluations(judged)
+    [message] = [encode_evaluation(*pair) for pair in judged]
     assert (message.mean_reward, message.win_rate, message.win_high) == (0.0, 0.0, 0.0)
     assert not message.HasField("gain")
 
@@ -232,9 +224,11 @@ def test_the_best_version_has_the_best_mean_reward_and_of_equals_the_earlier() -
     final = evaluated("final", 9, [1.0, 1.0])
     assert best_version([]) == 0
     assert best_version([final, middle, start]) == 5
-    under_way = EvaluationRecord(name="final", version=11, episodes=2).with_result(0, Result(reward=5.0))
-    assert best_version([under_way, start]) == 3
-    assert kept_versions([under_way, start]) == [3, 11]
+    in_progress = EvaluationRecord(name="final", version=11, episodes=2).with_result(
+        0, EpisodeResult(reward=5.0)
+    )
+    assert best_version([in_progress, start]) == 3
+    assert kept_versions([in_progress, start]) == [3, 11]
     assert kept_versions([]) == []
 
 
@@ -269,9 +263,9 @@ def test_only_evaluations_of_one_setting_are_compared() -> None:
 
 
 def test_what_was_cut_short_is_no_win_unless_it_says_so() -> None:
-    assert Result(reward=0.4).win == 1.0
-    assert Result(reward=0.4, ending=EpisodeEnding.TRUNCATED).win == 0.0
-    assert Result(reward=0.0, ending=EpisodeEnding.TRUNCATED, metrics={"win": 0.5}).win == 0.5
+    assert EpisodeResult(reward=0.4).win == 1.0
+    assert EpisodeResult(reward=0.4, ending=EpisodeEnding.TRUNCATED).win == 0.0
+    assert EpisodeResult(reward=0.0, ending=EpisodeEnding.TRUNCATED, metrics={"win": 0.5}).win == 0.5
 
 
 # --- on a schedule --------------------------------------------------------------------------
@@ -284,8 +278,8 @@ SCHEDULE = dataclasses.replace(
 
 def begun(rules=SCHEDULE) -> Ledger:
     ledger = Ledger(rules)
-    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
-    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     phases.advance(ledger, 0.0)
     return ledger
@@ -293,18 +287,18 @@ def begun(rules=SCHEDULE) -> Ledger:
 
 def play(ledger: Ledger, *purposes: Purpose) -> list[Ticket]:
     """Leases everything and plays what is of these purposes."""
-    ledger.seen("w", 1, 0.0, ledger.tables.run.version)
+    ledger.members.mark_alive("w", 1, 0.0, ledger.tables.run.version)
     ledger.lease("w", 1, 1000, 0.0)
     held = [
         one for one in ledger.tables.tickets.values() if one.state == "leased" and one.purpose in purposes
     ]
     for one in held:
         version = ledger.tables.run.version
-        done = Result(
+        done = EpisodeResult(
             total_tokens=4, trained_tokens=2, oldest_version=version, newest_version=version,
             descriptor_key=f"k{one.id}", reward=float(one.index % 2),
         )  # fmt: skip
-        ledger.complete("w", 1, Attempt(one.id, one.attempt, one.fence), done)
+        ledger.attempts.complete("w", 1, Attempt(one.id, one.attempt, one.fence), done)
     return held
 
 

@@ -13,22 +13,22 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import wins
 from services.scheduler.ledger.ledger import HANDOUTS, Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import (
+from services.scheduler.state.facts import BatchCommitted
+from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.run import Batch
+from services.scheduler.state.stored import encode
+from services.scheduler.state.tickets import (
     Attempt,
-    Batch,
-    BatchCommitted,
     EpisodeEnding,
+    EpisodeResult,
     Purpose,
     Reason,
-    Result,
     Ticket,
     TicketState,
     TicketVerdict,
-    WorkerRecord,
-    encode,
 )
-from services.scheduler.state.rules import Rules
-from tests.support.ledger import RULES, Image
+from tests.support.ledger import RULES, Image, check_tables, ids_of
 
 TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
 
@@ -36,10 +36,10 @@ TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
 def begun(rules: Rules = TRAIN_ONLY, version: int = 1, **rules_changed) -> Ledger:
     """A ledger whose trainer has reconciled at `version`, with one rollout worker "w"."""
     ledger = Ledger(dataclasses.replace(rules, **rules_changed))
-    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
-    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, version, 1, RangeSet())
-    ledger.seen("w", 1, 0.0, version)
+    ledger.members.mark_alive("w", 1, 0.0, version)
     phases.advance(ledger, 0.0)
     return ledger
 
@@ -48,9 +48,9 @@ def attempt(ticket: Ticket) -> Attempt:
     return Attempt(ticket.id, ticket.attempt, ticket.fence)
 
 
-def result(ledger: Ledger, **fields) -> Result:
+def result(ledger: Ledger, **fields) -> EpisodeResult:
     version = ledger.tables.run.version
-    return Result(
+    return EpisodeResult(
         **{
             "total_tokens": 9, "trained_tokens": 4, "oldest_version": version, "newest_version": version,
             "descriptor_key": "k", **fields,
@@ -64,7 +64,7 @@ def lease(ledger: Ledger, credit: int = 100, now: float = 0.0) -> list[Ticket]:
 
 def finish(ledger: Ledger, tickets: list[Ticket], **fields) -> list[tuple[TicketVerdict, str]]:
     return [
-        ledger.complete(
+        ledger.attempts.complete(
             "w", 1, attempt(one), result(ledger, **{"descriptor_key": f"k{one.id}/{one.attempt}", **fields})
         )
         for one in tickets
@@ -106,11 +106,11 @@ def test_a_large_window_is_issued_in_slices_of_whole_groups() -> None:
 def test_a_version_that_was_rolled_back_is_not_sampled_from() -> None:
     ledger = begun(version=2)
     tickets = lease(ledger, credit=2)
-    ledger.seen("w", 1, 0.0, 3)
+    ledger.members.mark_alive("w", 1, 0.0, 3)
     assert lease(ledger) == []
     refused = (TicketVerdict.RETRIED, "version 3 was rolled back to 2")
     assert finish(ledger, tickets, newest_version=3) == [refused, refused]
-    ledger.seen("w", 1, 0.0, 2)
+    ledger.members.mark_alive("w", 1, 0.0, 2)
     assert lease(ledger)
 
 
@@ -119,7 +119,7 @@ def test_attempts_run_out_and_the_group_is_replaced_by_another() -> None:
     first = lease(ledger)[0]
     seeds = {ticket.env_seed for ticket in ledger.tables.tickets.values()}
     for number in range(3):
-        verdict, reason = ledger.complete(
+        verdict, reason = ledger.attempts.complete(
             "w", 1, attempt(first), result(ledger, ending=EpisodeEnding.INFRA_ERROR, message="gone")
         )
         assert (verdict, reason) == (TicketVerdict.RETRIED, "infra_error: gone")
@@ -133,7 +133,7 @@ def test_attempts_run_out_and_the_group_is_replaced_by_another() -> None:
     sibling = next(
         one for one in ledger.tables.tickets.values() if one.group == first.group and one is not first
     )
-    verdict, reason = ledger.complete("w", 1, attempt(sibling), result(ledger))
+    verdict, reason = ledger.attempts.complete("w", 1, attempt(sibling), result(ledger))
     assert verdict is TicketVerdict.REFUSED and "group_incomplete" in reason
 
 
@@ -141,7 +141,7 @@ def test_attempts_run_out_and_the_group_is_replaced_by_another() -> None:
 def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: float) -> None:
     ledger = begun()
     [ticket] = lease(ledger, 1)
-    verdict, reason = ledger.complete("w", 1, attempt(ticket), result(ledger, reward=reward))
+    verdict, reason = ledger.attempts.complete("w", 1, attempt(ticket), result(ledger, reward=reward))
     assert verdict is TicketVerdict.RETRIED and str(reward) in reason
     assert ticket.state is TicketState.PENDING
 
@@ -153,19 +153,19 @@ def test_late_foreign_and_unknown_results_are_refused_with_their_reason() -> Non
     ledger.expire(29.0)  # membership ends first: everything the worker held is tried again
     with pytest.raises(UnknownWorker, match="join"):
         lease(ledger)
-    ledger.join(WorkerRecord(name="w", incarnation=1), 30.0)
-    ledger.join(WorkerRecord(name="v", incarnation=1), 30.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=1), 30.0)
+    ledger.members.join(WorkerRecord(name="v", incarnation=1), 30.0)
     [again] = ledger.lease("v", 1, 1, 30.0)
     assert again is ticket and (again.attempt, again.fence > old.fence) == (2, True)
     refused = [
-        ledger.complete("w", 1, old, result(ledger)),
-        ledger.complete("v", 1, old, result(ledger)),
-        ledger.complete("v", 1, Attempt(9999, 1, 1), result(ledger)),
+        ledger.attempts.complete("w", 1, old, result(ledger)),
+        ledger.attempts.complete("v", 1, old, result(ledger)),
+        ledger.attempts.complete("v", 1, Attempt(9999, 1, 1), result(ledger)),
     ]
     assert [verdict for verdict, _ in refused] == [TicketVerdict.REFUSED] * 3
     assert "not leased to w" in refused[0][1] and "fence" in refused[1][1] and "unknown" in refused[2][1]
-    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (TicketVerdict.ACCEPTED, "")
-    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (
+    assert ledger.attempts.complete("v", 1, attempt(again), result(ledger)) == (TicketVerdict.ACCEPTED, "")
+    assert ledger.attempts.complete("v", 1, attempt(again), result(ledger)) == (
         TicketVerdict.ACCEPTED,
         "",
     )  # said twice
@@ -194,7 +194,7 @@ def test_evaluations_that_fail_are_counted_and_seeds_are_the_same_at_start_and_e
         finish(ledger, tickets[failing:], metrics={"win": 1.0, "illegal": 0.5})
         for _ in range(3 * failing):
             bad = next(one for one in [*tickets, *lease(ledger)] if one.state is TicketState.LEASED)
-            ledger.complete("w", 1, attempt(bad), result(ledger, ending=EpisodeEnding.TIMEOUT))
+            ledger.attempts.complete("w", 1, attempt(bad), result(ledger, ending=EpisodeEnding.TIMEOUT))
         if not failing:
             phases.advance(ledger, 0.0)
             train(ledger)
@@ -242,7 +242,7 @@ def test_what_becomes_of_a_batch_is_stored_with_the_batch_and_not_with_each_of_i
     assert ledger.record_checkpoint(consumed, 2) and len(stored()) == 2
     assert not ledger.record_checkpoint(consumed, 2) and len(stored()) == 1
     assert not ledger.record_checkpoint(consumed) and stored() == set()
-    assert ledger.tables.ids("trained") == RangeSet.of(batch.tickets)
+    assert ids_of(ledger.tables, "trained") == RangeSet.of(batch.tickets)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     assert str(batch.tickets[3]) in stored()
     assert ledger.tables.counts()["dropped:rolled_back"] == 4
@@ -264,7 +264,7 @@ def test_an_issued_group_is_one_record_until_all_its_tickets_were_leased() -> No
     assert any(ticket.transcript for ticket in ledger.tables.tickets.values())
     leased = lease(ledger, 4)
     assert stored() == {"ticket": {"1", "2", "3", "4"}, "group": groups - {"1"}}
-    ledger.drop_group(Purpose.TRAIN, 2, Reason.TOO_STALE)
+    ledger.attempts.drop_group(Purpose.TRAIN, 2, Reason.TOO_STALE)
     finish(ledger, leased)
     assert stored() == {"ticket": {"1", "2", "3", "4", "5", "6"}, "group": groups - {"1", "2"}}
     ledger.record_checkpoint(RangeSet())  # what was dropped is in no record any more
@@ -313,7 +313,7 @@ def test_an_arena_that_is_lost_after_planning_is_only_missed_if_the_trainer_asks
     ledger = begun()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    ledger.join(WorkerRecord(name="w", incarnation=2), 0.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=2), 0.0)
     assert ledger.tables.counts()["planned"] == 4
     assert ledger.tables.counts()["pending"] == 4  # what was ready went with the arena
     unread = Ledger.restored(
@@ -332,7 +332,7 @@ def test_a_batch_that_is_asked_for_again_and_again_is_given_up() -> None:
     batch = batch_of(ledger)
     for _ in range(HANDOUTS + 1):
         assert phases.next_batch(ledger, 0.0) is batch  # whose worker is gone may not be known yet
-    ledger.tables.now = ledger.membership_s + 1.0
+    ledger.tables.now = ledger.members.membership_s + 1.0
     assert phases.next_batch(ledger, 0.0) is not batch
     tickets = [ledger.tables.tickets[number] for number in batch.tickets]
     assert {ticket.state for ticket in tickets} == {TicketState.PENDING}
@@ -342,10 +342,10 @@ def test_a_retry_never_becomes_staler_than_its_first_try() -> None:
     ledger = begun(staleness=2, steps=20)
     train(ledger)
     ledger.commit(batch_of(ledger).id, 3)
-    ledger.seen("w", 1, 0.0, 3)
+    ledger.members.mark_alive("w", 1, 0.0, 3)
     ticket = lease(ledger, 1)[0]
     assert (ticket.min_version, ticket.floor) == (2, 3)
-    ledger.complete("w", 1, attempt(ticket), result(ledger, ending=EpisodeEnding.INFRA_ERROR))
+    ledger.attempts.complete("w", 1, attempt(ticket), result(ledger, ending=EpisodeEnding.INFRA_ERROR))
     assert ticket.min_version == 3
 
 
@@ -364,7 +364,7 @@ def test_what_is_dropped_is_freed_with_the_next_commit() -> None:
     tickets = lease(ledger)
     finish(ledger, tickets[1:])
     for _ in range(3):
-        ledger.complete("w", 1, attempt(tickets[0]), result(ledger, ending=EpisodeEnding.ENV_ERROR))
+        ledger.attempts.complete("w", 1, attempt(tickets[0]), result(ledger, ending=EpisodeEnding.ENV_ERROR))
         lease(ledger)
     dropped = f"k{tickets[1].id}/1"
     assert ledger.tables.freed == [dropped]
@@ -377,25 +377,25 @@ def test_what_is_dropped_is_freed_with_the_next_commit() -> None:
 def test_a_checkpoint_compacts_and_an_older_manifest_takes_it_back() -> None:
     ledger = begun()
     train(ledger)
-    held = ledger.tables.ids("trained")
+    held = ids_of(ledger.tables, "trained")
     train(ledger)
-    ledger.record_checkpoint(ledger.tables.ids("trained"))
+    ledger.record_checkpoint(ids_of(ledger.tables, "trained"))
     assert ledger.tables.closed["trained"] == RangeSet([(1, 9)]) and len(ledger.tables.tickets) == 8
-    ledger.join(WorkerRecord(name="t", incarnation=2), 0.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=2), 0.0)
     assert reconcile(ledger, "t", 2, 2, 2, held) == 4
-    ledger.tables.check()
+    check_tables(ledger.tables)
     # Four trained ones, and four that were issued for a version which is not the next any more.
-    assert ledger.tables.ids("trained") == held and ledger.tables.counts()["dropped:rolled_back"] == 8
+    assert ids_of(ledger.tables, "trained") == held and ledger.tables.counts()["dropped:rolled_back"] == 8
     assert phases.step(ledger) == (1, 4)
     with pytest.raises(LedgerError, match="Reconcile"):
-        ledger.trainer("w", 1, 0.0)
+        ledger.require_trainer("w", 1, 0.0)
 
 
 def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
     ledger = begun()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    ledger.join(WorkerRecord(name="t", incarnation=2), 0.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=2), 0.0)
     assert reconcile(ledger, "t", 2, 2, batch.id + 1, RangeSet.of(batch.tickets)) == 0
     assert ledger.tables.counts() == {"trained": 4, "ready": 4}
     assert ledger.commit(batch.id, 2) is None
@@ -406,10 +406,10 @@ def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
 def test_a_store_that_was_lost_is_rebuilt_from_the_manifest() -> None:
     ledger = Ledger(RULES)
     phases.advance(ledger, 0.0)  # warm-up tickets 1 to 6 are out
-    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 5, 7, RangeSet([(1, 7), (10, 20)]))
     phases.advance(ledger, 0.0)
-    ledger.tables.check()
+    check_tables(ledger.tables)
     counts = ledger.tables.counts()
     assert counts["trained"] == 16 and counts["dropped:forgotten"] == 3
     assert phases.phase(ledger) == phases.TRAIN and phases.step(ledger) == (2, 4)
@@ -432,12 +432,12 @@ def test_the_time_limit_ends_training_at_a_boundary() -> None:
 
 def test_warm_up_runs_ahead_without_a_trainer_and_trains_all_of_it() -> None:
     ledger = Ledger(dataclasses.replace(RULES, warmup_batches=6))
-    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
     phases.advance(ledger, 0.0)
     tickets = lease(ledger)
     assert len(tickets) == 4 * 3 and {one.min_version for one in tickets} == {0}
     assert phases.next_batch(ledger, 0.0) is None  # nobody has said from which version
-    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     finish(ledger, tickets)
     batches = []
@@ -456,14 +456,14 @@ def test_a_worker_that_goes_hands_back_and_its_tickets_lose_no_attempt():
     finished, *running = lease(ledger)
     finish(ledger, [finished])
     for _ in range(3):
-        ledger.leave("w", "drained", drained=True)
+        ledger.members.leave("w", "drained", drained=True)
         assert {ledger.tables.tickets[one.id].state for one in (finished, *running)} == {TicketState.PENDING}
         assert ledger.tables.tickets[finished.id].result is None, "its columns went with the arena"
         assert not any(ledger.tables.tickets[one.id].failures for one in (finished, *running))
-        ledger.join(WorkerRecord(name="w", incarnation=1, version=1), 0.0)
+        ledger.members.join(WorkerRecord(name="w", incarnation=1, version=1), 0.0)
         finished, *running = lease(ledger)
     assert set(ledger.tables.counts()) == {"leased"}
-    ledger.tables.check()
+    check_tables(ledger.tables)
     assert finish(ledger, [finished])[0][0] is TicketVerdict.ACCEPTED
 
 
@@ -475,11 +475,14 @@ def test_a_repeated_report_is_accepted_wherever_its_ticket_went_since() -> None:
     reports = [(attempt(ticket), result(ledger)) for ticket in tickets]
 
     def reported_again(state: TicketState) -> None:
-        verdicts = {ledger.complete("w", 1, *report) for report, ticket in zip(reports, tickets, strict=True)
-                    if ticket.state is state}  # fmt: skip
+        verdicts = {
+            ledger.attempts.complete("w", 1, *report)
+            for report, ticket in zip(reports, tickets, strict=True)
+            if ticket.state is state
+        }
         assert verdicts == {(TicketVerdict.ACCEPTED, "")}, state
 
-    assert {ledger.complete("w", 1, *report) for report in reports} == {(TicketVerdict.ACCEPTED, "")}
+    assert {ledger.attempts.complete("w", 1, *report) for report in reports} == {(TicketVerdict.ACCEPTED, "")}
     reported_again(TicketState.READY)
     batch = batch_of(ledger)
     reported_again(TicketState.PLANNED)
@@ -487,4 +490,4 @@ def test_a_repeated_report_is_accepted_wherever_its_ticket_went_since() -> None:
     reported_again(TicketState.TRAINED)
     # Of another attempt it is refused all the same.
     other = Attempt(tickets[0].id, tickets[0].attempt + 1, tickets[0].fence)
-    assert ledger.complete("w", 1, other, result(ledger))[0] is TicketVerdict.REFUSED
+    assert ledger.attempts.complete("w", 1, other, result(ledger))[0] is TicketVerdict.REFUSED

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.scheduler.state.records import EpisodeEnding
+from services.scheduler.state.tickets import EpisodeEnding
 from tests.support.ledger import RULES, Rollout, World
 
 workers = st.sampled_from([0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from earl.obs.metrics import read_lines
 from earl.transcript import TEXT_BYTES, TOKEN_BYTES, TOKENS, TURNS, Sampled, TranscriptTurn, shortened
 from earl.v1 import scheduler_pb2
-from services.scheduler.api.codec_evaluation import decode_transcript
+from services.scheduler.api.codec_transcripts import decode_transcript
 from services.scheduler.files.samples import SampleFile, thinned
-from services.scheduler.ledger.transcripts import asked, chosen
-from services.scheduler.state.records import Purpose, Result, Ticket, decode, encode
+from services.scheduler.ledger.transcripts import chosen, is_requested
+from services.scheduler.state.stored import decode, encode
+from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
+from tests.support.ledger import RULES
 
 
 @given(st.integers(1, 200), st.integers(0, 20))
@@ -29,15 +32,16 @@ def test_the_chosen_are_as_many_as_wanted_with_the_first_and_the_last(total: int
 
 def test_every_batch_and_every_evaluation_is_asked_in_the_same_places() -> None:
     def places(purpose: Purpose, indices: range) -> list[tuple[int, int]]:
+        rules = replace(RULES, batch_groups=3, group_size=4, transcripts=2)
         return [
             (index, member)
             for index in indices
             for member in range(4 if purpose is Purpose.TRAIN else 1)
-            if asked(purpose, index, member, batch_groups=3, group_size=4, episodes=10, wanted=2)
+            if is_requested(rules, purpose, index, member, 10)
         ]
 
-    assert places(Purpose.TRAIN, range(3)) == [(0, 0), (2, 3)]
-    assert places(Purpose.TRAIN, range(3, 6)) == [(3, 0), (5, 3)]
+    assert places(Purpose.TRAIN, range(3)) == [(0, 0), (0, 1)]
+    assert places(Purpose.TRAIN, range(3, 6)) == [(3, 0), (3, 1)]
     assert places(Purpose.EVALUATE, range(10)) == [(0, 0), (9, 0)]
     assert places(Purpose.WARMUP, range(10)) == []
 
@@ -79,7 +83,7 @@ def ticket(number: int, purpose: Purpose = Purpose.TRAIN, evaluation: str = "") 
     return Ticket(
         id=number, group=number // 4, purpose=purpose, index=number % 7, env_seed=1, sample_seed=2,
         min_version=1, temperature=1.0, evaluation=evaluation, transcript=True,
-        result=Result(reward=0.5, total_tokens=20, oldest_version=3, newest_version=4),
+        result=EpisodeResult(reward=0.5, total_tokens=20, oldest_version=3, newest_version=4),
     )  # fmt: skip
 
 

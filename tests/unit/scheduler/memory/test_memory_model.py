@@ -30,7 +30,7 @@ from services.rollout.engines.vllm import core
 from services.scheduler.memory import MemoryParts, ModelNumbers, parts, predict, ranks_here, rollout, trainer
 from services.scheduler.memory import model as model_module
 from services.scheduler.memory.numbers import elements
-from services.trainer.reshard import weight_slots
+from services.trainer.publish import weight_slots
 from services.trainer.step import prefix_packing
 
 SPECS = {
@@ -125,7 +125,20 @@ def test_saved_activations_are_what_autograd_keeps(name: str, lengths: list[int]
     rows = sum(lengths)
     padded = len(lengths) * max(lengths)
     how = trainer.TrainerNumbers(
-        "cpu", 1, 1, 1, 4, 4, rows, rows, padded, len(lengths) > 1, False, False, False, lora
+        device="cpu",
+        dp=1,
+        ranks=1,
+        cp=1,
+        item_bytes=4,
+        model_bytes=4,
+        rows=rows,
+        trained_rows=rows,
+        padded=padded,
+        moved=len(lengths) > 1,
+        accumulates=False,
+        checkpointed=False,
+        entropy=False,
+        lora=lora,
     )
     block = decoder.model.layers[0]
     assert isinstance(block, Block)

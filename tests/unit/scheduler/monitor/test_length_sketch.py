@@ -31,16 +31,6 @@ def test_quantiles_are_within_the_relative_error(values: list[int], fraction: fl
     assert abs(sketch_of(values).quantile(fraction) - exact) <= RELATIVE_ERROR * exact * 1.0001
 
 
-@given(lengths, lengths)
-def test_merging_is_seeing_both(left: list[int], right: list[int]) -> None:
-    merged = sketch_of(left)
-    merged.merge(sketch_of(right))
-    both = sketch_of(left + right)
-    assert merged.weight == both.weight
-    assert all(merged.quantile(q) == both.quantile(q) for q in (0, 0.1, 0.5, 0.95, 1))
-    assert math.isclose(merged.summary().mean, sum(left + right) / len(left + right))
-
-
 def test_nothing_seen_is_all_zero_and_lengths_of_zero_count() -> None:
     assert LengthSketch().summary() == Quantiles()
     sketch = sketch_of([8])

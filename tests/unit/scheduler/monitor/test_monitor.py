@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
-from services.scheduler.monitor.workers import cuts
+from services.scheduler.monitor.workers import stage_parallelism
 from services.scheduler.monitor.workload import (
     KvUse,
     LengthMonitor,
@@ -19,7 +19,7 @@ from services.scheduler.monitor.workload import (
     growth,
 )
 from services.scheduler.selector.decision import Workload
-from services.scheduler.state.records import WorkerRecord
+from services.scheduler.state.members import WorkerRecord
 
 ROLLOUT = WorkerRecord(name="r0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
 REFERENCE = WorkerRecord(name="ref", incarnation=1, stage=2, parallelism=(1, 2, 1, 1))
@@ -175,11 +175,13 @@ def test_kv_and_memory_are_the_highest_of_the_step() -> None:
 
 def test_stages_are_cut_as_all_their_workers_together() -> None:
     other = WorkerRecord(name="r1", incarnation=1, stage=1, parallelism=(1, 2, 1, 1))
-    assert cuts([ROLLOUT, REFERENCE, TRAINER, other]) == {
+    assert stage_parallelism([ROLLOUT, REFERENCE, TRAINER, other]) == {
         "reference": Parallelism(1, 2),
         "trainer": Parallelism(4),
     }
-    assert cuts([ROLLOUT, WorkerRecord(name="r1", incarnation=1, stage=1)]) == {"rollout": Parallelism(3)}
+    assert stage_parallelism([ROLLOUT, WorkerRecord(name="r1", incarnation=1, stage=1)]) == {
+        "rollout": Parallelism(3)
+    }
 
 
 # --- trend ----------------------------------------------------------------------------------

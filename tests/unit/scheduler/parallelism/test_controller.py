@@ -20,10 +20,10 @@ from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.profile.rows import parse
+from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.decision import Workload
-from services.scheduler.selector.earl import EarlPolicy
-from services.scheduler.selector.limits import LimitedTable
-from services.scheduler.selector.stages import Stages
+from services.scheduler.selector.earl_policy import EarlPolicy
+from services.scheduler.selector.stage_policies import Stages
 from services.scheduler.state.switch_records import By
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsCut, step_of
@@ -169,7 +169,7 @@ def test_a_dearer_switch_is_made_later_and_a_cheaper_one_sooner() -> None:
 def test_what_failed_is_no_candidate_and_what_cannot_hold_it_does_not_fit() -> None:
     table = LimitedTable(parse(ROWS, "x"), STAGE, holds=lambda one: 1000.0 * one.tp, longest=3000.0)
     assert table.predict(DP2, 900.0, 8.0).fits and table.predict(TP2, 1900.0, 8.0).fits
-    assert table.predict(DP2, 1100.0, 8.0).reason == "its engines do not hold a sequence of 1,100 tokens"
+    assert table.predict(DP2, 1100.0, 8.0).reason == f"no replica of {DP2} holds a sequence of 1,100 tokens"
     assert not table.predict(TP2, 4000.0, 8.0).fits
     # No sequence is longer than the longest.
     assert (

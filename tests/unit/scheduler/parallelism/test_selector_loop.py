@@ -16,9 +16,9 @@ from services.scheduler.monitor.workload import Monitor
 from services.scheduler.parallelism import decision_log
 from services.scheduler.parallelism.selector_loop import SelectorLoop, kept_profile
 from services.scheduler.profile.plan import ProfilePoint
-from services.scheduler.profile.stages import cache_of
+from services.scheduler.profiler.facts import cache_of
 from services.scheduler.selector.decision import Decision
-from services.scheduler.selector.stages import Observed, SelectorVerdict
+from services.scheduler.selector.stage_policies import Observed, SelectorVerdict
 from tests.support.disk import full_at
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsCut, selecting, step_of
@@ -203,7 +203,7 @@ def test_a_run_decides_by_its_profile_and_keeps_it(tmp_path: Path) -> None:
     for step, mean in enumerate(lengths[:8], 1):
         one.step(step, step_of(mean))
     one.close()
-    # The next scheduler has the growth that this one saw, and the same course.
+    # The next scheduler has the growth that this one saw, and the same assumed.
     monitor = Monitor()
     two = SelectorLoop.open(config, run_dir, monitor)
     for step, mean in enumerate(lengths[8:], 9):

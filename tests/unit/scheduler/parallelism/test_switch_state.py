@@ -352,7 +352,7 @@ def test_a_worker_that_joins_again_is_not_cut_as_it_was_at_first() -> None:
 def test_a_heartbeat_of_a_new_parallelism_keeps_the_version_that_came_with_it() -> None:
     world = World(TP1)
     before = world.tables.members["w0"]
-    world.ledger.seen("w0", before.incarnation, world.now, version=5)
+    world.ledger.members.mark_alive("w0", before.incarnation, world.now, version=5)
     world.switching.reported(before, Parallelism(2, 2), 1)
     after = world.tables.members["w0"]
     assert (after.version, after.parallelism, after.epoch) == (5, (2, 2, 1, 1), 1)

@@ -14,11 +14,11 @@ from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
-from services.scheduler.selector import expect, replay
+from services.scheduler.selector import headroom, replay
 from services.scheduler.selector.decision import Decision, Workload
-from services.scheduler.selector.earl import EarlPolicy
+from services.scheduler.selector.earl_policy import EarlPolicy
 from services.scheduler.selector.policies import NAMES, policy_of
-from services.scheduler.selector.rungs import CHEAPEST_S, DEAREST_S, RETURN, rungs
+from services.scheduler.selector.switch_threshold import CHEAPEST_S, DEAREST_S, RETURN, rungs
 from services.scheduler.selector.trace import TraceStep
 
 SEEDS = st.integers(0, 10**6)
@@ -290,7 +290,7 @@ def test_devices_that_change_are_no_switch_unless_replicas_do():
     only.observe(Workload(100, 100, 100, 10))
     forced = only.decide(1, 3)
     assert forced.after == Parallelism(3) and forced.switched and forced.urgent
-    assert "cannot be cut that way any more" in forced.reason
+    assert "cannot be split that way any more" in forced.reason
     with pytest.raises(ConfigError, match="divides 3 devices"):
         EarlPolicy(ProfileTable(flat(1, 1).rows[1:], "rollout"), 1.0).decide(0, 3)
 
@@ -317,16 +317,16 @@ def test_a_dearer_ladder_begins_with_the_cheaper(a, b):
 @quick
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=10))
 def test_headroom_is_a_quarter_or_what_was_seen(values):
-    found = expect.headroom(values)
-    assert found >= expect.GROWTH
-    assert found * values[-1] <= expect.GROWTH * max(values) * (1 + 1e-9)
+    found = headroom.headroom(values)
+    assert found >= headroom.GROWTH
+    assert found * values[-1] <= headroom.GROWTH * max(values) * (1 + 1e-9)
 
 
 def test_headroom_follows_a_jump_but_not_past_the_largest_of_late():
-    assert expect.headroom([100]) == 1.25
-    assert expect.headroom([100, 101]) == 1.25
-    assert expect.headroom([100, 300, 100]) == 3.0
-    assert expect.headroom([100, 300, 250]) == 1.5
+    assert headroom.headroom([100]) == 1.25
+    assert headroom.headroom([100, 101]) == 1.25
+    assert headroom.headroom([100, 300, 100]) == 3.0
+    assert headroom.headroom([100, 300, 250]) == 1.5
 
 
 def box(longest: float, most: float):
@@ -336,17 +336,17 @@ def box(longest: float, most: float):
 def test_corners_are_asked_for_as_far_out_as_something_fits():
     seen = [Workload(50, 50, 100, 10), Workload(50, 50, 100, 8)]
     far = (125.0, 10.0)
-    assert expect.corners(seen, [box(1e9, 1e9)]) == (far, (100, 10.0), (125.0, 8))
-    for corner in expect.corners(seen, [box(50, 50)]):
+    assert headroom.corners(seen, [box(1e9, 1e9)]) == (far, (100, 10.0), (125.0, 8))
+    for corner in headroom.corners(seen, [box(50, 50)]):
         assert corner == (100, 8)
-    both, more, longer = expect.corners(seen, [box(110, 1e9), box(100, 1e9)])
+    both, more, longer = headroom.corners(seen, [box(110, 1e9), box(100, 1e9)])
     assert 105 < both[0] <= 110 and more == (100, 10.0) and longer[0] <= 110
 
 
 def test_a_load_that_never_changed_grows_alone():
     seen = [Workload(50, 50, 100, 8)] * 2
-    assert expect.corners(seen, [box(1e9, 1e9)]) == ((125.0, 8), (100, 10.0))
-    assert len(expect.corners(seen[:1], [box(1e9, 1e9)])) == 3
+    assert headroom.corners(seen, [box(1e9, 1e9)]) == ((125.0, 8), (100, 10.0))
+    assert len(headroom.corners(seen[:1], [box(1e9, 1e9)])) == 3
 
 
 def test_the_beginning_is_safe_for_all_of_the_profile_or_fits_most_of_it():

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.members import Lives, WorkerRecord
 from services.scheduler.state.record_table import RecordTable
-from services.scheduler.state.records import EvaluationRecord, Issue, Lives, WorkerRecord
+from services.scheduler.state.tickets import Issue
 
 
 def changed(table: RecordTable[str, int]) -> dict[str, int | None]:

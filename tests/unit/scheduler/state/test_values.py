@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.batches.advantages import group_advantages
-from services.scheduler.batches.batch_plan import cut, summary
+from services.scheduler.batches.batch_plan import split_batch, summary
 from services.scheduler.ledger.admission import GroupCandidate, choose, target_version
-from services.scheduler.state.records import Batch, EpisodeEnding, Purpose, Result, Ticket
+from services.scheduler.state.run import Batch
 from services.scheduler.state.seeds import env_seed, sample_seeds, splitmix64
+from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 
 
 def test_splitmix_is_the_published_generator() -> None:
@@ -121,7 +122,7 @@ def planned(rewards: list[float], group_size: int, purpose: Purpose = Purpose.TR
         number: Ticket(
             id=number, group=number // group_size, purpose=purpose, env_seed=0, sample_seed=0, min_version=1,
             temperature=1.0, attempt=1,
-            result=Result(
+            result=EpisodeResult(
                 reward=reward, total_tokens=10 + number, trained_tokens=5, oldest_version=2, newest_version=3,
                 descriptor_key=f"k{number}", metrics={"win": float(reward > 0), "illegal": 0.0},
             ),
@@ -137,13 +138,13 @@ def planned(rewards: list[float], group_size: int, purpose: Purpose = Purpose.TR
 
 def test_a_plan_gives_each_sequence_to_one_rank_with_its_groups_advantage() -> None:
     batch, tickets = planned([1, -1, 1, 1], 2)
-    plan = cut(batch, tickets, 2, "grpo")
+    plan = split_batch(batch, tickets, 2, "grpo")
     items = {item.ticket_id: item for rank in plan.ranks for item in rank}
     high = 1 / (math.sqrt(2) + 1e-4)
     assert [items[number].advantage for number in range(4)] == [high, -high, 0, 0]
     assert plan.total_tokens == 46 and plan.trained_tokens == 20
-    assert plan == cut(batch, tickets, 2, "grpo")
-    warmup = cut(*planned([1, -1], 1, Purpose.WARMUP), 1, "grpo")
+    assert plan == split_batch(batch, tickets, 2, "grpo")
+    warmup = split_batch(*planned([1, -1], 1, Purpose.WARMUP), 1, "grpo")
     assert [item.advantage for item in warmup.ranks[0]] == [1, 1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from earl.config.model import ScratchModel
 from earl.errors import CheckpointError, ConfigError
+from earl.models.export_record import read_record
 from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.export import app, write
 from services.trainer.checkpoint.manifest import FILE
@@ -61,7 +63,7 @@ def test_transformers_computes_what_the_trainer_does(
 ) -> None:
     run, stepper = run_of(group, tmp_path, family, lora_rank=lora_rank)
     to = tmp_path / "out" / "model"
-    assert write(run, to, "latest") == run / "checkpoints" / "step-3"
+    assert write(run, to, "latest").checkpoint == run / "checkpoints" / "step-3"
     model = AutoModelForCausalLM.from_pretrained(to).eval()
     assert model.dtype is torch.float32 and model.config.model_type == family
     tokens = torch.tensor([1, 3, 2, 0, 3, 1])
@@ -91,13 +93,53 @@ def test_the_best_may_be_what_the_run_began_with(group: Group, tmp_path: Path) -
     mark_best(run / "checkpoints", 1)
     for which in ("best", 1):
         to = tmp_path / f"out-{which}"
-        assert write(run, to, which, "bfloat16") == (run / "model").resolve()
+        exported = write(run, to, which, "bfloat16")
+        assert exported.checkpoint == (run / "model").resolve() and exported.record.version == 1
         model, start = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in (to, run / "model"))
         assert all(torch.equal(model[name], start[name].bfloat16()) for name in start)
     with pytest.raises(ConfigError, match="no adapters"):
         write(run, tmp_path / "adapter", "best", adapter=True)
     mark_best(run / "checkpoints", 2)
-    assert write(run, tmp_path / "out-2", "best") == run / "checkpoints" / "step-2"
+    assert write(run, tmp_path / "out-2", "best").checkpoint == run / "checkpoints" / "step-2"
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize(
+    ("umask", "file_mode", "directory_mode"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)]
+)
+def test_all_files_have_the_mode_of_new_files(
+    group: Group, tmp_path: Path, umask: int, file_mode: int, directory_mode: int, adapter: bool
+) -> None:
+    run, _ = run_of(group, tmp_path, "llama", lora_rank=2)
+    for number, path in enumerate(sorted(path for path in run.rglob("*") if path.is_file())):
+        path.chmod((0o400, 0o640, 0o755)[number % 3])
+    before = os.umask(umask)
+    try:
+        write(run, tmp_path / "out", "latest", adapter=adapter)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert len(modes) >= 7 and set(modes.values()) == {file_mode}, modes
+    assert (tmp_path / "out").stat().st_mode & 0o777 == directory_mode
+
+
+def test_what_was_written_is_said(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama")
+    figures = {"name": "end", "version": 3, "episodes": 4, "done": 4, "failed": 0, "mean_reward": 0.5}
+    later = {**figures, "version": 4, "mean_reward": 0.75, "rewards": [1, 1, 1, 0]}
+    (run / "evaluations.jsonl").write_text(f"{json.dumps(figures)}\n{json.dumps(later)}\n")
+    done = CliRunner().invoke(app, [str(run), "--to", str(tmp_path / "out"), "--json"])
+    assert done.stderr.splitlines() == [
+        f"written: {tmp_path / 'out'}, from {run / 'checkpoints' / 'step-3'}",
+        "  the base model's chat_template.jinja: the run has model.chat = false, no prefixes",
+        '  generation_config.json: stops at "<eos>", temperature 1, at most 16 new tokens',
+        "  README.md, earl.json: t, version 3, reward 0.50 over 4 episodes",
+    ]
+    values = json.loads(done.stdout)
+    assert values["checkpoint"].endswith("step-3") and values["evaluation"] == {
+        name: figures[name] for name in figures if name != "version"
+    }
+    assert '"run": "t"' in (tmp_path / "out" / "earl.json").read_text()
 
 
 def test_what_cannot_be_exported_is_said(group: Group, tmp_path: Path) -> None:
@@ -136,6 +178,9 @@ def test_adapters_alone_in_pefts_format(group: Group, tmp_path: Path) -> None:
             tensor = file.get_tensor(f"base_model.model.{stem}lora_{letter}.weight")
             assert torch.equal(tensor, trained[f"{stem}lora_{letter.lower()}"])
     assert len(names) == len(trained) == 4
+    assert read_record(to) is not None and (to / "README.md").is_file()
+    assert AutoTokenizer.from_pretrained(to).chat_template == "{{ messages }}"
+    assert not (to / "config.json").exists()
 
 
 def test_the_models_own_files_are_checked(group: Group, tmp_path: Path) -> None:

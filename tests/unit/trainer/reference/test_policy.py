@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from earl.config.reference import check_reference, reference_bytes
+from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Layout, ShardBox
 from earl.errors import CheckpointError, ConfigError, TrainerError
 from earl.models.module import Decoder
@@ -33,15 +34,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def policy(directory: Path, *, microbatch_tokens: int = 64, deterministic: bool = False) -> ReferencePolicy:
-    made = ReferencePolicy(
-        load_spec(directory),
-        TensorParallel(),
-        torch.device("cpu"),
-        "float32",
-        temperature=TEMPERATURE,
-        microbatch_tokens=microbatch_tokens,
-        deterministic=deterministic,
-    )
+    sections = {
+        "scheduler": {"temperature": TEMPERATURE},
+        "reference": {"microbatch_tokens": microbatch_tokens},
+    }
+    run = {"name": "t", "environment": {"name": "e"}, "model": {"dtype": "float32"}, **sections}
+    config = RunConfig.model_validate(run | {"deterministic": deterministic})
+    made = ReferencePolicy(load_spec(directory), TensorParallel(), torch.device("cpu"), config)
     made.fill(directory)
     return made
 

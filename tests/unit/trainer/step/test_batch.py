@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import TrainerError
-from services.trainer.step.batch import Columns, build, cut_minibatches
+from services.trainer.step.batch import Columns, build, minibatches
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin
 
@@ -38,9 +38,9 @@ def _filled(lengths: list[int], seed: int = 0) -> Columns:
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3))
 def test_minibatches_are_the_same_for_any_number_of_ranks(ranks: int, count: int, pass_index: int) -> None:
     items = [_item(i * 7 % 23, 5) for i in range(23)]
-    whole = cut_minibatches(_plan([items]), 0, count, pass_index, seed=1)
+    whole = minibatches(_plan([items]), 0, count, pass_index, seed=1)
     split_plan = _plan([items[r::ranks] for r in range(ranks)])
-    parts = [cut_minibatches(split_plan, r, count, pass_index, seed=1) for r in range(ranks)]
+    parts = [minibatches(split_plan, r, count, pass_index, seed=1) for r in range(ranks)]
     for m in range(count):
         split = {split_plan.ranks[r][i].ticket_id for r in range(ranks) for i in parts[r][m]}
         assert split == {items[i].ticket_id for i in whole[m]}
@@ -50,9 +50,9 @@ def test_minibatches_are_the_same_for_any_number_of_ranks(ranks: int, count: int
 
 def test_passes_shuffle_differently_and_reproducibly() -> None:
     plan = _plan([[_item(i, 5) for i in range(40)]])
-    first = cut_minibatches(plan, 0, 4, 0, seed=5)
-    assert first == cut_minibatches(plan, 0, 4, 0, seed=5)
-    assert first != cut_minibatches(plan, 0, 4, 1, seed=5)
+    first = minibatches(plan, 0, 4, 0, seed=5)
+    assert first == minibatches(plan, 0, 4, 0, seed=5)
+    assert first != minibatches(plan, 0, 4, 1, seed=5)
 
 
 def test_micro_batch_points_each_trained_token_at_the_position_before_it() -> None:

@@ -65,7 +65,11 @@ def _reference_step(model: Path, plan, loss_mean: str, config) -> dict[str, torc
     loss.backward()
     torch.nn.utils.clip_grad_norm_(decoder.parameters(), config.trainer.max_grad_norm)
     torch.optim.AdamW(
-        decoder.parameters(), lr=config.trainer.lr, betas=config.trainer.betas, weight_decay=0.0
+        decoder.parameters(),
+        lr=config.trainer.lr,
+        betas=config.trainer.betas,
+        eps=config.trainer.epsilon,
+        weight_decay=0.0,
     ).step()
     return {name: p.detach() for name, p in decoder.named_parameters()}
 
@@ -82,6 +86,15 @@ def test_a_step_equals_autograd_over_single_sequences(
     assert metrics["grad_norm"] > 0.05  # so that clipping took part
     for name, expected in _reference_step(model, plan, loss_mean, config).items():
         torch.testing.assert_close(gathered(stepper)[name], expected, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_a_large_epsilon_makes_an_update_follow_the_gradients_size(group: Group, model: Path) -> None:
+    config = configuration(epsilon=1e-2)
+    stepper = stepper_for(group, model, config)
+    plan = plan_of(items_of(1, 9), 1)
+    stepper.train(plan, columns_of(plan))
+    for name, expected in _reference_step(model, plan, "token", config).items():
+        torch.testing.assert_close(gathered(stepper)[name], expected, atol=2e-6, rtol=1e-4, msg=name)
 
 
 def test_minibatches_and_passes_count_as_updates(group: Group, model: Path) -> None:

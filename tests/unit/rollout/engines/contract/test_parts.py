@@ -12,7 +12,7 @@ from earl.errors import ConfigError, EngineNotInstalled
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.stats import BusyClock
-from services.rollout.engines.foreign.cache_salts import CacheSalts
+from services.rollout.engines.foreign.cache_salts import CacheSaltTable
 from services.rollout.engines.process.interpreter import interpreter_of
 
 
@@ -21,7 +21,7 @@ def spec(**fields) -> EngineSpec:
 
 
 def test_a_sessions_salt_is_of_the_commit_that_it_began_after():
-    salts = CacheSalts()
+    salts = CacheSaltTable()
     first = salts.take("old")
     salts.end("old")
     salts.commit()
@@ -31,7 +31,7 @@ def test_a_sessions_salt_is_of_the_commit_that_it_began_after():
 
 
 def test_nothing_is_shared_with_what_was_forgotten():
-    salts = CacheSalts()
+    salts = CacheSaltTable()
     before = {name: salts.take(name) for name in ("idle", "running")}
     salts.end("idle")
     assert salts.idle == 1
@@ -47,7 +47,7 @@ def test_nothing_is_shared_with_what_was_forgotten():
     )
 )
 def test_idle_sessions_are_those_that_began_and_run_nothing(events: list[tuple[str, str]]):
-    salts, running, began = CacheSalts(), dict.fromkeys("abc", 0), set()
+    salts, running, began = CacheSaltTable(), dict.fromkeys("abc", 0), set()
     for session, event in events:
         if event == "take":
             salts.take(session)

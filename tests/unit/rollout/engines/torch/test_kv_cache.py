@@ -15,7 +15,7 @@ from earl.models.parallel import TensorParallel
 from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, Generation
 from services.rollout.engines.torch.engine import TorchEngine
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.ranks import EngineRank, Followers
@@ -75,16 +75,16 @@ def ask(name: str, ids: list[int], new: int, **fields: Any) -> GenerateRequest:
     return GenerateRequest(request_id=name, ids=ids, max_new_tokens=new, **fields)
 
 
-def finish(engine: TorchEngine, results: dict[str, wire.SampledTokens]) -> None:
+def finish(engine: TorchEngine, results: dict[str, Generation]) -> None:
     """Move what ended from the outbox to results."""
     for reply in engine.outbox:
-        assert isinstance(reply, wire.SampledTokens), reply
+        assert isinstance(reply, Generation), reply
         results[reply.request_id] = reply
     engine.outbox.clear()
 
 
-def run(engine: TorchEngine, requests: list[GenerateRequest]) -> dict[str, wire.SampledTokens]:
-    results: dict[str, wire.SampledTokens] = {}
+def run(engine: TorchEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:
+    results: dict[str, Generation] = {}
     for request in requests:
         engine.submit(request, stream=False)
     while engine.has_work:
@@ -103,7 +103,7 @@ def prompts(count: int, seed: int = 0, shared: int = 0) -> list[list[int]]:
     return [head + rng.integers(0, 29, int(rng.integers(1, 20))).tolist() for _ in range(count)]
 
 
-def close(found: dict[str, wire.SampledTokens], wanted: dict[str, wire.SampledTokens]) -> None:
+def close(found: dict[str, Generation], wanted: dict[str, Generation]) -> None:
     assert found.keys() == wanted.keys()
     for name, each in found.items():
         assert each.ids == wanted[name].ids and each.versions == wanted[name].versions, name
@@ -127,7 +127,7 @@ def test_a_bound_preempts_and_changes_nothing():
 
 def test_the_oldest_is_never_preempted_and_all_end_in_turn():
     engine = make(kv_tokens=96)
-    results: dict[str, wire.SampledTokens] = {}
+    results: dict[str, Generation] = {}
     ended: list[str] = []
     for n in range(8):
         engine.submit(ask(str(n), prompts(1, n)[0], 60, seed=n), stream=False)
@@ -167,13 +167,13 @@ def test_a_preempted_request_can_be_aborted_and_streams_on():
     engine.submit(ask("b", second, 50, seed=2), stream=True)
     while not engine.stats().preemptions:
         engine.step()
-    chunks = [reply for reply in engine.outbox if isinstance(reply, wire.SampledTokens)]
+    chunks = [reply for reply in engine.outbox if isinstance(reply, Generation)]
     engine.outbox.clear()
     engine.abort("a")
     engine.outbox.clear()
     while engine.has_work:
         engine.step()
-    chunks += [reply for reply in engine.outbox if isinstance(reply, wire.SampledTokens)]
+    chunks += [reply for reply in engine.outbox if isinstance(reply, Generation)]
     assert [token for chunk in chunks for token in chunk.ids] == alone.ids
 
     engine.outbox.clear()
@@ -184,7 +184,7 @@ def test_a_preempted_request_can_be_aborted_and_streams_on():
     engine.outbox.clear()
     engine.abort("b")
     (aborted,) = engine.outbox
-    assert isinstance(aborted, wire.SampledTokens) and aborted.finish == "abort"
+    assert isinstance(aborted, Generation) and aborted.finish == "abort"
     assert 0 < len(aborted.ids) == len(aborted.logprobs) < 50
     assert aborted.ids == alone.ids[: len(aborted.ids)]
 
@@ -240,7 +240,7 @@ def test_what_is_wiped_is_gone():
 # --- deterministic ----------------------------------------------------------------------------------
 
 
-def bits(results: dict[str, wire.SampledTokens]) -> dict[str, tuple[list[int], list[float]]]:
+def bits(results: dict[str, Generation]) -> dict[str, tuple[list[int], list[float]]]:
     return {name: (each.ids, each.logprobs) for name, each in results.items()}
 
 
@@ -271,7 +271,7 @@ def test_deterministic_is_bit_for_bit(alone, data):
         kv_tokens=data.draw(st.sampled_from([0, 4 * page, 7 * page])),
     )
     order = data.draw(st.permutations(requests))
-    results: dict[str, wire.SampledTokens] = {}
+    results: dict[str, Generation] = {}
     for request in order:
         session = data.draw(st.sampled_from(["", request.request_id]))
         engine.submit(msgspec.structs.replace(request, session=session), stream=False)

@@ -1,4 +1,4 @@
-"""What is measured: a Valkey, a scheduler, players and a trainer, each a process of its own."""
+"""The processes that are measured: a Valkey, a scheduler, players and a trainer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import Process, cpu_s, rss_mib
-from benchmarks.role import Role
+from benchmarks.process import ServiceProcess, cpu_s, rss_mib
+from benchmarks.role import RoleProcess
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.run import RunConfig
 from earl.rpc.client import Client
@@ -24,10 +24,11 @@ RPC_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """workers: simulated; processes: that they are in; credit: tickets that each plays at once, for hold_s.
+class ControlLoad:
+    """The load: `workers` simulated workers in `processes` processes; each plays `credit` tickets at once,
+    hold_s seconds each.
 
-    A batch has batch_groups groups of group_size; as many as staleness + 1 of them are under way.
+    A batch has batch_groups groups of group_size; up to staleness + 1 batches are in progress.
     """
 
     workers: int
@@ -56,13 +57,13 @@ class Load:
         )  # fmt: skip
 
 
-class Stand:
-    """Everything, started."""
+class BenchProcesses:
+    """The started processes."""
 
-    def __init__(self, valkey: EmbeddedValkey, scheduler: Process, client: Client, bus: Bus) -> None:
+    def __init__(self, valkey: EmbeddedValkey, scheduler: ServiceProcess, client: Client, bus: Bus) -> None:
         self.bus = bus
-        self.players: list[Role] = []
-        self.trainer: Role
+        self.players: list[RoleProcess] = []
+        self.trainer: RoleProcess
         self._valkey = valkey
         self._scheduler = scheduler
         self._client = client
@@ -71,7 +72,7 @@ class Stand:
         return await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=RPC_S)
 
     async def durability(self, fsync: str) -> None:
-        """Valkey's appendfsync from now on."""
+        """Sets Valkey's appendfsync."""
         await self.bus.redis.config_set("appendfsync", fsync)
 
     async def play(self, **how: Any) -> None:
@@ -95,8 +96,10 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(directory: Path, load: Load, profile: Path | None = None) -> AsyncIterator[Stand]:
-    """profile: where the scheduler writes what it computed, once it has ended."""
+async def started(
+    directory: Path, load: ControlLoad, profile: Path | None = None
+) -> AsyncIterator[BenchProcesses]:
+    """Starts the processes. profile: a file that the scheduler writes its stack samples to when it ends."""
     config = load.config()
     run = _run_file(directory, config)
     async with AsyncExitStack() as stack:
@@ -106,23 +109,23 @@ async def stand(directory: Path, load: Load, profile: Path | None = None) -> Asy
         bus = await Bus.connect(url, NAME, source="benchmark")
         stack.push_async_callback(bus.close)
         module = f"benchmarks.control.profiled {profile}" if profile else "services.scheduler"
-        scheduler = await Process.start(module, run, "scheduler", EARL_REDIS_URL=url)
+        scheduler = await ServiceProcess.start(module, run, "scheduler", EARL_REDIS_URL=url)
         stack.push_async_callback(scheduler.stop)
         client = Client(scheduler.address, SchedulerServiceStub)
         stack.push_async_callback(client.close)
-        made = Stand(valkey, scheduler, client, bus)
+        made = BenchProcesses(valkey, scheduler, client, bus)
         # What the scheduler will ask of so many.
         heartbeat_s = max(config.scheduler.heartbeat_s, load.workers / config.scheduler.heartbeats_per_s)
         lease_s = config.scheduler.lease_s
         each = load.workers // load.processes
         for number in range(load.processes):
-            role, _ = await Role.start(
+            role, _ = await RoleProcess.start(
                 "benchmarks.control.players", role="players", address=scheduler.address, first=number * each,
                 count=each, credit=load.credit, heartbeat_s=heartbeat_s, renew_s=lease_s / 3,
             )  # fmt: skip
             stack.push_async_callback(role.stop)
             made.players.append(role)
-        made.trainer, _ = await Role.start(
+        made.trainer, _ = await RoleProcess.start(
             "benchmarks.control.trainer", role="trainer", address=scheduler.address, redis_url=url, run=NAME,
             ranks=RANKS, heartbeat_s=config.scheduler.heartbeat_s,
         )  # fmt: skip

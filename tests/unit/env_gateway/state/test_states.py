@@ -12,11 +12,11 @@ from earl.errors import DuplicateEnvironment, EnvProtocolError
 from earl.obs.histogram import Histogram
 from earl.v1 import common_pb2, env_pb2
 from services.env_gateway import results
-from services.env_gateway import sessions as sm
-from services.env_gateway.counts import WAITS_S
-from services.env_gateway.pool import HostState, Pool, ServedEnvironment
-from services.env_gateway.quarantine import MAX_FACTOR, Quarantine
-from services.env_gateway.sessions import Arrival, GatewaySession, StepVerdict
+from services.env_gateway.state import sessions as sm
+from services.env_gateway.state.counts import WAITS_S
+from services.env_gateway.state.pool import HostState, Pool, ServedEnvironment
+from services.env_gateway.state.quarantine import MAX_FACTOR, Quarantine
+from services.env_gateway.state.sessions import Arrival, GatewaySession, StepVerdict
 
 LIMITS = {"queue_s": 10.0, "reset_s": 5.0, "step_s": 2.0, "episode_s": 60.0}
 
@@ -255,7 +255,7 @@ def test_older_epochs_are_fenced(pool):
 def test_silence_and_forgiveness(pool):
     host = make_host("a", 1, "game")
     pool.add(host)
-    assert pool.expired(5.1, 5.0) == [(host, "was silent for 5 s")]
+    assert pool.expired(5.1, 5.0) == [(host, "sent nothing for 5 s")]
     pool.forgive(3.0)
     assert pool.expired(5.1, 5.0) == []
     host.back_by = 4.0

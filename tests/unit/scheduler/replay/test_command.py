@@ -14,7 +14,8 @@ from earl.cli.main import report_error
 from earl.errors import EarlError
 from services.scheduler.profile.rows import COLUMNS, parse
 from services.scheduler.profile.table import ProfileTable
-from services.scheduler.selector import replay_command, trace
+from services.scheduler.replay import command as replay_command
+from services.scheduler.selector import trace
 from services.scheduler.selector.decision import Workload
 from services.scheduler.selector.trace import TraceStep
 from tests.support.paths import ROOT

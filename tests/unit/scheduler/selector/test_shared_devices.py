@@ -15,7 +15,7 @@ from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import replay
 from services.scheduler.selector.policies import policy_of
-from services.scheduler.selector.together import MOST_CHOICES, Shared, SharedTable
+from services.scheduler.selector.shared_devices import MOST_CHOICES, Shared, SharedTable
 
 TP1, TP2 = Parallelism(2), Parallelism(1, 2)
 

@@ -12,10 +12,11 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
-from services.scheduler.profile.cache import Cache
-from services.scheduler.profile.command import app, numbers, stages_of
 from services.scheduler.profile.plan import LEAST, ProfilePoint
-from services.scheduler.profile.stages import cache_of, facts_of, parallelisms, plan_of
+from services.scheduler.profile.stages import parallelisms, plan_of
+from services.scheduler.profiler.cache import Cache
+from services.scheduler.profiler.command import app, numbers, stages_of
+from services.scheduler.profiler.facts import cache_of, facts_of
 
 SPEC = ModelSpec("llama", 96, 2, 12, 6, 8, 192, 50, max_positions=4096)
 CUT = Parallelism(dp=4)

@@ -1,13 +1,12 @@
 """Several cuts of the same four ranks, one after the other, that train the same batches.
 
-Run under torchrun this module is the other side of tests/integration/test_trainer_cuts.py: in each cut the
-ranks train two batches, save, restore what one rank saved, and train on; rank 0 writes what came of it.
+The other side of tests/integration/test_trainer_layouts.py: in each cut the ranks train two batches, save,
+restore what one rank saved, and train on; rank 0 writes what came of it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -59,7 +58,8 @@ def compute(directory: Path, group: Group, name: str, cut: Parallelism) -> dict[
     return found
 
 
-def _rank(directory: Path, cuts: list[tuple[str, str]]) -> None:
+def main(pipe: Connection, directory: Path, cuts: list[tuple[str, str]]) -> None:
+    """Sends its rank at the end."""
     torch.set_num_threads(1)
     group = Group("cpu")
     for name, cut in cuts:
@@ -68,8 +68,5 @@ def _rank(directory: Path, cuts: list[tuple[str, str]]) -> None:
             save_file(found, directory / f"{name}-{cut}.safetensors")
     group.barrier()
     group.close()
+    pipe.send(group.rank)
     leave(0)
-
-
-if __name__ == "__main__":
-    _rank(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,6 +1,6 @@
 """A rank for tests of what starts ranks: it says that it is there, and leaves when it is told to.
 
-python -m tests.support.told_rank DIRECTORY
+python -m tests.support.signalled_rank DIRECTORY
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from services.trainer.launch import follow_agent
 
 if __name__ == "__main__":
-    said = Path(sys.argv[1]) / f"rank-{os.environ['RANK']}"
+    marker = Path(sys.argv[1]) / f"rank-{os.environ['RANK']}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     follow_agent()
-    said.touch()
+    marker.touch()
     while True:
         signal.pause()

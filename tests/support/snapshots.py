@@ -1,12 +1,12 @@
-"""Looks at a run as tests hold them: one in full flow, and a source that gives them one after the other."""
+"""Snapshots of a run as tests hold them: one of a busy run, and a source of several in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from earl.cli.lib.gateway_codec import Latency, Listed
-from earl.cli.lib.snapshot import Look, State
+from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency
+from earl.cli.lib.snapshot import RunSnapshot, RunState
 from earl.reparallelize import StageSwitch
 from earl.stack.status import (
     LedgerStatus,
@@ -47,13 +47,13 @@ STATUS = RunStatus(
     episode_tokens=Lengths(44.5, 40.0, 53.0, 66.0),
     elapsed_s=61.0,
 )  # fmt: skip
-GAMES = Listed(
+GAMES = GatewayEnvironment(
     "open_spiel/tic_tac_toe", "", "h", None, [], 2, 128, 48, 3, 0,
-    Latency(64, 0.0012, 0.0031), Latency(640, 0.0004, 0.002),
+    HostLatency(64, 0.0012, 0.0031), HostLatency(640, 0.0004, 0.002),
 )  # fmt: skip
-LOOK = Look(
+SNAPSHOT = RunSnapshot(
     Path("runs/growing"),
-    State.RUNNING,
+    RunState.RUNNING,
     STATUS,
     (ProcessState("scheduler", "ready", 61.0, 0, 100), ProcessState("rollout-0", "ready", 58.0, 1, 101)),
     (GAMES,),
@@ -63,17 +63,17 @@ LOOK = Look(
 )
 
 
-class Looks:
-    """Each look once, the last one from then on."""
+class Snapshots:
+    """Each snapshot once, the last one from then on."""
 
-    def __init__(self, looks: Sequence[Look]) -> None:
-        self.left = list(looks)
+    def __init__(self, snapshots: Sequence[RunSnapshot]) -> None:
+        self.left = list(snapshots)
         self.taken = 0
         self.closed = False
         # Stages that were to be pinned, or unpinned.
         self.asked: list[tuple[str, bool]] = []
 
-    async def look(self) -> Look:
+    async def snapshot(self) -> RunSnapshot:
         self.taken += 1
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from earl.parallelism import Parallelism
-from services.scheduler.profile.corrected import CorrectedTable
 from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.decision import Workload
-from services.scheduler.selector.limits import LimitedTable
-from services.scheduler.selector.stages import Observed, Stages
+from services.scheduler.selector.stage_policies import Observed, Stages
 from tests.support.selection import DP2, TP2, LongIsCut
 
 ROWS = [
@@ -25,7 +24,7 @@ ROWS = [
 
 
 def test_without_observations_it_is_the_profile() -> None:
-    table, plain = CorrectedTable(ROWS, "rollout"), ProfileTable(ROWS, "rollout")
+    table, plain = LimitedTable(ROWS, "rollout"), ProfileTable(ROWS, "rollout")
     for cut in (DP2, TP2):
         for context in (32.0, 64.0, 500.0, 4000.0):
             assert table.predict(cut, context, 16.0) == plain.predict(cut, context, 16.0)
@@ -33,7 +32,7 @@ def test_without_observations_it_is_the_profile() -> None:
 
 
 def test_what_is_observed_is_predicted_and_the_others_follow() -> None:
-    table, plain = CorrectedTable(ROWS, "rollout"), ProfileTable(ROWS, "rollout")
+    table, plain = LimitedTable(ROWS, "rollout"), ProfileTable(ROWS, "rollout")
     for _ in range(12):
         table.observe(DP2, 64.0, 16.0, 200.0)
     assert table.predict(DP2, 64.0, 16.0).tokens_per_device_s == pytest.approx(200.0, rel=0.1)

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from earl.env.adapters import kept
-from earl.env.adapters.kept import Kept, shared
+from earl.env.adapters import open_context
+from earl.env.adapters.open_context import Kept, shared
 from earl.errors import EnvBackendLost
 
 
@@ -99,4 +99,4 @@ def test_the_end_of_a_loop_leaves_what_is_shared():
 
     asyncio.run(use())
     assert len(contexts[0].tasks) == 2
-    assert not [loop for loop, _ in kept._shared if loop.is_closed()]
+    assert not [loop for loop, _ in open_context._shared if loop.is_closed()]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +14,9 @@ from earl.parallelism import Parallelism
 from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.reader import SavedModel
 from services.trainer.ranks.process_group import Group
-from tests.support.cuts import CONFIGS, RANKS, SCRATCH, compute, config_of
+from tests.support.layout_ranks import CONFIGS, RANKS, SCRATCH, compute, config_of, main
 from tests.support.policy import gathered, model_directory, stepper_for
+from tests.support.processes import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 QUICK = [("full", "tp2·cp2"), ("adapters", "dp2·tp2"), ("full", "dp4")]
@@ -41,24 +38,8 @@ class Outcome:
 
     def run(self, cuts: list[tuple[str, str]]) -> None:
         """All of these in one start of the ranks."""
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--local-addr=127.0.0.1",
-                f"--nproc-per-node={RANKS}",
-                "-m",
-                "tests.support.cuts",
-                str(self.directory),
-                json.dumps(cuts),
-            ],
-            check=True,
-            timeout=240,
-            cwd=Path(__file__).parents[2],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        ended = run_ranks(main, RANKS, self.directory, cuts, timeout_s=240)
+        assert ended == list(range(RANKS))
 
     def compare(self, name: str, cut: str) -> None:
         """Losses, norms and parameters of the cut with those of one rank."""

@@ -1,0 +1,73 @@
+"""Programs of tests, each in a process of its own: forked, not begun anew.
+
+    fork server (imports PROGRAMS, then only forks) ─┬─ owner of an arena ── pipe ── test
+                                                     ├─ reader ── pipe ── test
+                                                     └─ rank 0 .. n ── pipe ── test
+
+A new interpreter takes half a second of CPU to import the data plane and two to import what ranks compute
+with; the fork server of multiprocessing has done it once. It has neither threads nor sockets. EARL's own
+processes are never started this way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+# Modules whose functions are run.
+PROGRAMS = [
+    f"tests.support.{name}"
+    for name in ("dispatch_owner", "dispatch_reader", "layout_ranks", "mesh_trainer", "mover", "switcher")
+]
+# The server ignores a module that does not exist: each process would then import it by itself.
+assert all(map(importlib.util.find_spec, PROGRAMS)), PROGRAMS
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(PROGRAMS)
+
+
+class Forked:
+    """`main(pipe, *arguments)` in a process of its own, at the other end of a pipe.
+
+    Whatever waits for it raises TimeoutError after `timeout_s`.
+    """
+
+    def __init__(self, main: Callable[..., None], *arguments: Any) -> None:
+        self._pipe, theirs = _context.Pipe()
+        # A daemon: it goes with the test's process.
+        self._process = _context.Process(target=main, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def receive(self, timeout_s: float) -> Any:
+        """The next value that it sends. Raises EOFError if it ended."""
+        if not self._pipe.poll(timeout_s):
+            raise TimeoutError(f"process {self.pid} sent nothing in {timeout_s:g} s")
+        return self._pipe.recv()
+
+    def send(self, value: Any) -> None:
+        self._pipe.send(value)
+
+    def hang_up(self) -> None:
+        """Closes the pipe: it receives nothing more."""
+        self._pipe.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code, negative for a signal."""
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"process {self.pid} did not end in {timeout_s:g} s")
+        return self._process.exitcode

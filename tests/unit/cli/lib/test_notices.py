@@ -1,0 +1,41 @@
+"""A command that waits says so again and again, and stops when it is done."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+from earl.cli.lib.notices import notice, waiting
+
+
+class Heard(io.StringIO):
+    """Sets `often` once so many lines were written."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__()
+        self.often = threading.Event()
+        self._lines = lines
+
+    def flush(self) -> None:
+        if self.getvalue().count("\n") >= self._lines:
+            self.often.set()
+
+
+def test_it_is_said_again_and_again_what_is_waited_for() -> None:
+    heard = Heard(3)
+    with waiting("writing model", 60.0, every_s=0.001, file=heard):
+        assert heard.often.wait(20.0)
+    lines = heard.getvalue().splitlines()
+    assert len(lines) >= 3 and set(lines) == {"writing model: 0 of at most 60 s"}
+    assert heard.getvalue() == "\n".join(lines) + "\n"
+
+
+def test_what_is_done_at_once_says_nothing() -> None:
+    heard = Heard(1)
+    with waiting("writing model", every_s=60.0, file=heard):
+        pass
+    assert not heard.getvalue()
+
+
+def test_a_notice_without_a_bound() -> None:
+    assert notice("waiting for trainer", 12.3) == "waiting for trainer: 12 s"

@@ -1,0 +1,78 @@
+"""`earl config`: every key described, a file with its defaults, and what a launch would refuse or start."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from earl.cli.machine.config import app
+from earl.config import keys
+from earl.config.descriptions import description
+from earl.config.load import load_run
+from earl.errors import ConfigError, EarlError
+from tests.support.paths import ROOT
+
+TICTACTOE = ROOT / "examples" / "tictactoe.toml"
+
+
+def printed(*words: str | Path) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(done.exception, EarlError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_key_has_a_description_of_its_own():
+    described: dict[str, str] = {}
+    for key, field in keys.fields():
+        if not keys.is_section(field):
+            described[key] = description(key)
+    assert len(described) > 150
+    assert [key for key, text in described.items() if len(text.split()) < 3 or not text.endswith(".")] == []
+    assert description("trainer.lr").startswith("Learning rate of AdamW")
+    assert description("switch.verify_s").startswith("Seconds")  # of the class that it derives from
+    assert description("switch").startswith("Bounds of a switch")
+
+
+def test_keys_are_listed_by_a_part_of_their_names():
+    listed = json.loads(printed("keys", "trainer.lr", "--json"))
+    assert [one["key"] for one in listed] == [
+        "trainer.lr",
+        "trainer.lr_final_fraction",
+        "trainer.lr_warmup_steps",
+    ]
+    assert listed[0]["default"] == 1e-3 and listed[0]["takes"] == "a number, more than 0"
+    (name,) = json.loads(printed("keys", "environment.name", "--json"))
+    assert name["required"] and name["default"] is None
+    assert "default 0.001" in printed("keys", "trainer.lr")
+    with pytest.raises(ConfigError, match=r"no key has 'learning' in its name; .*"):
+        printed("keys", "learning")
+
+
+def test_what_is_shown_is_a_run_file_of_the_same_run(tmp_path: Path):
+    shown = tmp_path / "shown.toml"
+    shown.write_text(printed("show", TICTACTOE, "--trainer.lr", "0.5"))
+    written: dict[str, Any] = tomllib.loads(shown.read_text())
+    assert written["trainer"]["lr"] == 0.5 and written["scheduler"]["episode_s"] == 300.0
+    assert load_run(shown) == load_run(TICTACTOE, [("trainer.lr", "0.5")])
+
+
+def test_a_check_says_what_a_launch_would_start_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    said = printed("check", TICTACTOE)
+    assert "runs/tictactoe" in said and "rollout-0" in said and "190 steps" in said
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"--trainer\.lr -1 is wrong"):
+        printed("check", TICTACTOE, "--trainer.lr", "-1")
+    (tmp_path / "runs" / "tictactoe").mkdir(parents=True)
+    (tmp_path / "runs" / "tictactoe" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="exists already; continue it with: earl resume"):
+        printed("check", TICTACTOE)

@@ -1,0 +1,68 @@
+"""What a worker does before a host serves the run's environment: it waits, says so, and gives up typed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from earl.errors import ServiceUnavailable, UnknownEnvironment
+from services.rollout.worker import host_wait
+from services.rollout.worker.host_wait import HostWait
+
+NAME = "pettingzoo/connect_four"
+
+
+class Gateway:
+    """Answers with these in turn, the last one again and again; an error is raised."""
+
+    address = "127.0.0.1:7000"
+
+    def __init__(self, *answers: Collection[str] | Exception) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def environments(self, deadline_s: float = 0.0) -> Collection[str]:
+        answer = self._answers[min(self.asked, len(self._answers) - 1)]
+        self.asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_wait, "POLL_S", 0.001)
+
+
+async def test_a_host_that_is_there_is_not_waited_for() -> None:
+    gateway = Gateway([NAME])
+    wait = HostWait(gateway, NAME, 60.0)
+    await wait.served()
+    assert (gateway.asked, wait.seconds) == (1, 0.0)
+
+
+async def test_it_waits_for_a_gateway_and_a_host_that_come_late(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway(ServiceUnavailable("no gateway"), (), ["other/game"], [NAME, "other/game"])
+    wait = HostWait(gateway, NAME, 60.0)
+    await wait.served()
+    assert gateway.asked == 4 and wait.seconds == 0.0
+    [record] = caplog.records
+    assert f"no host serves '{NAME}' yet, no host is connected" in record.message
+    assert "earl env serve MODULE:CLASS --gateway 127.0.0.1:7000 within 60 s" in record.message
+
+
+async def test_how_long_it_has_waited_is_known_while_it_waits() -> None:
+    wait = HostWait(Gateway(()), NAME, 60.0)
+    waiting = asyncio.create_task(wait.served())
+    await asyncio.sleep(0.01)
+    assert wait.seconds > 0.0
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert wait.seconds == 0.0
+
+
+async def test_it_gives_up_after_its_bound_and_names_what_is_served() -> None:
+    with pytest.raises(UnknownEnvironment, match=r"within 0\.01 s; hosts serve other/game; start one with"):
+        await HostWait(Gateway(["other/game"]), NAME, 0.01).served()

@@ -1,0 +1,73 @@
+"""The first of several things that may happen: the others have ended when the wait has."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from earl.waiting import until_first
+
+
+async def test_the_others_have_ended_when_the_first_has():
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("other")
+
+    happened = asyncio.Event()
+    happened.set()
+    assert await until_first(waits(), happened.wait()) == [False, True]
+    assert ended == ["other"]
+
+
+async def test_several_may_end_together():
+    happened = asyncio.Event()
+    happened.set()
+    assert await until_first(happened.wait(), happened.wait()) == [True, True]
+
+
+async def test_nothing_has_ended_when_the_time_has_passed():
+    assert await until_first(asyncio.Event().wait(), asyncio.Event().wait(), timeout_s=0.01) == [False, False]
+
+
+async def test_an_error_is_raised_and_the_others_are_ended():
+    other = asyncio.Event()
+
+    async def fails() -> None:
+        raise ValueError("failed")
+
+    async def waits() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        other.set()
+
+    with pytest.raises(ValueError, match="failed"):
+        await until_first(waits(), fails())
+    assert other.is_set()
+
+
+async def test_cancelling_the_wait_ends_them_all():
+    ended: list[int] = []
+
+    async def waits(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(number)
+
+    waiting = asyncio.create_task(until_first(waits(1), waits(2)))
+    while not waiting.done():
+        await asyncio.sleep(0)
+        if len(asyncio.all_tasks()) == 4:  # this one, the wait and both works
+            await asyncio.sleep(0)
+            waiting.cancel()
+            break
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert sorted(ended) == [1, 2]
