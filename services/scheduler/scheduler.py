@@ -72,7 +72,7 @@ class Scheduler:
         self.loop.ledger.members.mark_alive(name, incarnation, report.seen_s, report.version)
         self.loop.fleet.heard(name, report)
         self.loop.monitor.heard(STAGES.get(member.stage, ""), name, report.gauges)
-        self.loop.parallelism.heartbeat(member, parallelism, epoch, report.gauges)
+        self.loop.parallelism.heartbeat(member, parallelism, epoch, report.gauges, now=report.seen_s)
         self.loop.report.spans(name, spans)
         if report.version != before:
             self.loop.tickets_available.notify_name(name)  # it may take tickets that want those weights
@@ -199,15 +199,16 @@ class Scheduler:
         self.loop.store_clock()
         self.loop.settle()
         if committed is not None:
+            now_s = time.monotonic()
             observed = self.loop.recorder.committed(
                 self.loop.ledger, self.loop.columns, *committed, step=step, phase=phase, version=version,
                 trainer=metrics,
-                elapsed_s=self.loop.elapsed_s, now_s=time.monotonic(),
+                elapsed_s=self.loop.elapsed_s, now_s=now_s,
             )  # fmt: skip
             if phase == phases.TRAIN:
                 after = phases.phase(self.loop.ledger)
                 last = after in (phases.FINAL, phases.DONE)
-                self.loop.parallelism.committed(step, observed, last=last)
+                self.loop.parallelism.committed(step, observed, now=now_s, last=last)
         await self.loop.journal.durable()
 
     async def lease_columns(

@@ -112,7 +112,7 @@ def recorded(
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
-        selection.step(step, seen)
+        selection.step(step, seen, now=10.0 * step)
     evaluations.append(judged("final", steps))
     report.evaluations(evaluations, 10.0 * steps + 5)
     report.close()

@@ -79,25 +79,30 @@ class ParallelismController:
     def close(self) -> None:
         self.selector.close()
 
-    # --- events of the run ------------------------------------------------------------------
+    # --- events of the run; now: monotonic seconds ------------------------------------------
 
-    def committed(self, step: int, observed: StepFigures, *, last: bool) -> None:
+    def committed(self, step: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """A training step is done: decides for the next one, and carries it out unless this is the last."""
-        self.selector.step(step, observed, last=last)
+        self.selector.step(step, observed, now=now, last=last)
         self.driver.wake()
 
     def heartbeat(
-        self, member: WorkerRecord, parallelism: Parallelism | None, epoch: int, gauges: Mapping[str, float]
+        self,
+        member: WorkerRecord,
+        parallelism: Parallelism | None,
+        epoch: int,
+        gauges: Mapping[str, float],
+        *,
+        now: float,
     ) -> None:
         """What a worker reports: its parallelism, None if it does not say, and the epoch that led there."""
         self.switching.reported(member, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
         if blocked > 0 and STAGES.get(member.stage) == ROLLOUT:
-            self._blocked(parallelism or Parallelism(*member.parallelism), blocked)
+            self._blocked(parallelism or Parallelism(*member.parallelism), blocked, now)
 
-    def _blocked(self, parallelism: Parallelism, tokens: float) -> None:
+    def _blocked(self, parallelism: Parallelism, tokens: float, now: float) -> None:
         """A sequence waits because no engine of a worker can hold it."""
-        now = time.monotonic()
         self.selector.block(parallelism, tokens)
         if not self._selects or self.switching.stage(ROLLOUT).switch is not None:
             return
@@ -111,7 +116,7 @@ class ParallelismController:
             return
         self._relieved, self._relieved_s = (parallelism.replica, tokens), now
         observed = self._monitor.glance(self._tables.members.values(), self._device_slots)
-        if observed is None or not self.selector.relieve(observed):
+        if observed is None or not self.selector.relieve(observed, now=now):
             self._relieve(running, tokens, now)
         self.driver.wake()
 

@@ -10,7 +10,8 @@ Switching nothing is carried out, and each policy continues from what it chose l
 
 Promise: a decision delays the loop by what it takes to compute, which is measured and logged (and a
 roll-back once, by that of the MOST_PAST decisions before it); a stage whose profile has no answer is left
-alone, and the log gives the reason, once.
+alone, and the log gives the reason, once. Time is an argument (monotonic seconds); only what a decision took
+is measured here.
 """
 
 from __future__ import annotations
@@ -121,27 +122,28 @@ class SelectorLoop:
             self._monitor.remember(mean_tokens)
         self._file = LineFile(self._directory / decision_log.NAME)
 
-    def step(self, committed: int, observed: StepFigures, *, last: bool = False) -> None:
+    def step(self, committed: int, observed: StepFigures, *, now: float, last: bool = False) -> None:
         """Training step `committed` is done: decides for the next one and writes it down.
 
-        last: there will be no next one, and nothing is carried out.
+        now: in monotonic seconds, by which switches begin and layouts are barred. last: there will be no next
+        one, and nothing is carried out.
         """
         self._take_profile()
         if self._decided > committed:
             # Rolled back: the steps since, and what was decided for them, have not been.
             self._restore(committed + 1)
         for stage in sorted(self._stages.names & observed.stages.keys()):
-            self._decide(stage, committed + 1, observed, carried_out=not last)
+            self._decide(stage, committed + 1, observed, now, carried_out=not last)
         self._decided = committed + 1
 
-    def relieve(self, observed: StepFigures) -> bool:
+    def relieve(self, observed: StepFigures, *, now: float) -> bool:
         """A sequence waits for engines that hold it: decides for rollout at once, for the step in progress.
 
         False if there is no profile to decide by, or decisions are not carried out.
         """
         if self._switching is None or ROLLOUT not in self._stages.names & observed.stages.keys():
             return False
-        self._decide(ROLLOUT, max(1, self._decided), observed, must_fit=True)
+        self._decide(ROLLOUT, max(1, self._decided), observed, now, must_fit=True)
         return True
 
     def block(self, parallelism: Parallelism, context_tokens: float) -> None:
@@ -200,12 +202,13 @@ class SelectorLoop:
         stage: str,
         step: int,
         observed: StepFigures,
+        now: float,
         *,
         carried_out: bool = True,
         must_fit: bool = False,
     ) -> None:
         assert self._file is not None
-        load, now = observed.stages[stage], time.monotonic()
+        load = observed.stages[stage]
         was = Observed(observed.running[stage], load.workload, load.tokens_per_device_s)
         began_s = time.perf_counter()
         try:

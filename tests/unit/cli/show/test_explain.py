@@ -23,7 +23,7 @@ def decided(directory: Path, *means: float, stage: str = "rollout", longest: flo
     (directory / "run.json").write_text('{"scheduler": {"selector": "observe", "profile": "table.csv"}}')
     selection = selecting(directory, stage=stage)
     for step, mean in enumerate(means, 1):
-        selection.step(step, step_of(mean, stage=stage, longest=longest))
+        selection.step(step, step_of(mean, stage=stage, longest=longest), now=0.0)
     selection.close()
 
 

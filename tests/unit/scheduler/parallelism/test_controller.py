@@ -27,7 +27,7 @@ from services.scheduler.selector.stage_policies import Stages
 from services.scheduler.state.switch_records import By
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsCut, step_of
-from tests.support.switching import APART, OK, STAGE, World, whole
+from tests.support.switching import APART, OK, RETRY_S, STAGE, TOTAL_S, World, whole
 from tests.support.switching import TP1 as REPLICA_1
 from tests.support.switching import TP2 as REPLICA_2
 
@@ -63,17 +63,17 @@ def lines(directory: Path) -> list[tuple[int, str]]:
 def test_a_decision_is_carried_out_once_and_written_down(tmp_path: Path) -> None:
     world = Pair()
     one = carrying_out(tmp_path, world)
-    one.step(1, step_of(50.0))
-    one.step(2, step_of(120.0))
-    one.step(3, step_of(130.0))  # it is on its way
+    one.step(1, step_of(50.0), now=world.now)
+    one.step(2, step_of(120.0), now=world.now)
+    one.step(3, step_of(130.0), now=world.now)  # it is on its way
     [command] = world.commands()
     assert (command.switch.epoch, command.switch.parallelism) == (1, Parallelism(2, 2))
     world.obey()
     assert world.stage.last is not None
     assert (world.stage.last.by, world.stage.last.step) == (By.SELECTOR, 3)
     assert world.stage.last.reason == "goes to tp2: lengths decide"
-    one.step(4, step_of(140.0, running=TP2))
-    one.step(5, step_of(50.0, running=TP2), last=True)  # the last: nothing comes after it
+    one.step(4, step_of(140.0, running=TP2), now=world.now)
+    one.step(5, step_of(50.0, running=TP2), now=world.now, last=True)  # the last: nothing comes after it
     assert lines(tmp_path) == [(0, ""), (1, ""), (0, ""), (0, ""), (0, "")]
     assert one.last[STAGE].chosen == DP2 and not world.commands()
 
@@ -82,22 +82,39 @@ def test_a_pinned_stage_is_decided_for_and_left_alone(tmp_path: Path) -> None:
     world = Pair()
     world.switching.pin(STAGE, True)
     one = carrying_out(tmp_path, world)
-    one.step(1, step_of(120.0))
+    one.step(1, step_of(120.0), now=world.now)
     assert not world.commands() and one.last[STAGE].chosen == TP2
     world.switching.pin(STAGE, False)
-    one.step(2, step_of(120.0))
+    one.step(2, step_of(120.0), now=world.now)
     assert len(world.commands()) == 1
     assert lines(tmp_path) == [(0, "rollout is pinned"), (1, "")]
+
+
+def test_a_switch_that_a_decision_began_is_late_by_the_decisions_own_time(tmp_path: Path) -> None:
+    world = Pair()
+    one = carrying_out(tmp_path, world)
+    one.step(1, step_of(120.0), now=world.now)
+    [command] = world.commands()
+    world.now += TOTAL_S
+    assert world.commands() == [command]
+    world.now += 1.0
+    assert not world.commands() and world.stage.last is not None and world.stage.last.rolled_back
+    barred = world.switching.barred(STAGE, world.now)
+    assert list(barred) == [TP2.replica] and "no answer within" in barred[TP2.replica]
+    world.now += RETRY_S
+    one.step(2, step_of(130.0), now=world.now)
+    assert len(world.commands()) == 1
+    assert lines(tmp_path) == [(1, ""), (2, "")]
 
 
 def test_a_decision_begins_where_the_stage_is_in_truth(tmp_path: Path) -> None:
     world = Pair()
     one = carrying_out(tmp_path, world)
-    one.step(1, step_of(120.0))
+    one.step(1, step_of(120.0), now=world.now)
     [command] = world.commands()
     world.tell(command, APART)
     world.commands()
-    one.step(2, step_of(130.0))
+    one.step(2, step_of(130.0), now=world.now)
     decided = list(read_lines(tmp_path / "decisions.jsonl"))
     # Rolled back: it decides from dp2 again, and what failed its parity check is not tried.
     assert decided[1]["verdict"]["before"]["tp"] == 1
@@ -115,9 +132,9 @@ def test_where_nothing_fits_a_sequence_that_waits_moves_nothing(tmp_path: Path) 
     world = Pair()
     selection = SelectorLoop(tmp_path, Monitor(), switching=world.switching)
     selection.decide_by(lambda: Stages({STAGE: lambda start: Bursting(100.0, start)}))
-    assert selection.relieve(step_of(120.0))
+    assert selection.relieve(step_of(120.0), now=world.now)
     assert lines(tmp_path) == [(0, "no layout holds it")] and not world.commands()
-    selection.step(1, step_of(120.0))  # the ordinary rule: where most room is
+    selection.step(1, step_of(120.0), now=world.now)  # the ordinary rule: where most room is
     assert len(world.commands()) == 1
 
 
@@ -242,7 +259,8 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     member, worker = world.tables.members["w0"], world.workers[0]
 
     def beat(tokens: float) -> list:
-        one.heartbeat(member, whole(worker.replica), worker.epoch, {"blocked_context_tokens": tokens})
+        gauges = {"blocked_context_tokens": tokens}
+        one.heartbeat(member, whole(worker.replica), worker.epoch, gauges, now=world.now)
         world.ended += one.switching.advance(world.now)
         return one.switching.commands(world.now)
 
@@ -266,6 +284,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
 def test_where_nothing_is_carried_out_a_sequence_may_wait(tmp_path: Path, selector: str) -> None:
     world = Pair()
     one = controller(model(tmp_path), world, tictactoe(tmp_path, scheduler={"selector": selector}))
-    one.heartbeat(world.tables.members["w0"], Parallelism(4), 0, {"blocked_context_tokens": 50.0})
+    gauges = {"blocked_context_tokens": 50.0}
+    one.heartbeat(world.tables.members["w0"], Parallelism(4), 0, gauges, now=world.now)
     assert not one.switching.commands(world.now)
     one.close()

@@ -49,7 +49,7 @@ def test_a_verdict_is_a_sentence(before: Parallelism, after: Parallelism, said: 
 
 def test_a_line_has_all_that_the_decision_rests_on(tmp_path: Path) -> None:
     one = selecting(tmp_path)
-    one.step(6, step_of(120.0))
+    one.step(6, step_of(120.0), now=0.0)
     one.close()
     [line] = read_lines(tmp_path / "decisions.jsonl")
     assert (line["step"], line["stage"], line["devices"]) == (7, "rollout", 2)
@@ -74,7 +74,7 @@ def test_a_line_has_all_that_the_decision_rests_on(tmp_path: Path) -> None:
 
 def test_only_stages_with_a_profile_are_decided_for(tmp_path: Path) -> None:
     one = selecting(tmp_path)
-    one.step(1, step_of(120.0, stage="trainer"))
+    one.step(1, step_of(120.0, stage="trainer"), now=0.0)
     assert one.last == {} and (tmp_path / "decisions.jsonl").read_text() == ""
 
 
@@ -88,7 +88,7 @@ def test_a_profile_without_an_answer_leaves_the_run_alone(
 ) -> None:
     one = selecting(tmp_path, Lost)
     for step in (1, 2, 3):
-        one.step(step, step_of(120.0, running=Parallelism(3)))
+        one.step(step, step_of(120.0, running=Parallelism(3)), now=0.0)
     assert one.last == {}
     [said] = [record.getMessage() for record in caplog.records if "nothing is decided" in record.getMessage()]
     assert (
@@ -107,7 +107,7 @@ def test_a_scheduler_goes_on_where_another_left(tmp_path: Path) -> None:
             one = selecting(tmp_path / name)
             for mean in part:
                 step += 1
-                one.step(step, step_of(mean))
+                one.step(step, step_of(mean), now=0.0)
             one.close()
     lines = [
         [{**line, "decision_ms": 0.0} for line in read_lines(tmp_path / name / "decisions.jsonl")]
@@ -122,7 +122,7 @@ def test_a_scheduler_goes_on_where_another_left(tmp_path: Path) -> None:
 def test_of_a_step_that_was_rolled_back_the_last_line_counts(tmp_path: Path) -> None:
     one = selecting(tmp_path)
     for step, mean in ((1, 50.0), (2, 60.0), (3, 70.0), (2, 500.0)):
-        one.step(step, step_of(mean))
+        one.step(step, step_of(mean), now=0.0)
     one.close()
     lines = list(read_lines(tmp_path / "decisions.jsonl"))
     damaged: list[dict] = [{}, {"step": "x", "stage": "rollout"}, {**lines[0], "seen": None}]
@@ -135,11 +135,11 @@ def test_after_a_roll_back_the_course_is_that_of_the_steps_that_stayed(tmp_path:
     for name in ("lived", "anew"):
         one = selecting(tmp_path / name)
         for step, mean in ((1, 50.0), (2, 120.0), (3, 130.0)):
-            one.step(step, step_of(mean))
+            one.step(step, step_of(mean), now=0.0)
         if name == "anew":
             one.close()
             one = selecting(tmp_path / name)
-        one.step(2, step_of(60.0))
+        one.step(2, step_of(60.0), now=0.0)
         one.close()
         *_, last = read_lines(tmp_path / name / "decisions.jsonl")
         assert (last["step"], last["verdict"]["switched"]) == (3, False)
@@ -155,10 +155,10 @@ def test_without_a_profile_nothing_is_decided_and_the_log_says_how(
     caplog.set_level("INFO")
     one = SelectorLoop(tmp_path, Monitor(), search=lambda: None)
     for step in range(1, 1000):
-        one.step(step, step_of(100.0))
+        one.step(step, step_of(100.0), now=0.0)
         if caplog.text:
             break
-    one.step(1000, step_of(100.0))
+    one.step(1000, step_of(100.0), now=0.0)
     assert not (tmp_path / "decisions.jsonl").exists()
     [said] = caplog.messages
     assert "no profile of this model" in said and "`earl profile`" in said
@@ -201,7 +201,7 @@ def test_a_run_decides_by_its_profile_and_keeps_it(tmp_path: Path) -> None:
     lengths = [64.0] * 3 + [900.0] * 12
     one = SelectorLoop.open(config, run_dir, Monitor())
     for step, mean in enumerate(lengths[:8], 1):
-        one.step(step, step_of(mean))
+        one.step(step, step_of(mean), now=0.0)
     one.close()
     # The next scheduler has the growth that this one saw, and the same assumed.
     monitor = Monitor()
@@ -224,7 +224,7 @@ def test_what_runs_need_not_be_in_the_profile(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
     one = SelectorLoop.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
-    one.step(1, step_of(64.0, running=Parallelism(cp=2)))
+    one.step(1, step_of(64.0, running=Parallelism(cp=2)), now=0.0)
     decision = one.last["rollout"].decision
     assert decision.after == DP2 and decision.switched and decision.urgent
     one.close()
@@ -235,10 +235,10 @@ def test_a_full_disk_ends_no_run_for_its_profile(tmp_path: Path, caplog: pytest.
     path.write_text(TABLE)
     with full_at(1):
         one = SelectorLoop.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
-        one.step(1, step_of(64.0))
+        one.step(1, step_of(64.0), now=0.0)
     assert "rollout" in one.last and "profile.csv cannot be written" in caplog.text
     assert not (tmp_path / "profile.csv").exists()  # whole or not at all
-    one.step(2, step_of(64.0))
+    one.step(2, step_of(64.0), now=0.0)
     one.close()
     assert [line["step"] for line in read_lines(tmp_path / "decisions.jsonl")] == [3]
 
@@ -262,7 +262,7 @@ def test_what_earl_profile_kept_is_decided_by(tmp_path: Path, monkeypatch: pytes
     assert kept_profile(tictactoe(tmp_path, rollout={"threads": 2}), tmp_path) is None
     one = SelectorLoop.open(config, tmp_path, Monitor())
     for step in range(1, 1000):
-        one.step(step, step_of(100.0))
+        one.step(step, step_of(100.0), now=0.0)
         if one.last:
             break
         time.sleep(0.01)
