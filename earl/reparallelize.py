@@ -15,7 +15,6 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
 from earl.config.scheduler import SwitchConfig, SwitchDeadlines
@@ -28,24 +27,6 @@ LOGPROB_TOLERANCE: float = SwitchConfig().logprob_tolerance
 Written = TypeVar("Written")
 # What a worker reads the outcome of a running or ended switch from: a task, or a future of another thread.
 Pending = TypeVar("Pending")
-
-
-class SwitchStage(StrEnum):
-    """A part of a switch that ends by a deadline of its own; the value is how texts name it.
-
-    Trainer ranks have no QUIESCE: their switch begins at a step boundary, for which PREPARE waits. RECOVER
-    is the pool's alone: engines that had ended start again after a switch that failed.
-    """
-
-    PREPARE = "prepare"
-    QUIESCE = "quiesce"
-    SWITCH = "switch"
-    VERIFY = "verify"
-    RECOVER = "recover"
-
-    def deadline_s(self, deadlines: SwitchDeadlines) -> float:
-        """The seconds that the stage may take: SwitchDeadlines has a field for each stage."""
-        return getattr(deadlines, f"{self.value}_s")
 
 
 @dataclass(frozen=True, slots=True)

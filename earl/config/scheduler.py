@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
@@ -86,6 +87,24 @@ class SwitchDeadlines(ConfigSection):
         brings engines back that had ended."""
         roll_back_s = max(2 * self.switch_s + self.verify_s, self.recover_s)
         return self.prepare_s + self.quiesce_s + self.verify_s + roll_back_s
+
+
+class SwitchStage(StrEnum):
+    """A part of a switch that ends by a deadline of its own; the value is how texts name it.
+
+    Trainer ranks have no QUIESCE: their switch begins at a step boundary, for which PREPARE waits. RECOVER
+    is the pool's alone: engines that had ended start again after a switch that failed.
+    """
+
+    PREPARE = "prepare"
+    QUIESCE = "quiesce"
+    SWITCH = "switch"
+    VERIFY = "verify"
+    RECOVER = "recover"
+
+    def deadline_s(self, deadlines: SwitchDeadlines) -> float:
+        """The seconds that the stage may take: SwitchDeadlines has a field for each stage."""
+        return getattr(deadlines, f"{self.value}_s")
 
 
 class SwitchConfig(SwitchDeadlines):

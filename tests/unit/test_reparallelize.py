@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from earl.config.scheduler import SwitchConfig, SwitchDeadlines
+from earl.config.scheduler import SwitchConfig, SwitchDeadlines, SwitchStage
 from earl.errors import ConfigError, ReshapeRefused, RpcError, StaleEpoch
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import decode_command, decode_outcome, encode_command, encode_outcome, figures_of
@@ -18,7 +18,6 @@ from earl.reparallelize import (
     SwitchCommand,
     SwitchFigures,
     SwitchOutcome,
-    SwitchStage,
 )
 from earl.stack.codec import decode_switch
 from earl.v1 import common_pb2, rollout_pb2, trainer_pb2

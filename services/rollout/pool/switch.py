@@ -21,8 +21,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from earl.config.scheduler import SwitchStage
 from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, PeerLost, VersionGone
-from earl.reparallelize import SwitchCommand, SwitchOutcome, SwitchStage
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import Engine, EngineStats
 from services.rollout.pool.kv_handover import KvHandover
 from services.rollout.pool.kv_placement import Rates
