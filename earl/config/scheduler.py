@@ -71,6 +71,10 @@ class SwitchDeadlines(ConfigSection):
     # Seconds until new engines have started beside the old ones and loaded the weights, or until the trainer
     # has finished its step and its ranks are prepared. Raise it for models that load slowly.
     prepare_s: float = Field(default=300.0, gt=0)
+    # Seconds of prepare_s in which new engines have to load the weights; 0: all that is left of prepare_s. No
+    # newer weights reach the worker meanwhile. Set it where engines take long to start and a load that hangs
+    # should end sooner. Trainer ranks do not use it.
+    load_s: float = Field(default=0.0, ge=0)
     # Seconds until engines have paused; where the new ones do not fit beside them, the old ones end here.
     # Trainer ranks do not use it.
     quiesce_s: float = Field(default=120.0, gt=0)
@@ -92,19 +96,21 @@ class SwitchDeadlines(ConfigSection):
 class SwitchStage(StrEnum):
     """A part of a switch that ends by a deadline of its own; the value is how texts name it.
 
-    Trainer ranks have no QUIESCE: their switch begins at a step boundary, for which PREPARE waits. RECOVER
-    is the pool's alone: engines that had ended start again after a switch that failed.
+    LOAD is a part of PREPARE. Trainer ranks have neither LOAD nor QUIESCE: their switch begins at a step
+    boundary, for which PREPARE waits. RECOVER is the pool's alone: engines that had ended start again after a
+    switch that failed.
     """
 
     PREPARE = "prepare"
+    LOAD = "load"
     QUIESCE = "quiesce"
     SWITCH = "switch"
     VERIFY = "verify"
     RECOVER = "recover"
 
     def deadline_s(self, deadlines: SwitchDeadlines) -> float:
-        """The seconds that the stage may take: SwitchDeadlines has a field for each stage."""
-        return getattr(deadlines, f"{self.value}_s")
+        """The seconds that the stage may take: SwitchDeadlines has a field for each; 0 is prepare_s."""
+        return getattr(deadlines, f"{self.value}_s") or deadlines.prepare_s
 
 
 class SwitchConfig(SwitchDeadlines):

@@ -82,18 +82,20 @@ class Parallelism(_message.Message):
     def __init__(self, dp: _Optional[int] = ..., tp: _Optional[int] = ..., cp: _Optional[int] = ..., pp: _Optional[int] = ...) -> None: ...
 
 class SwitchDeadlines(_message.Message):
-    __slots__ = ("prepare_s", "quiesce_s", "switch_s", "verify_s", "recover_s")
+    __slots__ = ("prepare_s", "load_s", "quiesce_s", "switch_s", "verify_s", "recover_s")
     PREPARE_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
     QUIESCE_S_FIELD_NUMBER: _ClassVar[int]
     SWITCH_S_FIELD_NUMBER: _ClassVar[int]
     VERIFY_S_FIELD_NUMBER: _ClassVar[int]
     RECOVER_S_FIELD_NUMBER: _ClassVar[int]
     prepare_s: float
+    load_s: float
     quiesce_s: float
     switch_s: float
     verify_s: float
     recover_s: float
-    def __init__(self, prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., recover_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, prepare_s: _Optional[float] = ..., load_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., recover_s: _Optional[float] = ...) -> None: ...
 
 class SwitchFigures(_message.Message):
     __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold", "logprobs_compared")

@@ -52,6 +52,7 @@ def test_each_stage_of_a_switch_has_the_deadline_of_its_name():
     seconds = {name: float(number) for number, name in enumerate(SwitchDeadlines.model_fields, 1)}
     deadlines = SwitchDeadlines(**seconds)
     assert {f"{stage}_s": stage.deadline_s(deadlines) for stage in SwitchStage} == seconds
+    assert SwitchStage.LOAD.deadline_s(SwitchDeadlines(prepare_s=7.0)) == 7.0
 
 
 # --- commands -------------------------------------------------------------------------------

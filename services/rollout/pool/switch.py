@@ -121,7 +121,8 @@ class PoolSwitch:
     async def _warm(self, stats: Sequence[EngineStats]) -> None:
         async with self._within(SwitchStage.PREPARE):
             await self._new.start()
-            await self._load_same_weights()
+            async with self._bounded(SwitchStage.LOAD):
+                await self._load_same_weights()
             self._old_scores = asyncio.create_task(self._score_old())
             new_scores = await self._score_new()
             handover = await self._begin_handover(stats)
@@ -152,15 +153,22 @@ class PoolSwitch:
             await self._old.stop()
         async with self._within(SwitchStage.PREPARE):
             await self._new.start()
-            await self._load()
+            async with self._bounded(SwitchStage.LOAD):
+                await self._load()
         async with self._within(SwitchStage.VERIFY):
             if old_scores is not None:
                 self._compare(old_scores, await self._score_new())
 
     @asynccontextmanager
     async def _within(self, stage: SwitchStage) -> AsyncIterator[None]:
-        """Ends a stage by its deadline in the command; raises DeadlineExceeded."""
+        """Begins a stage, and ends it by its deadline in the command. Raises DeadlineExceeded."""
         self._stage = stage
+        async with self._bounded(stage):
+            yield
+
+    @asynccontextmanager
+    async def _bounded(self, stage: SwitchStage) -> AsyncIterator[None]:
+        """Ends a stage, or a part of the one in progress, by its deadline. Raises DeadlineExceeded."""
         seconds = stage.deadline_s(self._deadlines)
         try:
             async with asyncio.timeout(seconds):

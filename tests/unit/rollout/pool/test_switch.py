@@ -241,6 +241,26 @@ async def test_what_goes_wrong_with_a_new_engine_is_rolled_back(method, how, mon
         await assert_whole(turns)
 
 
+@pytest.mark.parametrize("warm", [True, False])
+async def test_weights_that_do_not_arrive_within_their_own_deadline_are_rolled_back(warm, monkeypatch):
+    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: warm)
+    async with generating() as (pool, made, turns):
+
+        def prepare(engine):
+            engine.answer.set()
+            if engine.spec.tp == 2:
+                engine.hooks["load"] = asyncio.Event().wait
+
+        made.prepare = prepare
+        report = await pool.reparallelize(command(load_s=0.05))
+        assert report.rolled_back and report.cold is not warm
+        assert "prepare failed: it took longer than 0.05 s, switch.load_s" in report.message
+        assert (pool.parallelism, pool.epoch, pool.live) == (Parallelism(2, 1), 0, 2)
+        await assert_whole(turns)
+        await pool.load(published(2))
+        assert pool.version == 2
+
+
 async def test_a_new_engine_that_dies_after_the_turns_were_interrupted_is_rolled_back():
     async with generating() as (pool, made, turns):
         for engine in made[:2]:
