@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from earl.errors import UnknownWorker
+from earl.message_fields import fill
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import encode_parallelism
 from earl.rpc.access import Access
@@ -115,15 +116,9 @@ class SchedulerClient:
             epoch=self.epoch,
         )
         for span in spans:
-            request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
+            fill(request.spans.add(), span)
         for total in transfers:
-            request.transfers.add(
-                path=total.path,
-                size_bytes=total.size_bytes,
-                seconds=total.seconds,
-                transfers=total.transfers,
-                retries=total.retries,
-            )
+            fill(request.transfers.add(), total)
         answer = await self.call("Heartbeat", request)
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
         return HeartbeatReply(answer.stop, answer.next_s)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from earl.env import stream_codec
 from earl.env.codec import failure_message
+from earl.message_fields import fill
 from earl.obs.histogram import Histogram
 from earl.obs.tracing import checked
 from earl.v1 import env_pb2, events_pb2
@@ -73,18 +74,13 @@ def listing(entries: dict[str, ListedEnvironment], counts: Counts) -> env_pb2.Li
     """The listed environments, sorted by name."""
     response = env_pb2.ListEnvironmentsResponse()
     for name, listed in sorted(entries.items()):
-        response.entries.add(
+        entry = response.entries.add(
             environment=listed.info or env_pb2.EnvironmentInfo(name=name),
-            hosts=listed.hosts,
-            capacity=listed.capacity,
-            open_sessions=listed.open_sessions,
-            queued=listed.queued,
-            quarantined=listed.quarantined,
             faults=faults(listed.faults),
-            quarantines=listed.quarantines,
             reset=latency(counts.resets.get(name)),
             step=latency(counts.steps.get(name)),
         )
+        fill(entry, listed, without=("faults",))
     return response
 
 

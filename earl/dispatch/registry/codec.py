@@ -79,7 +79,7 @@ def decode(data: bytes) -> Descriptor:
         tensors = tuple(_tensor(layout, regions) for layout in message.tensors)
         classes = tuple(_class(entry, regions) for entry in message.classes)
     except (DecodeError, IndexError, ValueError, OverflowError) as error:
-        raise LayoutError(f"damaged descriptor of {len(data)} bytes: {error}", "publish it again") from error
+        raise _damaged(f"damaged descriptor of {len(data)} bytes: {error}") from error
     return Descriptor(message.key, message.version, tensors, classes)
 
 
@@ -135,6 +135,10 @@ def decode_sequences(head: bytes, records: Sequence[bytes]) -> SequenceRecords:
     return SequenceRecords(from_message(ArenaRef, message.arena), columns, rows, regions)
 
 
+def _damaged(text: str) -> LayoutError:
+    return LayoutError(text, "publish it again")
+
+
 def _dtype(number: int) -> str:
     name = pb.Dtype.Name(number).removeprefix(_PREFIX).lower()
     numpy_dtype(name)
@@ -151,14 +155,11 @@ def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
         strides = tuple(entry.strides_bytes) or row_major(box.shape, item_bytes)
         region = regions[entry.region]
         if len(box.start) != len(shape) or len(strides) != len(shape):
-            raise LayoutError(f"{layout.name}: box {box} in shape {shape}", "publish it again")
+            raise _damaged(f"{layout.name}: box {box} in shape {shape}")
         last = entry.offset_bytes + item_bytes
         last += sum((n - 1) * stride for n, stride in zip(box.shape, strides, strict=True))
         if box.size and last > region.size_bytes:
-            raise LayoutError(
-                f"{layout.name}: box {box} ends at byte {last} of a region of {region.size_bytes}",
-                "publish it again",
-            )
+            raise _damaged(f"{layout.name}: box {box} ends at byte {last} of a region of {region.size_bytes}")
         shards.append(ShardRef(box, region, entry.offset_bytes, strides))
     return TensorShards(layout.name, dtype, shape, tuple(shards))
 
@@ -190,16 +191,12 @@ def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> 
 
 
 def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
-    tensor_class, rank, number, offset_bytes, tensor_bytes, stop_bytes = _known_class(
-        entry.SerializeToString()
-    )
+    tensors, rank, number, offset_bytes, tensor_bytes, stop_bytes = _known_class(entry.SerializeToString())
     region = regions[number]
     if stop_bytes > region.size_bytes:
-        raise LayoutError(
-            f"{tensor_class.template}: ends at byte {stop_bytes} of a region of {region.size_bytes}",
-            "publish it again",
-        )
-    return ClassShard(tensor_class, rank, region, offset_bytes, tensor_bytes)
+        text = f"ends at byte {stop_bytes} of a region of {region.size_bytes}"
+        raise _damaged(f"{tensors.template}: {text}")
+    return ClassShard(tensors, rank, region, offset_bytes, tensor_bytes)
 
 
 @lru_cache(maxsize=4096)
@@ -212,16 +209,10 @@ def _known_class(data: bytes) -> tuple[TensorClass, int, int, int, int, int]:
     layout = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
     tensor_class = _tensor_class(entry.template, entry.dtype, *layout)
     if not entry.rank < len(tensor_class.layout.owners):
-        raise LayoutError(
-            f"{tensor_class.template}: rank {entry.rank} of {len(tensor_class.layout.owners)}",
-            "publish it again",
-        )
+        raise _damaged(f"{entry.template}: rank {entry.rank} of {len(tensor_class.layout.owners)}")
     count, size_bytes = tensor_class.extent(entry.rank)
     if count > 1 and entry.tensor_bytes < size_bytes:
-        raise LayoutError(
-            f"{tensor_class.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart",
-            "publish it again",
-        )
+        raise _damaged(f"{entry.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart")
     stop = entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes if count else 0
     return tensor_class, entry.rank, entry.region, entry.offset_bytes, entry.tensor_bytes, stop
 
@@ -238,9 +229,9 @@ def _tensor_class(
     """A class; the same object for all ranks, so that classes compare fast."""
     ranks = prod(mesh_shape)
     if ranks > _MOST_RANKS:
-        raise LayoutError(f"{template}: a mesh of {ranks} ranks", "publish it again")
+        raise _damaged(f"{template}: a mesh of {ranks} ranks")
     if prod(shape) > _MOST_BYTES or any(split > _MOST_RANKS for _, _, split in written):
-        raise LayoutError(f"{template}: shape {shape}, placements {written}", "publish it again")
+        raise _damaged(f"{template}: shape {shape}, placements {written}")
     placements: list[Placement] = []
     for number, dim, split in written:
         kind = pb.PlacementKind.Name(number).removeprefix(_KIND).lower()
@@ -251,9 +242,8 @@ def _tensor_class(
                 placements.append((kind, dim, split))
             case _:
                 placements.append((kind, dim))
-    return TensorClass(
-        template, _dtype(dtype), MeshLayout(shape, mesh_shape, tuple(placements), _ranks(ranks), stack)
-    )
+    layout = MeshLayout(shape, mesh_shape, tuple(placements), _ranks(ranks), stack)
+    return TensorClass(template, _dtype(dtype), layout)
 
 
 @lru_cache(maxsize=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from earl.message_fields import to_message
 from earl.parallelism_codec import decode_command, encode_outcome, encode_parallelism
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
@@ -20,16 +21,7 @@ class RolloutServicer(RolloutServiceServicer):
 
     async def GetRolloutStatus(self, request, context) -> rollout_pb2.GetRolloutStatusResponse:
         engines = [
-            rollout_pb2.EngineStatus(
-                name=f"{self._scheduler.worker.name}/engine-{number}",
-                tp=stats.tp,
-                version=stats.version,
-                running=stats.running,
-                waiting=stats.waiting,
-                kv_used_fraction=stats.kv_used_fraction,
-                generated_tokens=stats.generated_tokens,
-                prefilled_tokens=stats.prefilled_tokens,
-            )
+            to_message(rollout_pb2.EngineStatus, stats, name=f"{self._scheduler.worker.name}/engine-{number}")
             for number, stats in enumerate(self._gauges.engines)
         ]
         return rollout_pb2.GetRolloutStatusResponse(

@@ -83,17 +83,9 @@ def encode_done(evaluation: EvaluationRecord, baseline: EvaluationRecord | None)
     names = ["reward_low", "reward_high", "win_low", "win_high"]
     names += [name for name in ("gain", "gain_low", "gain_high") if message.HasField(name)]
     numbers = {name: getattr(message, name) for name in names}
-    return events_pb2.EvaluationDone(
-        name=message.name,
-        version=message.version,
-        episodes=message.episodes,
-        mean_reward=message.mean_reward,
-        win_rate=message.win_rate,
-        metrics={
-            **dict(message.metrics),
-            **{name: value for name, value in numbers.items() if math.isfinite(value)},
-        },
-    )
+    done = fill(events_pb2.EvaluationDone(), message)
+    done.metrics.update((name, value) for name, value in numbers.items() if math.isfinite(value))
+    return done
 
 
 def encode_switch(switch: SwitchRecord) -> scheduler_pb2.Switch:

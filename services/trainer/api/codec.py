@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from earl.errors import TrainerError
+from earl.message_fields import from_message
 from earl.v1 import scheduler_pb2
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 
@@ -27,16 +28,8 @@ def decode_plan(data: bytes, ranks: int) -> TrainingPlan:
             f"batch {plan.batch_id} has the unknown objective {plan.objective}",
             "run scheduler and trainer of one version",
         )
-    return TrainingPlan(
-        batch_id=plan.batch_id,
-        version=plan.version,
-        objective=_OBJECTIVES[plan.objective],
-        ranks=tuple(_items(rank) for rank in plan.ranks),
-        publish=plan.publish,
-        checkpoint=plan.checkpoint,
-        progress=plan.progress,
-        first_of_phase=plan.first_of_phase,
-    )
+    ranks_items = tuple(map(_items, plan.ranks))
+    return from_message(TrainingPlan, plan, objective=_OBJECTIVES[plan.objective], ranks=ranks_items)
 
 
 def _items(rank: scheduler_pb2.RankItems) -> tuple[ReplicaSequence, ...]:
@@ -50,13 +43,4 @@ def _item(item: scheduler_pb2.BatchItem) -> ReplicaSequence:
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
             "ranks of one replica split sequences among themselves: plan whole ones",
         )
-    return ReplicaSequence(
-        item.ticket_id,
-        item.attempt,
-        item.descriptor_key,
-        item.advantage,
-        item.total_tokens,
-        tuple(item.reference_keys),
-        item.position,
-        item.reference_offset,
-    )
+    return from_message(ReplicaSequence, item, key=item.descriptor_key)

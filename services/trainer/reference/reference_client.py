@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from earl.message_fields import fill, from_message
 from earl.scheduler_client import SchedulerClient
 from earl.v1 import scheduler_pb2
 
@@ -72,19 +73,9 @@ class ReferenceClient:
         """Reports where log-probs lie and which trajectories are unreadable; returns how many it refused."""
         request = scheduler_pb2.CompleteReferenceRequest(worker=self._scheduler.worker, fence=fence)
         for item, column in results.items():
-            request.results.add(
-                ticket_id=item.ticket_id,
-                attempt=item.attempt,
-                reference_keys=column.keys,
-                reference_offset=column.offset,
-            )
+            fill(request.results.add(reference_keys=column.keys, reference_offset=column.offset), item)
         for item in lost:
-            request.lost.add(
-                ticket_id=item.ticket_id,
-                attempt=item.attempt,
-                descriptor_key=item.key,
-                total_tokens=item.total_tokens,
-            )
+            fill(request.lost.add(descriptor_key=item.key), item)
         return (await self._scheduler.call("CompleteReference", request)).refused
 
 
@@ -92,10 +83,7 @@ def decode_lease(data: bytes) -> ReferenceLease:
     """The lease that `ReferenceClient.lease` gave, on every rank."""
     message = scheduler_pb2.LeaseReferenceResponse.FromString(data)
     ranks = tuple(
-        tuple(
-            ReferenceItem(item.ticket_id, item.attempt, item.descriptor_key, item.total_tokens)
-            for item in rank.items
-        )
+        tuple(from_message(ReferenceItem, item, key=item.descriptor_key) for item in rank.items)
         for rank in message.ranks
     )
     return ReferenceLease(message.fence, ranks)

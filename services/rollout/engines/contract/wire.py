@@ -218,20 +218,9 @@ class EngineChannel:
 
     def receive(self) -> list[bytes]:
         """The bodies of all frames that have arrived; does not block."""
-        while True:
-            try:
-                data = self.sock.recv(1 << 18)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                raise ChannelClosed(str(error)) from error
-            if not data:
-                raise ChannelClosed("closed by the other end")
-            self._received += data
-        bodies = []
-        while (body := self._take()) is not None:
-            bodies.append(body)
-        return bodies
+        while self._read():
+            pass
+        return list(iter(self._take, None))
 
     def receive_one(self, deadline_s: float | None = None) -> bytes:
         """The body of the next frame. Blocks until it has come; ChannelClosed if the other end has closed or
@@ -239,16 +228,21 @@ class EngineChannel:
         while (body := self._take()) is None:
             if not select.select([self.sock], [], [], deadline_s)[0]:
                 raise ChannelClosed(f"nothing was received for {deadline_s} s")
-            try:
-                data = self.sock.recv(1 << 18)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise ChannelClosed(str(error)) from error
-            if not data:
-                raise ChannelClosed("closed by the other end")
-            self._received += data
+            self._read()
         return body
+
+    def _read(self) -> bool:
+        """Adds what has arrived to what was received; False if there was nothing."""
+        try:
+            data = self.sock.recv(1 << 18)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not data:
+            raise ChannelClosed("closed by the other end")
+        self._received += data
+        return True
 
     def _take(self) -> bytes | None:
         if len(self._received) < LENGTH.size:
