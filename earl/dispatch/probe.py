@@ -22,6 +22,7 @@ from typing import Any
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.errors import ConfigError, DataPlaneError, EarlError
+from earl.waiting import deadline
 
 PROBE_BYTES = 16 << 20
 READ_S = 10.0
@@ -238,14 +239,10 @@ async def _read(
         for _ in range(2):
             into[:] = 0
             started = time.perf_counter()
-            try:
-                async with asyncio.timeout(READ_S):
-                    await transport.read(arena.ref, pieces, verify=True)
-            except TimeoutError:
-                raise DataPlaneError(
-                    f"{PROBE_BYTES} bytes were not read within {READ_S} s",
-                    "does a firewall drop connections of this machine to itself?",
-                ) from None
+            text = f"{PROBE_BYTES} bytes were not read within {READ_S} s"
+            late = DataPlaneError(text, "does a firewall drop connections of this machine to itself?")
+            async with deadline(READ_S, late):
+                await transport.read(arena.ref, pieces, verify=True)
             seconds = time.perf_counter() - started
             _arrived(facts, seconds, np.array_equal(source, into))
 

@@ -16,6 +16,7 @@ repeats what was in flight. One gateway at a time: to a host that listens, the n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -281,11 +282,9 @@ class _Listening(env_pb2_grpc.EnvHostServiceServicer):
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:
     """Wait, but not past `stop`."""
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()
-    except TimeoutError:
-        return
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from earl.env.runner import SessionRunner
 from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError, ServiceUnavailable
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2
+from earl.waiting import deadline
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +87,9 @@ class HostStream:
 
     async def _welcomed(self) -> float:
         """Waits for Welcome; returns the lease in seconds."""
-        try:
-            async with asyncio.timeout(WELCOME_S):
-                messages = await self._frames.read()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no Welcome from {self._peer} within {WELCOME_S:g} s", REMEDY) from None
+        late = DeadlineExceeded(f"no Welcome from {self._peer} within {WELCOME_S:g} s", REMEDY)
+        async with deadline(WELCOME_S, late):
+            messages = await self._frames.read()
         if messages is None:
             raise ServiceUnavailable(f"{self._peer} ended the stream before Welcome", REMEDY)
         if not messages or messages[0].WhichOneof("message") != "welcome":

@@ -1,4 +1,4 @@
-"""The first of several things that may happen: the others have ended when the wait has."""
+"""The first of several things that may happen, whose others have ended when the wait has; and deadlines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from earl.waiting import until_first
+from earl.errors import DeadlineExceeded
+from earl.waiting import deadline, until_first
 
 
 async def test_the_others_have_ended_when_the_first_has():
@@ -71,3 +72,25 @@ async def test_cancelling_the_wait_ends_them_all():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert sorted(ended) == [1, 2]
+
+
+async def test_a_deadline_that_has_passed_raises_its_error_and_no_other():
+    late = DeadlineExceeded("nothing came", "send something")
+    with pytest.raises(DeadlineExceeded) as raised:
+        async with deadline(0.0, late):
+            await asyncio.Event().wait()
+    assert raised.value is late
+    with pytest.raises(KeyError):
+        async with deadline(60.0, late):
+            raise KeyError
+    async with deadline(60.0, late):
+        await asyncio.sleep(0)
+
+
+async def test_of_several_that_failed_the_first_in_order_is_raised():
+    async def fails(error: Exception) -> None:
+        raise error
+
+    for errors in ([ValueError(), KeyError()], [KeyError(), ValueError()]):
+        with pytest.raises(type(errors[0])):
+            await until_first(*(fails(error) for error in errors))

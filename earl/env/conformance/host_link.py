@@ -9,6 +9,7 @@ A stream may be lost and come again: what was in flight is then repeated, as the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import secrets
@@ -22,6 +23,7 @@ from earl.env.base import Action
 from earl.env.conformance.rules import Judge
 from earl.errors import DeadlineExceeded, EarlError, EnvHostLost, EnvProtocolError
 from earl.rpc.outbox import Outbox
+from earl.waiting import deadline
 
 # A step that says Progress again and again is waited for at most this many times its bound.
 MAX_EXTENSIONS = 20
@@ -147,12 +149,10 @@ class HostLink:
 
     async def fence(self, within_s: float = FENCE_S) -> None:
         """Waits until the host has read everything that was sent to it. Raises DeadlineExceeded."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self.ping()
-        except TimeoutError:
-            text = f"no Pong from {self.name} within {within_s:g} s"
-            raise DeadlineExceeded(text, "answer Ping from the loop that reads the stream") from None
+        text = f"no Pong from {self.name} within {within_s:g} s"
+        late = DeadlineExceeded(text, "answer Ping from the loop that reads the stream")
+        async with deadline(within_s, late):
+            await self.ping()
 
     def _ponged(self, nonce: int) -> None:
         ping = self._pings.pop(nonce, None)
@@ -219,22 +219,18 @@ class HostLink:
         assert self._outbox is not None
         self.attached.clear()
         self._outbox.close()
-        try:
-            async with asyncio.timeout(within_s):
-                await self.attached.wait()
-        except TimeoutError:
-            text = f"{self.name} did not come back within {within_s:g} s of losing its stream"
-            raise DeadlineExceeded(text, "dial again, with the same instance and epoch + 1") from None
+        text = f"{self.name} did not come back within {within_s:g} s of losing its stream"
+        late = DeadlineExceeded(text, "dial again, with the same instance and epoch + 1")
+        async with deadline(within_s, late):
+            await self.attached.wait()
 
     async def until_capacity(self, least: int, within_s: float) -> None:
         """Waits until the host offers this many sessions, at most within_s."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.capacity < least:
                     self._credited.clear()
                     await self._credited.wait()
-        except TimeoutError:
-            return
 
     def hang_up(self) -> None:
         """Ends the stream for good."""

@@ -28,6 +28,7 @@ from earl.rpc.errors import from_call
 from earl.rpc.outbox import Outbox
 from earl.rpc.server import Server
 from earl.v1 import env_pb2
+from earl.waiting import until_first
 
 log = logging.getLogger(__name__)
 
@@ -145,15 +146,7 @@ class Examiner:
         async def write(messages: list[Any]) -> None:
             await end.write(env_pb2.AttachResponse(messages=messages).SerializeToString())
 
-        tasks = [asyncio.create_task(each) for each in (read(), outbox.drain_to(write), self._ping(link))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_first(read(), outbox.drain_to(write), self._ping(link))
 
     async def _ping(self, link: HostLink) -> None:
         while True:

@@ -5,7 +5,6 @@ The same for hosts that dial in, hosts that listen and clients.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from earl.env.frames import Frames
 from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError
 from earl.rpc.outbox import Outbox
+from earl.waiting import deadline, until_first
 from services.env_gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
@@ -22,35 +22,20 @@ HELLO_S = 10.0
 
 async def exchange(
     frames: Frames, outbox: Outbox, handle: Callable[[Sequence[Any]], None], *, paced: bool = False
-) -> bool:
-    """Reads and writes until either side ends; returns True if the peer did.
+) -> None:
+    """Reads and writes until either side ends.
 
     Raises what `handle`, reading or writing raised.
     paced: nothing is read while the peer leaves much unread, so that what it asks for cannot pile up.
     """
 
-    async def read() -> bool:
+    async def read() -> None:
         while (messages := await frames.read()) is not None:
             handle(messages)
             if paced and outbox.crowded:
                 await outbox.room()
-        return True
 
-    reader = asyncio.create_task(read())
-    others = {asyncio.create_task(frames.send(outbox)), asyncio.create_task(outbox.failed())}
-    tasks = {reader, *others}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done & others:
-            task.result()
-        return reader.result() if reader in done else False
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # the first one was raised above; the others follow from it
+    await until_first(frames.send(outbox), outbox.failed(), read())
 
 
 async def serve_host(gateway: Gateway, frames: Frames) -> None:
@@ -82,11 +67,9 @@ async def serve_host(gateway: Gateway, frames: Frames) -> None:
 
 
 async def _hello(frames: Frames) -> tuple[Any, Sequence[Any]]:
-    try:
-        async with asyncio.timeout(HELLO_S):
-            messages = await frames.read()
-    except TimeoutError:
-        raise DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting", "say it first") from None
+    late = DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting", "say it first")
+    async with deadline(HELLO_S, late):
+        messages = await frames.read()
     if not messages:
         raise EnvProtocolError("the stream ended before Hello")
     first = messages[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 from earl.errors import ReshapeRefused
 from earl.obs.memory import available_bytes
@@ -155,12 +155,10 @@ class EnginePool:
 
     async def wait_other(self, version: int, timeout_s: float) -> None:
         """Returns when the version in use is no longer `version`, or after timeout_s."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.version == version:
                     await self._changes.wait()
-        except TimeoutError:
-            return
 
     # --- generation ---------------------------------------------------------------------------
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 
 from earl.config.scheduler import SwitchStage
 from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, PeerLost, VersionGone
 from earl.reparallelize import SwitchCommand, SwitchOutcome
+from earl.waiting import deadline
 from services.rollout.engines.contract.engine import Engine, EngineStats
 from services.rollout.pool.kv_handover import KvHandover
 from services.rollout.pool.kv_placement import Rates
@@ -159,25 +160,17 @@ class PoolSwitch:
             if old_scores is not None:
                 self._compare(old_scores, await self._score_new())
 
-    @asynccontextmanager
-    async def _within(self, stage: SwitchStage) -> AsyncIterator[None]:
+    def _within(self, stage: SwitchStage) -> AbstractAsyncContextManager[None]:
         """Begins a stage, and ends it by its deadline in the command. Raises DeadlineExceeded."""
         self._stage = stage
-        async with self._bounded(stage):
-            yield
+        return self._bounded(stage)
 
-    @asynccontextmanager
-    async def _bounded(self, stage: SwitchStage) -> AsyncIterator[None]:
+    def _bounded(self, stage: SwitchStage) -> AbstractAsyncContextManager[None]:
         """Ends a stage, or a part of the one in progress, by its deadline. Raises DeadlineExceeded."""
         seconds = stage.deadline_s(self._deadlines)
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"it took longer than {seconds:g} s, switch.{stage}_s",
-                "give the stage more time, or switch when less runs",
-            ) from None
+        text = f"it took longer than {seconds:g} s, switch.{stage}_s"
+        late = DeadlineExceeded(text, "give the stage more time, or switch when less runs")
+        return deadline(seconds, late)
 
     async def _interrupt(self) -> None:
         self._interrupted_s = time.monotonic()

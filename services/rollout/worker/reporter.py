@@ -87,11 +87,9 @@ class Reporter:
         loop = asyncio.get_running_loop()
         while True:
             wait_s = self._queue[0][2] - loop.time() if self.blocked and self._queue else None
-            try:
+            with contextlib.suppress(TimeoutError):  # the oldest one has waited for the arena long enough
                 async with asyncio.timeout(wait_s):
                     await self._wait_for_work()
-            except TimeoutError:
-                pass  # the oldest one has waited for the arena long enough
             await asyncio.sleep(WINDOW_S)
             self._wake.clear()
             await self._report(loop.time())

@@ -16,6 +16,7 @@ drain_s, linger_s and a few seconds, and tickets that were not finished are pend
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Sequence
@@ -138,11 +139,9 @@ class RolloutWorker:
     async def drain(self, wait_s: float) -> int:
         """Leases no more and waits up to wait_s for the episodes that run; returns how many remain."""
         self._draining = True
-        try:
+        with contextlib.suppress(TimeoutError):  # the caller learns how many remain
             async with asyncio.timeout(wait_s):
                 await self._drained()
-        except TimeoutError:
-            pass  # the caller learns how many remain
         return len(self.leases)
 
     async def _finish(self, tasks: list[asyncio.Task]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from earl.errors import DeadlineExceeded, OutOfMemory, ProcessFailed
 from earl.profiling import ProfileJob, ProfileSample, Visit, decode, encode
+from earl.waiting import deadline
 
 MODULES = {
     "rollout": "services.rollout.probe",
@@ -60,16 +61,12 @@ class StageProbe:
 
     async def _answer(self, deadline_s: float) -> bytes:
         assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(deadline_s):
-                line = await self._process.stdout.readline()
-                if line.endswith(b"\n"):
-                    return line
-                code = await self._process.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{self._name} did not answer in {deadline_s:g} s", "measure shorter or fewer sequences"
-            ) from None
+        text = f"{self._name} did not answer in {deadline_s:g} s"
+        async with deadline(deadline_s, DeadlineExceeded(text, "measure shorter or fewer sequences")):
+            line = await self._process.stdout.readline()
+            if line.endswith(b"\n"):
+                return line
+            code = await self._process.wait()
         if code in (OutOfMemory.exit_code, -signal.SIGKILL):
             raise OutOfMemory(f"{self._name} ran out of memory", "give it a shorter context or more memory")
         failure = ProcessFailed(f"{self._name} ended with exit code {code}", "its last words are above")
@@ -82,10 +79,9 @@ class StageProbe:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):

@@ -12,6 +12,7 @@ from earl.rpc.server import Server
 from earl.scheduler_client import SchedulerClient
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
+from earl.waiting import deadline
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import SwitchRequests
@@ -58,13 +59,9 @@ class TrainerServicer(StageServicer):
     requests: StageRequests
 
     async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:
-        try:
-            async with asyncio.timeout(SAVE_S):
-                path, version = await asyncio.wrap_future(self.requests.save())
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no step boundary came within {SAVE_S:g} s", "ask again; a step may be that long"
-            ) from None
+        text = f"no step boundary came within {SAVE_S:g} s"
+        async with deadline(SAVE_S, DeadlineExceeded(text, "ask again; a step may be that long")):
+            path, version = await asyncio.wrap_future(self.requests.save())
         return trainer_pb2.SaveCheckpointResponse(path=path, version=version)
 
 

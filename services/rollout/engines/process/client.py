@@ -11,6 +11,7 @@ when this process or any one of them does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -27,6 +28,7 @@ from earl.errors import (
     EngineOutOfMemory,
     ReshapeRefused,
 )
+from earl.waiting import deadline
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.admission import check_spec
 from services.rollout.engines.contract.engine import (
@@ -134,11 +136,9 @@ class EngineProcess(Engine):
         if not self._lost.is_set():
             self._stopping = True
             self._post(wire.Stop())
-            try:
+            with contextlib.suppress(TimeoutError):  # _end kills what is left
                 async with asyncio.timeout(STOP_S):
                     await asyncio.gather(*(process.wait() for process in self._processes))
-            except TimeoutError:
-                pass  # _end kills what is left
         await self._end("it was stopped")
 
     async def _end(self, because: str) -> None:
@@ -269,15 +269,12 @@ class EngineProcess(Engine):
         call = next(self._call_ids)
         future = asyncio.get_running_loop().create_future()
         self._calls[call] = future
+        text = f"engine {self.spec.name} did not answer {message_type.__name__} in {deadline_s:g} s"
+        late = DeadlineExceeded(text, "it is overloaded or stuck: stop it and start it again")
         try:
             self._post(message_type(call, *values))
-            async with asyncio.timeout(deadline_s):
+            async with deadline(deadline_s, late):
                 return await future
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"engine {self.spec.name} did not answer {message_type.__name__} in {deadline_s:g} s",
-                "it is overloaded or stuck: stop it and start it again",
-            ) from None
         finally:
             self._calls.pop(call, None)
 
@@ -332,9 +329,8 @@ class EngineProcess(Engine):
 
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
         # The engine ends the read itself at the deadline; the margin leaves time for its answer.
-        return await self._call(
-            wire.LoadWeights, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0
-        )
+        call = wire.LoadWeights
+        return await self._call(call, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0)
 
     async def commit(self, version: int) -> LoadReport:
         return await self._call(wire.Commit, version)

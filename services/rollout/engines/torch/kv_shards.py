@@ -24,6 +24,7 @@ from earl.dispatch.read.resolve import Read
 from earl.dispatch.transport.base import settle
 from earl.errors import ArenaFull, ConfigError, DeadlineExceeded, EngineError
 from earl.models.tp import rank_kv_heads
+from earl.waiting import deadline
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.shard_report import KvShardReport
@@ -73,22 +74,20 @@ class KvShards:
         clock = time.perf_counter()
         spec = TensorSpec(self._spec.dtype, self._shape(rows), self._box(0, _tokens(rows)))
         size_bytes = spec.held.size * self._cache.item_bytes
-        try:
-            async with asyncio.timeout(deadline_s), self._changing:
-                store = await self._store(size_bytes, len(rows))
-                try:
-                    into = store.reserve(key, {TENSOR: spec}, version)[TENSOR]
-                    await self._copied(self._cache.copy_out, rows, into)
-                    await store.publish(key)
-                except BaseException:
-                    await store.remove(key)
-                    raise
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"engine {self._spec.name} rank {self._rank}: {size_bytes} bytes of KV were not published "
-                f"within {deadline_s:g} s",
-                "raise the deadline, or let the other engine compute it again",
-            ) from None
+        late = DeadlineExceeded(
+            f"engine {self._spec.name} rank {self._rank}: {size_bytes} bytes of KV were not published "
+            f"within {deadline_s:g} s",
+            "raise the deadline, or let the other engine compute it again",
+        )
+        async with deadline(deadline_s, late), self._changing:
+            store = await self._store(size_bytes, len(rows))
+            try:
+                into = store.reserve(key, {TENSOR: spec}, version)[TENSOR]
+                await self._copied(self._cache.copy_out, rows, into)
+                await store.publish(key)
+            except BaseException:
+                await store.remove(key)
+                raise
         return KvShardReport(size_bytes, time.perf_counter() - clock)
 
     async def _take(
