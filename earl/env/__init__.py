@@ -7,16 +7,7 @@ Imports neither torch nor redis; `EnvHost` and `GatewayClient` bring gRPC when t
 
 from typing import TYPE_CHECKING, Any
 
-from earl.env.base import (
-    Action,
-    Ending,
-    Environment,
-    Limits,
-    Observation,
-    StepResult,
-    ToolCall,
-    ToolResult,
-)
+from earl.env.base import Action, Ending, Environment, Limits, Observation, StepResult, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from earl.env.host import EnvHost

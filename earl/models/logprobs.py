@@ -21,10 +21,7 @@ CHUNK_BYTES = 64 << 20
 
 
 def token_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    temperature: float | torch.Tensor = 1.0,
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float | torch.Tensor = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-prob of targets, entropy), each float32 [N], of softmax(hidden W^T / temperature).
 
@@ -42,11 +39,7 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        heat: torch.Tensor | None,
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, heat: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
         logprobs, entropy, normalisers = torch.empty((3, len(hidden)), device=hidden.device)

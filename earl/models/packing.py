@@ -92,10 +92,7 @@ class Packing:
 
     @classmethod
     def of(
-        cls,
-        lengths: Sequence[int] | torch.Tensor,
-        device: torch.device,
-        shared: Sequence[int] | None = None,
+        cls, lengths: Sequence[int] | torch.Tensor, device: torch.device, shared: Sequence[int] | None = None
     ) -> Packing:
         """lengths [B] in tokens, all >= 1, in the order in which the sequences are packed.
 

@@ -79,13 +79,7 @@ class RunLoop:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
         phases.resume(self.ledger, self.elapsed_s)
         self.settle()
-        works = (
-            self.journal.run(),
-            self._tick(),
-            self._follow(),
-            self.parallelism.driver.run(),
-            stop.wait(),
-        )
+        works = (self.journal.run(), self._tick(), self._follow(), self.parallelism.driver.run(), stop.wait())
         tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

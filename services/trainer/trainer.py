@@ -33,14 +33,7 @@ from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.retention import mark_best
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
-from services.trainer.ranks.activity import (
-    PUBLISHING,
-    READING,
-    SAVING,
-    TRAINING,
-    gathered,
-    memory_fraction,
-)
+from services.trainer.ranks.activity import PUBLISHING, READING, SAVING, TRAINING, gathered, memory_fraction
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.retry_budget import RetryBudget

@@ -12,14 +12,7 @@ from math import prod
 
 import numpy as np
 
-from earl.dispatch.layout.placements import (
-    DimensionSplit,
-    Placement,
-    Runs,
-    check,
-    placement_runs,
-    split_of,
-)
+from earl.dispatch.layout.placements import DimensionSplit, Placement, Runs, check, placement_runs, split_of
 from earl.errors import LayoutError
 
 

@@ -152,6 +152,5 @@ def _refuse_missing(missing: Sequence[str]) -> None:
     if missing[0].startswith(WEIGHTS_PREFIX):
         raise VersionGone(f"{some} is not published any more", "take the newer version")
     raise DescriptorMissing(
-        f"no descriptor under {some}",
-        "it was never published, was removed, or its owner stopped renewing it",
+        f"no descriptor under {some}", "it was never published, was removed, or its owner stopped renewing it"
     )

@@ -187,11 +187,7 @@ class EpisodeAgent:
             self._limits = replace(self._limits, episode_s=ticket.episode_s)
         with tracing.span("rollout open", traceparent):
             session = await self._sessions.open(
-                ticket.environment,
-                _task(ticket),
-                ticket.env_seed,
-                self._limits,
-                traceparent=traceparent,
+                ticket.environment, _task(ticket), ticket.env_seed, self._limits, traceparent=traceparent
             )
         name = f"{ticket.ticket_id}/{ticket.attempt}"
         try:

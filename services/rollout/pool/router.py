@@ -200,10 +200,7 @@ class RequestRouter:
         self._changes.tell()
 
     def use(
-        self,
-        replicas: EngineReplicas,
-        parallelism: Parallelism,
-        placement: Mapping[str, EngineReplica],
+        self, replicas: EngineReplicas, parallelism: Parallelism, placement: Mapping[str, EngineReplica]
     ) -> list[tuple[EngineReplica, str]]:
         """Continues turns with other engines. placement: where sessions are now; other sessions go to the
         least loaded engine.

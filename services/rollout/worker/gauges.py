@@ -39,11 +39,7 @@ class Gauges:
     """
 
     def __init__(
-        self,
-        pool: EnginePool,
-        agent: EpisodeAgent,
-        spans: BusySpans,
-        unknown_words: Collection[str] = (),
+        self, pool: EnginePool, agent: EpisodeAgent, spans: BusySpans, unknown_words: Collection[str] = ()
     ) -> None:
         self.spans = spans
         self._unknown_words = unknown_words

@@ -224,11 +224,7 @@ class TicketAttempts:
         # A warm-up samples from no version.
         least = 0 if ticket.purpose is Purpose.WARMUP else ticket.floor
         self.tables.move(
-            ticket,
-            TicketState.PENDING,
-            min_version=max(ticket.min_version, least),
-            worker="",
-            incarnation=0,
+            ticket, TicketState.PENDING, min_version=max(ticket.min_version, least), worker="", incarnation=0
         )
 
     def _forget_columns(self, ticket: Ticket) -> None:

@@ -99,10 +99,7 @@ def _draw_rates(
 
 
 def _draw_bands(
-    bands: Axes,
-    numbers: Sequence[int],
-    rows: Mapping[str, Sequence[Replica]],
-    colour: Mapping[Replica, str],
+    bands: Axes, numbers: Sequence[int], rows: Mapping[str, Sequence[Replica]], colour: Mapping[Replica, str]
 ) -> None:
     """Draws a row for each policy: its layouts one after the other, over the numbers of the steps."""
     for row, path_taken in enumerate(rows.values()):

@@ -74,8 +74,7 @@ def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
             fits.add(layout.replica)
     if not seconds:
         raise ConfigError(
-            f"the profile has no throughput of any layout of {devices} devices",
-            "measure it: earl profile",
+            f"the profile has no throughput of any layout of {devices} devices", "measure it: earl profile"
         )
     return Cost(seconds, frozenset(fits))
 

@@ -50,8 +50,7 @@ def check_queue(spec: EngineSpec, waiting: int) -> None:
     """Raises EngineBusy if max_waiting requests wait already."""
     if waiting >= spec.max_waiting:
         raise EngineBusy(
-            f"engine {spec.name} has {waiting} requests waiting",
-            "wait for some to end, or raise max_waiting",
+            f"engine {spec.name} has {waiting} requests waiting", "wait for some to end, or raise max_waiting"
         )
 
 
