@@ -85,9 +85,9 @@ class Scheduler:
 
         def attempt(now: float) -> list[Ticket] | None:
             self.loop.ledger.members.mark_alive(name, incarnation, now)
-            return (
-                [] if self.loop.stopping else self.loop.ledger.lease(name, incarnation, credit, now) or None
-            )
+            if self.loop.stopping:
+                return []
+            return self.loop.ledger.lease(name, incarnation, credit, now) or None
 
         if not (tickets := await self.loop.tickets_available.first(attempt, min(wait_s, CALL_WAIT_S), name)):
             return [], tickets is not None
@@ -222,9 +222,8 @@ class Scheduler:
             self.loop.ledger.members.mark_alive(name, incarnation, now)
             if self.loop.may_leave:
                 return ColumnLease(), True
-            lease = consumers.lease(
-                self.loop.columns, self.loop.ledger, role, (name, incarnation), credit_tokens
-            )
+            stage, ledger = (name, incarnation), self.loop.ledger
+            lease = consumers.lease(self.loop.columns, ledger, role, stage, credit_tokens)
             return (lease, False) if lease.trajectories else None
 
         lease, leaves = await self.loop.columns_available.first(attempt, min(wait_s, CALL_WAIT_S)) or (

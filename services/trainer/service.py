@@ -55,9 +55,8 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
 
 def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
     config, io = resources.config, resources.io
-    size_bytes = config.trainer.arena_bytes or arena_bytes(
-        stepper.policy.model_shards, config.model.weight_dtype
-    )
+    shards, dtype = stepper.policy.model_shards, config.model.weight_dtype
+    size_bytes = config.trainer.arena_bytes or arena_bytes(shards, dtype)
     return WeightSlots(
         io,
         io.run(resources.open_store(size_bytes), OPEN_S),

@@ -243,12 +243,9 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
 
     columns = {name: together(name, all_) for name in _PER_PIECE}
     before = np.cumsum([0, *(len(each) for each in regions)])
-    columns["region"] = places[
-        np.concatenate([part.region + shift for part, shift in zip(all_, before, strict=False)])
-    ]
-    columns["buffer"] = np.concatenate(
-        [part.buffer + np.int32(shift) for part, shift in zip(all_, held, strict=False)]
-    )
+    region = np.concatenate([part.region + shift for part, shift in zip(all_, before, strict=False)])
+    buffer = [part.buffer + np.int32(shift) for part, shift in zip(all_, held, strict=False)]
+    columns |= {"region": places[region], "buffer": np.concatenate(buffer)}
     buffers = tuple(buffer for part in all_ for buffer in part.buffers)
     return Pieces(regions=merged, buffers=buffers, repeat=None, **columns)
 

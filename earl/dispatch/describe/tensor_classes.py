@@ -152,9 +152,8 @@ class ClassIndex:
     """Finds the class of a tensor by its name, and its number in the class."""
 
     def __init__(self, classes: Collection[TensorClass]) -> None:
-        self._single = {
-            tensor_class.template: tensor_class for tensor_class in classes if not tensor_class.layout.stack
-        }
+        single = [tensor_class for tensor_class in classes if not tensor_class.layout.stack]
+        self._single = {tensor_class.template: tensor_class for tensor_class in single}
         self._by_form: dict[str, list[tuple[re.Pattern[str], TensorClass]]] = {}
         for tensor_class in classes:
             if not tensor_class.layout.stack:

@@ -46,11 +46,7 @@ def checked(task: Mapping[str, Any]) -> Score:
     kind, expected, tolerance = task.get("check", "exact"), task.get("answer"), task.get("tolerance", 0)
     if kind not in CHECKS:
         raise ValueError(f"check {kind!r} is none of {', '.join(CHECKS)}")
-    if (
-        isinstance(tolerance, bool)
-        or not isinstance(tolerance, (int, float))
-        or not 0 <= tolerance < math.inf
-    ):
+    if type(tolerance) not in (int, float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance {tolerance!r} is no number from 0 on")
     if tolerance and kind != "numeric":
         raise ValueError(f"check {kind!r} takes no tolerance")

@@ -160,10 +160,8 @@ class OpenSpielGame(Environment):
     def _observation(self) -> Observation:
         state = self._state
         self._legal: list[int] = state.legal_actions(self._player)
-        names = [
-            _unbracketed(state.action_to_string(self._player, action)) or str(action)
-            for action in self._legal
-        ]
+        strings = [state.action_to_string(self._player, action) for action in self._legal]
+        names = [_unbracketed(text) or str(action) for text, action in zip(strings, self._legal, strict=True)]
         self._places = move_text.named(names)
         if len(self._places) < len(names):
             names = [str(action) for action in self._legal]

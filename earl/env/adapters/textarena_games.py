@@ -65,9 +65,8 @@ def _allocations(game: Any, generator: random.Random) -> list[str]:
     for _ in range(8):
         bounds = sorted(generator.randrange(units + 1) for _ in names[1:])
         shares = [high - low for low, high in zip([0, *bounds], [*bounds, units], strict=True)]
-        moves.append(
-            "[" + " ".join(f"{name}{share}" for name, share in zip(names, shares, strict=True)) + "]"
-        )
+        named = " ".join(f"{name}{share}" for name, share in zip(names, shares, strict=True))
+        moves.append(f"[{named}]")
     return moves
 
 

@@ -85,9 +85,8 @@ class VerifiersSeat:
         if shapes[:known] != self._context or len(shapes) == known:
             raise EnvProtocolError("the episode rewrote its context", "use a harness that only appends to it")
         self._context = shapes
-        return Ask(
-            [{"role": role, "text": text} for role, text, _ in shapes[known:]], body.get("tools") or []
-        )
+        new = [{"role": role, "text": text} for role, text, _ in shapes[known:]]
+        return Ask(new, body.get("tools") or [])
 
 
 def _shape(message: Mapping[str, Any]) -> _Shape:

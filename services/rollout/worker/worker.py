@@ -108,9 +108,8 @@ class RolloutWorker:
         version, keys = published or (membership.version, membership.weight_keys)
         if version:
             self._weights.offer(version, keys)
-        tasks = [
-            asyncio.create_task(work, name=name) for name, work in self._background(after, membership.lease_s)
-        ]
+        works = self._background(after, membership.lease_s)
+        tasks = [asyncio.create_task(work, name=name) for name, work in works]
         stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_ended)]
         try:
             await _first([*tasks, *stops])
@@ -303,9 +302,8 @@ class RolloutWorker:
 
 
 def _returned() -> EpisodeOutcome:
-    return EpisodeOutcome(
-        Ending.INFRA_ERROR, message="the worker is leaving; the episode is played elsewhere"
-    )
+    message = "the worker is leaving; the episode is played elsewhere"
+    return EpisodeOutcome(Ending.INFRA_ERROR, message=message)
 
 
 async def _first(tasks: Sequence[asyncio.Task], timeout_s: float | None = None) -> None:

@@ -56,9 +56,8 @@ class Endings:
     def _write(self, time_s: float) -> None:
         if not self._counts:
             return
-        counts = {
-            name: self._counts[name] for name in (*(ending.value for ending in EpisodeEnding), OUT_OF_MEMORY)
-        }
+        names = (*(ending.value for ending in EpisodeEnding), OUT_OF_MEMORY)
+        counts = {name: self._counts[name] for name in names}
         if self._file.write({"time_s": round(time_s, 3), **counts}):
             self._counts.clear()
         self._written_s = time_s

@@ -51,13 +51,8 @@ def phase(ledger: Ledger) -> str:
     done = steps_done(ledger)
     if done < rules.warmup_batches:
         return WARMUP
-    evaluates = rules.evaluation_episodes > 0
-    if (
-        evaluates
-        and rules.evaluate_at_start
-        and done == rules.warmup_batches
-        and not _finished(ledger, "start")
-    ):
+    evaluates = rules.evaluation_episodes > 0 and rules.evaluate_at_start
+    if evaluates and done == rules.warmup_batches and not _finished(ledger, "start"):
         return START
     if done < rules.warmup_batches + rules.steps and not tables.run.train_over:
         return TRAIN
@@ -254,10 +249,9 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     tables.evaluations[name] = EvaluationRecord(
         name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
     )
+    issue, temperature = ledger.attempts.issue, rules.evaluation_temperature
     for index in range(episodes):
-        ledger.attempts.issue(
-            Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name
-        )
+        issue(Purpose.EVALUATE, 1, version, temperature, index=index, evaluation=name)
 
 
 def _drop_unwanted(ledger: Ledger, now: str) -> None:

@@ -117,9 +117,8 @@ def _abandon(ledger: Ledger, version: int) -> None:
         for group, members in list(tables.groups[purpose].items()):
             tickets = [tables.tickets[number] for number in members]
             too_early = purpose is not Purpose.EVALUATE and tickets[0].index >= window.stop
-            if too_early or any(
-                ticket.result and ticket.result.newest_version > version for ticket in tickets
-            ):
+            results = [ticket.result for ticket in tickets if ticket.result]
+            if too_early or any(result.newest_version > version for result in results):
                 ledger.attempts.drop_group(purpose, group, Reason.ROLLED_BACK)
                 continue
             for ticket in tickets:

@@ -171,9 +171,8 @@ class _Step:
         # and what the root owns to the end.
         gathered = item * (parameters.whole if how.dp == 1 else parameters.root + 2 * parameters.block)
         layers = model.layers * (self.kept if how.checkpointed else self.saved)
-        yield self.moment(
-            "forward", gathered, before, layers + self.again + item * 2 * model.intermediate * how.rows
-        )
+        wide_rows = item * 2 * model.intermediate * how.rows
+        yield self.moment("forward", gathered, before, layers + self.again + wide_rows)
         # Into the last norm, out of it, the rows that are trained; then their gradient.
         trained = item * model.hidden * how.trained_rows
         final = layers + 2 * self.kept + trained
@@ -193,9 +192,8 @@ class _Step:
         head = item * parameters.table
         gathered = item * (parameters.root + (1 if how.dp == 1 else 2) * parameters.block)
         first = (self.kept if how.checkpointed else self.saved) + self.current
-        yield self.moment(
-            "backward, first block", gathered, done + head + item * parameters.trained_block, first
-        )
+        gradients = done + head + item * parameters.trained_block
+        yield self.moment("backward, first block", gathered, gradients, first)
         tied = head if self.model.tied else 0
         table = done + item * parameters.trained_root + tied
         yield self.moment("backward, embedding", item * parameters.root, table, self.kept)

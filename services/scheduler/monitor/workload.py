@@ -304,9 +304,8 @@ def _kv_of(gauges: Mapping[str, float]) -> KvUse | None:
     """None for a worker that does not say."""
     if not gauges.get("kv_tokens"):
         return None
-    return KvUse(
-        gauges.get("kv_used_tokens", 0.0), gauges.get("kv_committed_tokens", 0.0), gauges["kv_tokens"]
-    )
+    used, committed = gauges.get("kv_used_tokens", 0.0), gauges.get("kv_committed_tokens", 0.0)
+    return KvUse(used, committed, gauges["kv_tokens"])
 
 
 def _together(parts: Collection[KvUse]) -> KvUse | None:

@@ -62,9 +62,8 @@ class Refinement:
     ) -> None:
         """A step of mean length context_tokens did `observed` tokens per device and second where the profile,
         without this correction, says `predicted`. What is not above 0 says nothing."""
-        if not all(
-            math.isfinite(value) and value > 0 for value in (predicted, observed, context_tokens, concurrency)
-        ):
+        figures = (predicted, observed, context_tokens, concurrency)
+        if not all(math.isfinite(figure) and figure > 0 for figure in figures):
             return
         believed = math.log(self.factor(parallelism, context_tokens, concurrency))
         ratio = _within(math.log(observed / predicted), believed - _LOG_STEP, believed + _LOG_STEP)

@@ -57,10 +57,8 @@ def parse(text: str, name: str) -> list[ProfileRow]:
 
     name: of the file, for errors. Raises ConfigError naming the line.
     """
-    rows = [
-        _row(cells, where)
-        for where, cells in records(text, name, COLUMNS, optional=_OPTIONAL, most=MOST_ROWS)
-    ]
+    lines = records(text, name, COLUMNS, optional=_OPTIONAL, most=MOST_ROWS)
+    rows = [_row(cells, where) for where, cells in lines]
     if not rows:
         raise ConfigError(f"{name} has no rows", "measure some: earl profile")
     return rows

@@ -71,11 +71,8 @@ def plan_of(
 def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Parallelism]:
     """The parallelisms in which the stage can start on its devices."""
     if stage == "trainer":
-        return [
-            parallelism
-            for parallelism in legal_parallelisms(spec, config.trainer.ranks)
-            if fed(config, parallelism)
-        ]
+        legal = legal_parallelisms(spec, config.trainer.ranks)
+        return [parallelism for parallelism in legal if fed(config, parallelism)]
     section = config.rollout if stage == "rollout" else config.reference
     dp = config.rollout.engines if stage == "rollout" else config.reference.dp
     devices = dp * section.tp

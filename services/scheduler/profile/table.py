@@ -52,20 +52,14 @@ _Values = dict[tuple[float, float], float]
 
 def _seconds(rows: Iterable[ProfileRow]) -> _Values:
     """Seconds of a device per token where they were measured: a sum of the terms of a roofline."""
-    return {
-        (row.context_tokens, row.concurrency): 1 / row.tokens_per_device_s
-        for row in rows
-        if row.tokens_per_device_s
-    }
+    measured = [row for row in rows if row.tokens_per_device_s]
+    return {(row.context_tokens, row.concurrency): 1 / row.tokens_per_device_s for row in measured}
 
 
 def _fractions(rows: Iterable[ProfileRow]) -> _Values:
     """Fractions of a device's memory, where they were measured."""
-    return {
-        (row.context_tokens, row.concurrency): row.peak_memory_fraction
-        for row in rows
-        if row.peak_memory_fraction
-    }
+    measured = [row for row in rows if row.peak_memory_fraction]
+    return {(row.context_tokens, row.concurrency): row.peak_memory_fraction for row in measured}
 
 
 class _Pool:
@@ -126,9 +120,8 @@ class _Sheet:
         self.parallelism = rows[0].parallelism
         seconds, fractions = _seconds(rows), _fractions(rows)
         self.seconds = Surface(list(seconds), list(seconds.values()), pool.beside) if seconds else None
-        self.memory = (
-            Surface(list(fractions), list(fractions.values()), Roofline.of_memory) if fractions else None
-        )
+        memory = Roofline.of_memory
+        self.memory = Surface(list(fractions), list(fractions.values()), memory) if fractions else None
         self.bursts = _corners((row.context_tokens, row.concurrency) for row in rows if not row.fits)
 
     def predict(self, context: float, concurrency: float) -> Prediction:

@@ -44,9 +44,8 @@ class Cache:
         self, points: Mapping[Parallelism, Iterable[ProfilePoint]] | None = None
     ) -> dict[Parallelism, ProfileProgress]:
         """What the file says, of these parallelisms and points, and of all others that it knows of."""
-        progress = {
-            layout: ProfileProgress(layout, requested) for layout, requested in (points or {}).items()
-        }
+        requested = (points or {}).items()
+        progress = {layout: ProfileProgress(layout, wanted) for layout, wanted in requested}
         for line in read_lines(self.path):
             if "context_tokens" not in line:
                 continue

@@ -45,23 +45,19 @@ def draw(
     FigureCanvasAgg(figure)
     lengths, rates, bands = figure.subplots(3, 1, sharex=True, height_ratios=(4, 4, 1.2))
 
-    for what in ("mean", "p95", "max"):
+    for what, alpha in (("mean", 1), ("p95", 0.5), ("max", 0.3)):
         values = [getattr(step.workload, f"{what}_tokens") for step in steps]
-        lengths.plot(
-            numbers, values, color="black", alpha={"mean": 1, "p95": 0.5, "max": 0.3}[what], label=what
-        )
+        lengths.plot(numbers, values, color="black", alpha=alpha, label=what)
     lengths.set(yscale="log", ylabel="tokens", title=f"{name}: lengths, throughput, layouts")
     load = lengths.twinx()
     load.plot(numbers, [step.workload.concurrency for step in steps], color="black", ls=":", lw=1)
     load.set(ylabel="concurrency (dotted)", ylim=(0, None))
     lengths.legend(loc="upper left", frameon=False)
 
-    _draw_rates(
-        rates, table, steps, taken, {replica: (str(named[replica]), colour[replica]) for replica in replicas}
-    )
-    _draw_bands(
-        bands, numbers, {"oracle": oracle, name: [each.decision.after.replica for each in taken]}, colour
-    )
+    drawn = {replica: (str(named[replica]), colour[replica]) for replica in replicas}
+    _draw_rates(rates, table, steps, taken, drawn)
+    chosen = [replayed.decision.after.replica for replayed in taken]
+    _draw_bands(bands, numbers, {"oracle": oracle, name: chosen}, colour)
     for step, replayed in zip(steps, taken, strict=True):
         if replayed.decision.switched:
             for axes in (lengths, rates):
@@ -84,14 +80,10 @@ def _draw_rates(
         points = [(step.step, *_rate(table, step, replica)) for step in steps]
         whole = [(number, rate if fits else None) for number, rate, fits in points]
         rates.plot(*zip(*whole, strict=True), color=colour, lw=1, label=label)
-    chosen = [
-        _rate(table, step, replayed.decision.after.replica)[0]
-        for step, replayed in zip(steps, taken, strict=True)
-    ]
+    pairs = list(zip(steps, taken, strict=True))
+    chosen = [_rate(table, step, replayed.decision.after.replica)[0] for step, replayed in pairs]
     rates.plot([step.step for step in steps], chosen, color="black", lw=2.5, alpha=0.6, label="chosen")
-    failed = [
-        (step.step, rate) for step, replayed, rate in zip(steps, taken, chosen, strict=True) if replayed.oom
-    ]
+    failed = [(step.step, rate) for (step, replayed), rate in zip(pairs, chosen, strict=True) if replayed.oom]
     if failed:
         rates.scatter(*zip(*failed, strict=True), marker="x", color="red", zorder=3, label="out of memory")
     rates.set(ylabel="tokens / device / s\n(where it fits)", ylim=(0, None))
@@ -108,9 +100,8 @@ def _draw_bands(
         ]
         for first, after in pairwise([*begins, len(numbers)]):
             end = numbers[after] if after < len(numbers) else numbers[-1] + 1
-            bands.barh(
-                row, end - numbers[first], left=numbers[first], height=0.8, color=colour[path_taken[first]]
-            )
+            begin, shade = numbers[first], colour[path_taken[first]]
+            bands.barh(row, end - begin, left=begin, height=0.8, color=shade)
     bands.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="step")
 
 

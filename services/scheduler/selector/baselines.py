@@ -95,9 +95,8 @@ class StaticPolicy:
     """One parallelism, whatever comes. Raises ConfigError where devices do not make it."""
 
     def __init__(self, table: Outlook, parallelism: Parallelism) -> None:
-        self.name = (
-            f"static:{','.join(f'{k}={v}' for k, v in parallelism.as_dict().items() if v > 1) or 'tp=1'}"
-        )
+        degrees = ",".join(f"{name}={value}" for name, value in parallelism.as_dict().items() if value > 1)
+        self.name = f"static:{degrees or 'tp=1'}"
         self._table = table
         self._fixed = parallelism
         self._last: Workload | None = None

@@ -34,11 +34,11 @@ class EarlPolicy:
         _check(switch_cost_s)
         self._table = table
         self._cost_s = switch_cost_s
-        self._now = start
+        self._now: LayoutChoice | None = None
         self._recent: deque[Workload] = deque(maxlen=headroom.WINDOW)
-        self._rungs = (
-            [] if start is None else [Rung(cost_s, start.replica) for cost_s in rungs(switch_cost_s)]
-        )
+        self._rungs: list[Rung] = []
+        if start is not None:
+            self.settle(start)
 
     def decide(self, step: int, devices: int) -> Decision:
         """Raises ConfigError if the profile has nothing for so many devices."""
@@ -97,9 +97,8 @@ class EarlPolicy:
         self._now = chosen
         self._rungs = [Rung(cost_s, chosen.replica, chosen=False) for cost_s in rungs(self._cost_s)]
         reason = "nothing was seen yet: the quickest of what fits all of the profile, or what fits most of it"
-        return Decision(
-            step, before, chosen, f"begins with {chosen}: {reason}", candidates, cost_s=self._cost_s
-        )
+        text = f"begins with {chosen}: {reason}"
+        return Decision(step, before, chosen, text, candidates, cost_s=self._cost_s)
 
     def _weighed(self, devices: int) -> tuple[tuple[headroom.Corner, ...], tuple[LayoutCandidate, ...]]:
         """The corners that have to fit, and the candidates weighed for them."""
@@ -107,9 +106,8 @@ class EarlPolicy:
         def fitting(layout: LayoutChoice) -> headroom.Fits:
             return lambda corner: self._table.predict(layout, *corner).fits
 
-        corners = headroom.corners(
-            list(self._recent), [fitting(layout) for layout in self._table.candidates(devices)]
-        )
+        choices = [fitting(layout) for layout in self._table.candidates(devices)]
+        corners = headroom.corners(list(self._recent), choices)
         return corners, weigh(self._table, devices, self._recent[-1], corners)
 
 

@@ -65,13 +65,12 @@ def _step(cells: Cells, where: str) -> TraceStep:
             f"{where}: mean_tokens {load.mean_tokens:g} is above max_tokens {load.max_tokens:g}",
             "a mean is at most the maximum",
         )
-    return TraceStep(
-        _whole(cells["step"], "step", where, 0), load, _whole(cells["devices"], "devices", where, 1)
-    )
+    return TraceStep(_whole(cells, "step", where, 0), load, _whole(cells, "devices", where, 1))
 
 
-def _whole(text: str, name: str, where: str, least: int) -> int:
+def _whole(cells: Cells, name: str, where: str, least: int) -> int:
     """A whole number, also as "4.0"."""
+    text = cells[name]
     try:
         value = float(text)
     except ValueError:

@@ -33,13 +33,11 @@ class SavedModel:
         try:
             self.manifest = Manifest.decode((checkpoint / FILE).read_bytes())
             for file in self.manifest.files:
-                if hash_of(checkpoint / file.name) != file.xxh3:
-                    raise CheckpointError(
-                        f"{checkpoint / file.name} is damaged: its checksum differs", ANOTHER
-                    )
-            self._files = {
-                file.name: safe_open(checkpoint / file.name, framework="pt") for file in self.manifest.files
-            }
+                path = checkpoint / file.name
+                if hash_of(path) != file.xxh3:
+                    raise CheckpointError(f"{path} is damaged: its checksum differs", ANOTHER)
+            names = [file.name for file in self.manifest.files]
+            self._files = {name: safe_open(checkpoint / name, framework="pt") for name in names}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{checkpoint} cannot be read: {error}", "export another version"

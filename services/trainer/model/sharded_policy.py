@@ -305,14 +305,12 @@ def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
         if sharding is not None:
             steps = [(sharding.parts, ("shard", sharding.dim)), (sharding.replicas, ("replicate",))]
         steps = [step for step in steps if step[0] > 1] + [(ranks, ("shard", 0))]
-        layout = MeshLayout(
-            shape, tuple(n for n, _ in steps), tuple(p for _, p in steps), _numbers(mesh.group.size)
-        )
+        sizes, placements = zip(*steps, strict=True)
+        layout = MeshLayout(shape, sizes, placements, _numbers(mesh.group.size))
         slice_ = tp_box(name, shape, decoder.spec, mesh.tensor.rank, size)
         box = inner.relative_to([-start for start in slice_.start])
-        yield Shard(
-            name, shape, box, parameter, layout, mesh.tensor.rank * ranks + mesh.blocks.get_local_rank()
-        )
+        rank = mesh.tensor.rank * ranks + mesh.blocks.get_local_rank()
+        yield Shard(name, shape, box, parameter, layout, rank)
 
 
 def _numbers(count: int) -> tuple[str, ...]:

@@ -107,9 +107,8 @@ def canary_logprobs(stepper: Stepper) -> np.ndarray:
     """Log-probs of the canaries, float32[tokens]; every replica computes them all. A collective."""
     tokens = canary_tokens(stepper.policy.spec.vocab)
     columns = Columns()
-    columns.take(
-        [ReplicaSequence(n, 1, f"canary/{n}", 0.0, tokens.shape[1], position=n) for n in range(len(tokens))]
-    )
+    count, length = tokens.shape
+    columns.take([ReplicaSequence(n, 1, f"canary/{n}", 0.0, length, position=n) for n in range(count)])
     sampled = columns.sampled
     sampled["tokens"][:] = tokens.ravel()
     sampled["loss_mask"][:] = np.broadcast_to(np.arange(tokens.shape[1]) > 0, tokens.shape).ravel()

@@ -164,11 +164,8 @@ class EngineProcess(Engine):
             return
         self._lost_because = because
         self._lost.set()
-        waiting = [*self._calls.values()]
-        if self._ready is not None:
-            waiting.append(self._ready)
-        for future in waiting:
-            if not future.done():
+        for future in (*self._calls.values(), self._ready):
+            if future is not None and not future.done():
                 future.set_exception(self._lost_error())
                 future.exception()  # marks it as retrieved: nobody may be left to await it
         for queue in self._requests.values():
@@ -176,9 +173,8 @@ class EngineProcess(Engine):
 
     def _lost_error(self) -> EngineLost:
         message = f"engine {self.spec.name} is gone: {self._lost_because}"
-        if not self._stopping and EngineOutOfMemory.exit_code in [
-            process.returncode for process in self._processes
-        ]:
+        codes = [process.returncode for process in self._processes]
+        if not self._stopping and EngineOutOfMemory.exit_code in codes:
             return EngineOutOfMemory(message, "lower rollout.max_sequences or rollout.kv_tokens")
         return EngineLost(message, "its requests can run on another engine")
 

@@ -221,9 +221,8 @@ class SglangEngine(ForeignEngine):
     def _figures(self) -> dict[str, Any]:
         kv_tokens = kv_tokens_of(self.spec)
         # SGLang does not report it: prompts of what it runs, and the tokens of theirs that have come.
-        used = sum(
-            len(entry.request.ids) + len(entry.versions) for entry in self._in_flight.values() if entry.salt
-        )
+        known = [entry for entry in self._in_flight.values() if entry.salt]
+        used = sum(len(entry.request.ids) + len(entry.versions) for entry in known)
         return {
             "running": min(self._known, self.spec.max_sequences),
             # SGLang reports neither its steps nor their time: outputs that came are counted.

@@ -75,9 +75,8 @@ class KvAllocator:
         table, ids = self.table, waiting.ids
         running = table.running_slots()
         protected = self._idle.protected(waiting.age, now_ns, but=session)
-        if not self.budget.has_room(
-            table.length[running], table.cached[protected], list(self.held), len(ids)
-        ):
+        lengths, kept_tokens = table.length[running], table.cached[protected]
+        if not self.budget.has_room(lengths, kept_tokens, list(self.held), len(ids)):
             return None
         holder, shared = self._cached_prefix(waiting)
         slot = self._idle.pop(session) if session else None
