@@ -16,10 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from earl.obs.machine import computes_on_gpu
 from earl.obs.memory import host_bytes
-
-# There where NVIDIA's driver is; found without loading torch.
-_NVIDIA = Path("/dev/nvidiactl")
 
 _T = TypeVar("_T", bound="ProfileJob | Visit | ProfileSample")
 
@@ -90,7 +88,7 @@ def bound_memory(device: str, ranks: int) -> None:
     Only if they compute on the host. What does not fit then fails, instead of making the host kill a process
     of its choice. device: as in the run file, "auto", "cpu" or "cuda".
     """
-    if device == "cuda" or (device == "auto" and _NVIDIA.exists()):
+    if computes_on_gpu(device):
         return
     most = host_bytes() // ranks
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))

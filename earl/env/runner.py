@@ -289,13 +289,14 @@ async def _awaited(name: str, seq: int, call: Call) -> Any:
         outcome = call()
         return await outcome if inspect.isawaitable(outcome) else outcome
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the episode's end, which says so
-        _log_failure(name, seq, error)
-        return _failure(error, seq)
+        return _failure(name, seq, error)
 
 
-def _failure(error: BaseException, seq: int) -> Failure:
-    """How an episode ended that raised `error`; EARL's own errors keep their name and their words."""
-    what = "reset" if seq == 0 else f"step {seq}"
+def _failure(name: str, seq: int, error: BaseException) -> Failure:
+    """How an episode ended that raised `error`, which is logged; EARL's own errors keep their name and their
+    words."""
+    what = "close" if seq < 0 else f"step {seq}" if seq else "reset"
+    log.warning("%s: %s failed: %r", name, what, error, exc_info=not isinstance(error, EarlError))
     if isinstance(error, ConnectionError):
         error = EnvBackendLost(f"{what} raised {type(error).__name__}: {error}")
     if isinstance(error, (EnvHostLost, ServiceUnavailable)):
@@ -310,13 +311,7 @@ def _guarded(name: str, seq: int, call: Call) -> Any:
     try:
         return call()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the episode's end, which says so
-        _log_failure(name, seq, error)
-        return _failure(error, seq)
-
-
-def _log_failure(name: str, seq: int, error: BaseException) -> None:
-    what = "close" if seq < 0 else f"step {seq}" if seq else "reset"
-    log.warning("%s: %s failed: %r", name, what, error, exc_info=not isinstance(error, EarlError))
+        return _failure(name, seq, error)
 
 
 async def _closed(name: str, environment: Environment) -> None:

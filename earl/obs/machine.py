@@ -7,6 +7,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+# There where NVIDIA's driver is; found without loading torch.
+NVIDIA = Path("/dev/nvidiactl")
+
 
 def machine() -> dict[str, str | int | float]:
     """Cores that this process may use, memory, processor, Python and torch."""
@@ -17,6 +20,11 @@ def machine() -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "torch": installed("torch"),
     }
+
+
+def computes_on_gpu(device: str) -> bool:
+    """Whether a stage on this device ("auto", "cpu" or "cuda") uses a GPU of this machine."""
+    return device == "cuda" or (device == "auto" and NVIDIA.exists())
 
 
 def processor() -> str:

@@ -13,14 +13,11 @@ from typing import Any
 
 from earl.config.environment import GatewayConfig
 from earl.env import stream_codec
-from earl.errors import EarlError
 from services.env_gateway import codec
 from services.env_gateway.client_side import ClientSide
 from services.env_gateway.episodes import Episodes, Quarantined
 from services.env_gateway.host_side import HostSide
 from services.env_gateway.results import INFRA_ERROR, TIMEOUT
-from services.env_gateway.state.clients import ClientStream
-from services.env_gateway.state.pool import HostState
 from services.env_gateway.state.sessions import GatewaySession, SessionState
 
 
@@ -45,25 +42,10 @@ class Gateway:
         self.sessions = self._episodes.sessions
         self._swept_at = clock()
         self._pinged_at = self._swept_at
-        # Called for every message.
+        # What a host's stream tells, and a client's: from its start to its end, see HostSide and ClientSide.
+        self.attach, self.detach, self.broke = self._hosts.attach, self._hosts.detach, self._hosts.broke
         self.heard, self.handle_host = self._hosts.heard, self._hosts.handle
-        self.handle_client = self._clients.handle
-
-    def attach(self, hello: Any, outbox: Any) -> HostState:
-        """Accepts a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
-        return self._hosts.attach(hello, outbox)
-
-    def detach(self, host: HostState, epoch: int) -> None:
-        """Takes note that a host's stream has ended."""
-        self._hosts.detach(host, epoch)
-
-    def broke(self, host: HostState, epoch: int, error: EarlError) -> None:
-        """A host's stream ended because it cannot be understood."""
-        self._hosts.broke(host, epoch, error)
-
-    def client_left(self, client: ClientStream) -> None:
-        """Takes note that a client's stream has ended."""
-        self._clients.left(client)
+        self.handle_client, self.client_left = self._clients.handle, self._clients.left
 
     # --- time --------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
 from earl.models.spec import ModelSpec, load_spec
+from earl.obs.machine import computes_on_gpu
 from earl.obs.memory import host_bytes
 from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
@@ -46,8 +47,6 @@ from services.scheduler.state.switch_records import By
 
 log = logging.getLogger(__name__)
 
-# There where a host has NVIDIA's driver.
-NVIDIA = Path("/dev/nvidiactl")
 # What the run decided by, in its directory.
 PROFILE = "profile.csv"
 # A decision that takes longer noticeably delays calls that wait for an answer.
@@ -300,8 +299,7 @@ def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
         return load_spec(directory / "model")
 
     def model(parallelism: Parallelism, context_tokens: float, concurrency: float) -> float | None:
-        device = getattr(config, stage).device
-        if device == "cuda" or (device == "auto" and NVIDIA.exists()) or not (directory / "model").is_dir():
+        if computes_on_gpu(getattr(config, stage).device) or not (directory / "model").is_dir():
             return None
         taken = predict(stage, config, spec(), parallelism, context_tokens, concurrency, device="cpu")
         return taken.fraction(host_bytes() // ranks_here(config))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, load_spec
+from earl.obs.machine import computes_on_gpu
 from earl.parallelism import Parallelism
 from services.scheduler.profile.plan import ProfilePoint
 from services.scheduler.profile.predict import predicted_s, short_points
@@ -19,9 +20,6 @@ from services.scheduler.profile.rows import STAGES
 from services.scheduler.profile.stages import SHORTEST, largest, parallelisms, plan_of
 from services.scheduler.profiler.facts import cache_of
 from services.scheduler.profiler.measure import Measuring, Say
-
-# There where a host has NVIDIA's driver.
-NVIDIA = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,6 @@ def lacking(config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> lis
             seconds = predicted_s(stage, config, spec, missing, points, gpu=gpu)
             lacks.append(ShortProfile(stage, missing, points, seconds))
     return sorted(lacks, key=lambda short: short.seconds)
-
-
-def computes_on_gpu(device: str) -> bool:
-    """Whether a stage on this device ("auto", "cpu" or "cuda") uses a GPU of this machine."""
-    return device == "cuda" or (device == "auto" and NVIDIA.exists())
 
 
 async def measure_short(
