@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 # Characters between two columns, and those that a sentence needs at least.
 GAP = 3
@@ -42,9 +47,24 @@ class StatusTable:
             if len(self.rows) == 1 and not self.prose:
                 pairs = tuple(zip(self.columns, self.rows[0], strict=True))
                 return StatusTable(self.title, ("", " "), pairs, numbers=numbers(" "))
-        kept = [i for i, name in enumerate(self.columns) if name not in dropped]
+        return self.without(dropped)
+
+    def without(self, columns: Collection[str]) -> StatusTable:
+        """The table without these columns."""
+        kept = [i for i, name in enumerate(self.columns) if name not in columns]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+
+    def drawn(self, emphasised: str = "", **options: Any) -> Table:
+        """The table as rich draws it. emphasised: a column. options: of rich's Table."""
+        table = Table(**options)
+        for name in self.columns:
+            justify = "right" if name in self.numbers else "left"
+            style = "bold green" if name == emphasised else ""
+            table.add_column(name, justify=justify, style=style, no_wrap=name not in self.prose)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
 
 
 def numbers(*columns: str) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -20,6 +20,17 @@ from rich.text import Text
 from earl.cli.lib.concerns import concerns
 from earl.cli.lib.figures import interval
 from earl.cli.lib.status_table import StatusTable
+from earl.cli.lib.status_text import (
+    PHASES,
+    clock,
+    learning_figures,
+    progress_of,
+    role_figures,
+    sparkline,
+    ticket_figures,
+    time_left,
+    transfer,
+)
 from earl.cli.lib.switches import parallelism_text, switch_text
 from earl.stack.status import (
     EvaluationStatus,
@@ -28,7 +39,6 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
-    Transfers,
     WorkerState,
 )
 
@@ -37,26 +47,6 @@ HISTORY_STEPS = 22
 BAR_CELLS, LEAST_BAR_CELLS = 44, 6
 # A screen as wide as this has two panels side by side; what a panel's frame takes.
 WIDE_CELLS, PANEL_CELLS = 120, 4
-
-# Ledger states in the order that a ticket goes through them, with their colours.
-STATES = (
-    ("pending", "grey50"),
-    ("leased", "cyan"),
-    ("ready", "yellow"),
-    ("planned", "magenta"),
-    ("trained", "green"),
-    ("evaluated", "blue"),
-    ("dropped", "red"),
-)
-STATE_WORDS = {"leased": "playing", "planned": "in a batch"}
-PHASES = {
-    "warmup": "warm-up: imitate random legal play",
-    "evaluate:start": "evaluate before training",
-    "train": "reinforcement learning",
-    "evaluate:final": "evaluate after training",
-    "done": "done",
-}
-SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class RunView(AbstractContextManager["RunView"], ABC):
@@ -204,21 +194,6 @@ def figures_grid() -> Table:
     return grid
 
 
-LEARNING = (
-    ("reward_mean", "reward", "{:+.3f}"),
-    ("win_rate", "win rate", "{:.1%}"),
-    ("illegal_rate", "illegal moves", "{:.1%}"),
-    ("loss", "loss", "{:+.4f}"),
-    ("entropy", "entropy", "{:.3f}"),
-    ("clip_fraction", "clipped", "{:.1%}"),
-    ("grad_norm", "gradient norm", "{:.3f}"),
-    ("logprob_mismatch", "mismatch", "{:.2g} nats"),
-    ("staleness_mean", "staleness", "{:.2f} versions"),
-    ("staleness_max", "stalest", "{:.0f} versions"),
-    ("tokens_per_s", "tokens/s", "{:,.0f}"),
-)
-
-
 def phase_line(status: RunStatus, cells: int) -> RenderableType:
     """The phase's progress as a bar: steps of a training phase, episodes of an evaluation."""
     done, total = progress_of(status)
@@ -233,27 +208,9 @@ def phase_line(status: RunStatus, cells: int) -> RenderableType:
     return grid
 
 
-def time_left(status: RunStatus) -> str:
-    """About how long the phase will still take, ", about 3:10 left"; "" while nobody knows."""
-    left_s = status.metrics.get("phase_left_s")
-    return f", about {clock(left_s)} left" if left_s is not None else ""
-
-
-def progress_of(status: RunStatus) -> tuple[int, int]:
-    """(done, total) of the phase."""
-    if status.phase.startswith("evaluate:"):
-        current = status.evaluation(status.phase.removeprefix("evaluate:"))
-        if current:
-            return current.done, current.episodes
-    return status.step, status.steps
-
-
 def ledger_table(ledger: LedgerStatus, cells: int) -> RenderableType:
-    """Tickets by state; issued is their sum. cells: the screen's width, which may take several rows."""
-    counts = {name: getattr(ledger, name) for name, _ in STATES if name != "dropped"}
-    counts["dropped"] = ledger.dropped_total
-    columns = [(STATE_WORDS.get(name, name), f"{counts[name]:,}", style) for name, style in STATES]
-    columns.append(("issued", f"{ledger.issued:,}", ""))
+    """Tickets by state. cells: the screen's width, which may take several rows."""
+    columns = ticket_figures(ledger)
     widest = max(len(text) for word, count, _ in columns for text in (word, count))
     fits = all_in_line(columns) <= cells
     each = len(columns) if fits else max(1, cells // (widest + 3))
@@ -300,21 +257,6 @@ def stage_lines(stages: Sequence[StageState]) -> RenderableType:
     return Group(*lines)
 
 
-def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
-    """(label, number of trajectories, colour) of each state of a role."""
-    colours = (("waiting", "yellow"), ("leased", "cyan"), ("done", "green"))
-    return [(word, getattr(role, word), colour) for word, colour in colours]
-
-
-def learning_figures(status: RunStatus) -> Iterator[tuple[str, str, str]]:
-    """(metric, label, value) of the last batch's figures; rewards are scores where nothing is won or lost."""
-    for name, label, form in LEARNING:
-        if name not in status.metrics or (name == "win_rate" and not status.has_winners):
-            continue
-        is_score = name == "reward_mean" and not status.has_winners
-        yield name, "score" if is_score else label, form.format(status.metrics[name])
-
-
 def evaluation_table(
     evaluations: Sequence[EvaluationStatus], best_version: int, *, winners: bool, cells: int
 ) -> RenderableType:
@@ -323,26 +265,18 @@ def evaluation_table(
     winners: of a game; elsewhere a reward is a score. cells: the screen's width, which decides the columns.
     """
     shown = evaluations[-5:]
-    rows = tuple(evaluation_cells(item, best_version) for item in shown)
     result = "reward" if winners else "score"
-    columns = ("evaluation", "version", "episodes", "win rate", result, "gain", "illegal")
-    hidden = {"win rate"} if not winners else set[str]()
+    hidden = set[str]() if winners else {"win rate"}
     hidden |= {"illegal"} if not any("illegal" in item.metrics for item in shown) else set()
-    kept = [i for i, name in enumerate(columns) if name not in hidden]
-    fitted = StatusTable(
+    table = StatusTable(
         "evaluations",
-        tuple(columns[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in rows),
+        ("evaluation", "version", "episodes", "win rate", result, "gain", "illegal"),
+        tuple(evaluation_cells(item, best_version) for item in shown),
         least=("illegal", "episodes", *(["reward"] if winners else []), "version"),
-    ).fitted(cells)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="grey50")
-    for name in fitted.columns:
-        table.add_column(name, no_wrap=True)
+    )
+    fitted = table.without(hidden).fitted(cells)
     best = "win rate" if winners else result
-    for row in fitted.rows:
-        styles = ("bold green" if name == best else "" for name in fitted.columns)
-        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
-    return table
+    return fitted.drawn(best, box=None, padding=(0, 2, 0, 0), header_style="grey50")
 
 
 def evaluation_cells(item: EvaluationStatus, best_version: int) -> tuple[str, ...]:
@@ -375,31 +309,3 @@ def worker_rates(worker: WorkerState, *, silent: bool) -> str:
     if silent:
         parts.append(f"last seen {worker.silent_s:.0f} s ago")
     return " · ".join(parts)
-
-
-def transfer(path: str, moved: Transfers) -> str:
-    """A path's transfers as text, for example "shm 1.2 GiB at 3.4 GB/s"; repeated requests are counted."""
-    retries = f", {moved.retries} retries" if moved.retries else ""
-    return f"{path} {size(moved.size_bytes)} at {moved.gb_per_s:.2f} GB/s{retries}"
-
-
-def sparkline(values: Sequence[float] | deque[float]) -> str:
-    """The last values as small blocks, lowest to highest."""
-    low, high = (min(values), max(values)) if values else (0.0, 0.0)
-    if not values or high <= low:
-        return ""
-    return "".join(SPARKS[round((value - low) / (high - low) * (len(SPARKS) - 1))] for value in values)
-
-
-def clock(seconds: float) -> str:
-    """A duration as minutes:seconds, from an hour on as hours:minutes:seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def size(count_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count_bytes < 1024 or unit == "GiB":
-            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
-        count_bytes /= 1024
-    return ""

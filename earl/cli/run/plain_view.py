@@ -12,8 +12,9 @@ from typing import IO
 from earl.cli.lib.concerns import concerns
 from earl.cli.lib.figures import interval
 from earl.cli.lib.notices import NOTICE_S
+from earl.cli.lib.status_text import clock, learning_figures, progress_of, role_figures, time_left
 from earl.cli.lib.switches import switch_text
-from earl.cli.run.live_view import RunView, clock, learning_figures, progress_of, role_figures, time_left
+from earl.cli.run.live_view import RunView
 from earl.stack.status import ProcessState, RunStatus
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from earl.cli.lib.completion import RUNS, newest
 from earl.cli.lib.snapshot import RunMonitor, RunSnapshot
@@ -74,13 +72,7 @@ def ls(
         print(f"{folder} has no runs; start one with: earl demo")
         return
     console = Console(highlight=False)
-    shown = table_of(runs, time.time()).fitted(console.width)
-    table = Table(box=None, pad_edge=False)
-    for name in shown.columns:
-        table.add_column(name, no_wrap=True)
-    for cells in shown.rows:
-        table.add_row(*map(Text, cells))
-    console.print(table)
+    console.print(table_of(runs, time.time()).fitted(console.width).drawn(box=None, pad_edge=False))
 
 
 def table_of(runs: Sequence[ListedRun], now_s: float) -> StatusTable:

@@ -8,17 +8,17 @@ from earl.cli.lib.concerns import concerns
 from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency
 from earl.cli.lib.snapshot import NOWHERE, RunSnapshot, RunState
 from earl.cli.lib.status_table import StatusTable, numbers
-from earl.cli.lib.switches import UNEVEN, switch_text
-from earl.cli.run.live_view import (
+from earl.cli.lib.status_text import (
     PHASES,
-    STATE_WORDS,
-    STATES,
     clock,
+    learning_figures,
     progress_of,
     role_figures,
+    ticket_figures,
     time_left,
     transfer,
 )
+from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.stack.status import RunStatus, StageState, WorkerState
 from earl.visible import visible
 
@@ -169,10 +169,7 @@ def ledger(status: RunStatus) -> StatusTable:
     counts = status.ledger
     if not counts.issued:
         return StatusTable("tickets", (), ())
-    names = [name for name, _ in STATES]
-    values = [counts.dropped_total if name == "dropped" else getattr(counts, name) for name in names]
-    row = (*(f"{value:,}" for value in values), f"{counts.issued:,}")
-    columns = (*(STATE_WORDS.get(name, name) for name in names), "issued")
+    columns, row, _ = zip(*ticket_figures(counts), strict=True)
     return StatusTable("tickets", columns, (row,), numbers=frozenset(columns))
 
 
@@ -248,29 +245,14 @@ def latency(latency_s: HostLatency) -> str:
     return f"{latency_s.p50_s * 1e3:.1f} / {latency_s.p99_s * 1e3:.1f} ms" if latency_s.count else NONE
 
 
-LEARNING = (
-    ("reward_mean", "reward", "{:+.3f}"),
-    ("win_rate", "win rate", "{:.1%}"),
-    ("loss", "loss", "{:+.4f}"),
-    ("entropy", "entropy", "{:.3f}"),
-    ("logprob_mismatch", "mismatch", "{:.2g} nats"),
-    ("tokens_per_s", "tokens/s", "{:,.0f}"),
-)
-
-
-def named(metric: str, label: str, status: RunStatus) -> str:
-    """The label of a metric: rewards are scores where nothing is won or lost."""
-    return "score" if metric == "reward_mean" and not status.has_winners else label
+# Metrics of the last step that have a column.
+LEARNING = ("reward_mean", "win_rate", "loss", "entropy", "logprob_mismatch", "tokens_per_s")
 
 
 def learning(status: RunStatus) -> StatusTable:
     """The last step's figures, in one row; staleness is of its trajectories, in versions."""
     metrics = status.metrics
-    figures = [
-        (named(name, label, status), form.format(metrics[name]))
-        for name, label, form in LEARNING
-        if name in metrics and (name != "win_rate" or status.has_winners)
-    ]
+    figures = [(label, text) for name, label, text in learning_figures(status) if name in LEARNING]
     if "staleness_mean" in metrics:
         stale = f"{metrics['staleness_mean']:.2f} (max {metrics.get('staleness_max', 0.0):.0f})"
         figures.append(("staleness", stale))

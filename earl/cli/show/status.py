@@ -11,7 +11,6 @@ import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from earl.cli.lib.exit_code import INTERRUPTED
@@ -102,13 +101,7 @@ def parts(snapshot: RunSnapshot, cells: int) -> Iterator[RenderableType]:
         yield Text(remark, style="red")
     for whole in panels.tables(snapshot):
         table = whole.fitted(cells)
-        shown = Table(
+        yield table.drawn(
             title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
             show_header=any(name.strip() for name in table.columns),
         )  # fmt: skip
-        for column in table.columns:
-            justify = "right" if column in table.numbers else "left"
-            shown.add_column(column, justify=justify, no_wrap=column not in table.prose)
-        for row in table.rows:
-            shown.add_row(*map(Text, row))
-        yield shown

@@ -25,7 +25,7 @@ from textual.widgets import Footer, Static
 from earl.cli.lib.find_run import CALL_S
 from earl.cli.lib.recent import Recent
 from earl.cli.lib.snapshot import RunSnapshot
-from earl.cli.run.live_view import sparkline
+from earl.cli.lib.status_text import sparkline
 from earl.cli.show import panels
 from earl.cli.top.section import TableSection
 from earl.errors import EarlError

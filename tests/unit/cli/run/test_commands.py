@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from earl.cli.lib.figures import closing_lines
+from earl.cli.lib.status_text import progress_of, sparkline
 from earl.cli.main import report_error
-from earl.cli.run.live_view import LiveView, progress_of, sparkline, worker_rates
+from earl.cli.run.live_view import LiveView, worker_rates
 from earl.cli.run.plain_view import PlainView, status_line
 from earl.errors import PortInUse
 from earl.reparallelize import StageSwitch

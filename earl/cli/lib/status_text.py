@@ -1,0 +1,109 @@
+"""What a run's status says, as words and figures: the same in every view of a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from earl.stack.status import LedgerStatus, RoleState, RunStatus, Transfers
+
+# Ledger states in the order that a ticket goes through them, with their words and colours.
+STATES = (
+    ("pending", "pending", "grey50"),
+    ("leased", "playing", "cyan"),
+    ("ready", "ready", "yellow"),
+    ("planned", "in a batch", "magenta"),
+    ("trained", "trained", "green"),
+    ("evaluated", "evaluated", "blue"),
+    ("dropped", "dropped", "red"),
+)
+PHASES = {
+    "warmup": "warm-up: imitate random legal play",
+    "evaluate:start": "evaluate before training",
+    "train": "reinforcement learning",
+    "evaluate:final": "evaluate after training",
+    "done": "done",
+}
+SPARKS = "▁▂▃▄▅▆▇█"
+# Metrics of a batch: name, label, format of a value.
+LEARNING = (
+    ("reward_mean", "reward", "{:+.3f}"),
+    ("win_rate", "win rate", "{:.1%}"),
+    ("illegal_rate", "illegal moves", "{:.1%}"),
+    ("loss", "loss", "{:+.4f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("clip_fraction", "clipped", "{:.1%}"),
+    ("grad_norm", "gradient norm", "{:.3f}"),
+    ("logprob_mismatch", "mismatch", "{:.2g} nats"),
+    ("staleness_mean", "staleness", "{:.2f} versions"),
+    ("staleness_max", "stalest", "{:.0f} versions"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+)
+
+
+def progress_of(status: RunStatus) -> tuple[int, int]:
+    """(done, total) of the phase."""
+    if status.phase.startswith("evaluate:"):
+        current = status.evaluation(status.phase.removeprefix("evaluate:"))
+        if current:
+            return current.done, current.episodes
+    return status.step, status.steps
+
+
+def time_left(status: RunStatus) -> str:
+    """About how long the phase will still take, ", about 3:10 left"; "" while nobody knows."""
+    left_s = status.metrics.get("phase_left_s")
+    return f", about {clock(left_s)} left" if left_s is not None else ""
+
+
+def learning_figures(status: RunStatus) -> Iterator[tuple[str, str, str]]:
+    """(metric, label, value) of the last batch's figures; rewards are scores where nothing is won or lost."""
+    for name, label, form in LEARNING:
+        if name not in status.metrics or (name == "win_rate" and not status.has_winners):
+            continue
+        is_score = name == "reward_mean" and not status.has_winners
+        yield name, "score" if is_score else label, form.format(status.metrics[name])
+
+
+def ticket_figures(ledger: LedgerStatus) -> list[tuple[str, str, str]]:
+    """(word, number, colour) of each state of a ticket, then of all that were issued, which is their sum."""
+    figures = []
+    for name, word, colour in STATES:
+        count = ledger.dropped_total if name == "dropped" else getattr(ledger, name)
+        figures.append((word, f"{count:,}", colour))
+    return [*figures, ("issued", f"{ledger.issued:,}", "")]
+
+
+def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
+    """(label, number of trajectories, colour) of each state of a role."""
+    colours = (("waiting", "yellow"), ("leased", "cyan"), ("done", "green"))
+    return [(word, getattr(role, word), colour) for word, colour in colours]
+
+
+def transfer(path: str, moved: Transfers) -> str:
+    """A path's transfers as text, for example "shm 1.2 GiB at 3.4 GB/s"; repeated requests are counted."""
+    retries = f", {moved.retries} retries" if moved.retries else ""
+    return f"{path} {size(moved.size_bytes)} at {moved.gb_per_s:.2f} GB/s{retries}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The last values as small blocks, lowest to highest."""
+    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+    if not values or high <= low:
+        return ""
+    return "".join(SPARKS[round((value - low) / (high - low) * (len(SPARKS) - 1))] for value in values)
+
+
+def clock(seconds: float) -> str:
+    """A duration as minutes:seconds, from an hour on as hours:minutes:seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def size(count_bytes: float) -> str:
+    if count_bytes < 1024:
+        return f"{count_bytes:.0f} B"
+    for unit in ("KiB", "MiB"):
+        count_bytes /= 1024
+        if count_bytes < 1024:
+            return f"{count_bytes:.1f} {unit}"
+    return f"{count_bytes / 1024:.1f} GiB"
