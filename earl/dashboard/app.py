@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response
 
@@ -26,8 +26,8 @@ from earl.cli.report.web_files import web_files
 from earl.cli.show.ls import ListedRun, listed
 from earl.dashboard.door import Door
 from earl.dashboard.feed import Feed
-from earl.dashboard.guard import Application, Receive, RequestGuard, Scope, Send
-from earl.dashboard.runs import RunFolder, differences
+from earl.dashboard.guard import PAGES, Application, Receive, RequestGuard, Scope, Send
+from earl.dashboard.runs import RunFolder, ViewedRun, differences
 from earl.dashboard.watch import RunWatch
 from earl.errors import ConfigError
 from earl.stack.run_files import LOGS
@@ -53,6 +53,8 @@ def application(door: Door, hosts: frozenset[str], folder: RunFolder, first: str
 def routes(folder: RunFolder, first: str) -> FastAPI:
     """What the guard lets through to."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.folder = folder
+    app.include_router(of_a_run)
     files = page_files()
 
     @app.exception_handler(ConfigError)
@@ -60,16 +62,10 @@ def routes(folder: RunFolder, first: str) -> FastAPI:
         return Response(f"{error}\n", 404, media_type="text/plain")
 
     @app.get("/")
-    async def page() -> Response:
-        return files["index.html"]
-
     @app.get("/runs")
-    async def list_page() -> Response:
-        return files["runs.html"]
-
     @app.get("/compare")
-    async def compare_page() -> Response:
-        return files["compare.html"]
+    async def page(request: Request) -> Response:
+        return files[PAGES[request.url.path]]
 
     @app.get("/static/{name}")
     async def static(name: str) -> Response:
@@ -87,65 +83,81 @@ def routes(folder: RunFolder, first: str) -> FastAPI:
         views = {name: await folder.view(name) for name in run[:COMPARED]}
         return answer({"keys": differences({name: view.config for name, view in views.items()})})
 
-    @app.get("/api/runs/{run}/stream")
-    async def stream(run: str, request: Request, last: Text = None) -> Response:
-        view = await folder.view(run)
-        if view.feed.full:
-            raise HTTPException(503, "too many pages are open", {"retry-after": "30"})
-        return Stream(view.feed, view.watch, request.headers.get("last-event-id") or last or "")
-
-    @app.get("/api/runs/{run}/keys")
-    async def keys(run: str) -> Response:
-        return answer({"keys": await (await folder.view(run)).metric_names()})
-
-    @app.get("/api/runs/{run}/series")
-    async def series(run: str, key: Names, over: Text = None) -> Response:
-        view = await folder.view(run)
-        return answer({"series": await view.series(key[:SERIES], over or "step")})
-
-    @app.get("/api/runs/{run}/busy")
-    async def busy(run: str) -> Response:
-        return answer(await (await folder.view(run)).busy())
-
-    @app.get("/api/runs/{run}/alerts")
-    async def alerts(run: str) -> Response:
-        return answer({"rows": await (await folder.view(run)).alerts()})
-
-    @app.get("/api/runs/{run}/config")
-    async def config(run: str) -> Response:
-        view = await folder.view(run)
-        return answer(await asyncio.to_thread(configuration, view.config))
-
-    @app.get("/api/runs/{run}/logs")
-    async def logs(run: str, process: Text = None, level: Text = None, text: Text = None) -> Response:
-        view = await folder.view(run)
-        return answer(await asyncio.to_thread(log_lines, view.directory, process, level, text))
-
-    @app.get("/api/runs/{run}/trajectories")
-    async def listing(
-        run: str,
-        kind: Text = None,
-        ending: Text = None,
-        reward: Text = None,
-        first: Step = None,
-        last: Step = None,
-        text: Text = None,
-    ) -> Response:
-        filters = Filters(kind, ending, reward, first, last, text)
-        view = await folder.view(run)
-        await view.watch.begun()
-        return answer(await asyncio.to_thread(view.trajectories.listing, filters))
-
-    @app.get("/api/runs/{run}/trajectories/{ticket}")
-    async def whole(run: str, ticket: Annotated[int, InPath(ge=0, le=MOST)]) -> Response:
-        view = await folder.view(run)
-        await view.watch.begun()
-        trajectory = view.trajectories.whole(ticket)
-        if trajectory is None:
-            raise HTTPException(404, f"trajectory {ticket} is not kept")
-        return answer(trajectory)
-
     return app
+
+
+# --- what is asked of one run ---------------------------------------------------------------
+
+of_a_run = APIRouter(prefix="/api/runs/{run}")
+
+
+async def viewed(run: str, request: Request) -> ViewedRun:
+    """The run that a request names. Raises ConfigError if there is none of that name."""
+    return await request.app.state.folder.view(run)
+
+
+View = Annotated[ViewedRun, Depends(viewed)]
+
+
+@of_a_run.get("/stream")
+async def stream(view: View, request: Request, last: Text = None) -> Response:
+    if view.feed.full:
+        raise HTTPException(503, "too many pages are open", {"retry-after": "30"})
+    return Stream(view.feed, view.watch, request.headers.get("last-event-id") or last or "")
+
+
+@of_a_run.get("/keys")
+async def keys(view: View) -> Response:
+    return answer({"keys": await view.metric_names()})
+
+
+@of_a_run.get("/series")
+async def series(view: View, key: Names, over: Text = None) -> Response:
+    return answer({"series": await view.series(key[:SERIES], over or "step")})
+
+
+@of_a_run.get("/busy")
+async def busy(view: View) -> Response:
+    return answer(await view.busy())
+
+
+@of_a_run.get("/alerts")
+async def alerts(view: View) -> Response:
+    return answer({"rows": await view.alerts()})
+
+
+@of_a_run.get("/config")
+async def config(view: View) -> Response:
+    return answer(await asyncio.to_thread(configuration, view.config))
+
+
+@of_a_run.get("/logs")
+async def logs(view: View, process: Text = None, level: Text = None, text: Text = None) -> Response:
+    return answer(await asyncio.to_thread(log_lines, view.directory, process, level, text))
+
+
+@of_a_run.get("/trajectories")
+async def trajectories(
+    view: View,
+    kind: Text = None,
+    ending: Text = None,
+    reward: Text = None,
+    first: Step = None,
+    last: Step = None,
+    text: Text = None,
+) -> Response:
+    await view.watch.begun()
+    filters = Filters(kind, ending, reward, first, last, text)
+    return answer(await asyncio.to_thread(view.trajectories.listing, filters))
+
+
+@of_a_run.get("/trajectories/{ticket}")
+async def whole(view: View, ticket: Annotated[int, InPath(ge=0, le=MOST)]) -> Response:
+    await view.watch.begun()
+    trajectory = view.trajectories.whole(ticket)
+    if trajectory is None:
+        raise HTTPException(404, f"trajectory {ticket} is not kept")
+    return answer(trajectory)
 
 
 def shown_run(run: ListedRun) -> dict[str, Any]:

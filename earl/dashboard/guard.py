@@ -44,8 +44,8 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
-# What a link may lead to; a link's token is taken here alone.
-PAGES = frozenset({"/", "/runs", "/compare"})
+# What a link may lead to, with the page that is there; a link's token is taken here alone.
+PAGES = {"/": "index.html", "/runs": "runs.html", "/compare": "compare.html"}
 CLOSED = (
     "This page opens with a link that works once. `earl dashboard RUN` prints a new one; "
     "so does the file dashboard.url in the run's directory."
