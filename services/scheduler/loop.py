@@ -107,7 +107,7 @@ class RunLoop:
 
     @property
     def stopping(self) -> bool:
-        """No more tickets, no more batches."""
+        """True once no more tickets and batches are handed out."""
         return self.done or self.stop_reason is not None
 
     @property
@@ -130,14 +130,14 @@ class RunLoop:
             wakeup.notify()
 
     def drain(self) -> None:
-        """This process is about to end: waiting calls are answered now, with nothing."""
+        """Answers waiting calls at once, with nothing, because this process is about to end."""
         for wakeup in self._wakeups:
             wakeup.close()
 
     # --- within -----------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """What was decided is followed, and stored."""
+        """Carries out what was decided, and returns once it is stored."""
         self.settle()
         await self.journal.durable()
 
@@ -174,14 +174,14 @@ class RunLoop:
             await asyncio.sleep(TICK_S)
 
     def _give_up(self) -> None:
-        """Raises EpisodesFailing once nothing but failures came for long enough."""
+        """Raises EpisodesFailing once give_up_after tickets in a row have failed."""
         tickets = self.ledger.attempts.given_up
         if tickets >= self.config.scheduler.give_up_after:
             fault = self.ledger.attempts.last_fault or "its lease ended"
             raise EpisodesFailing(
                 f"{tickets} tickets of environment {self.config.environment.name!r} in a row failed "
                 f"{self.config.scheduler.attempts} times each; the last: {fault}",
-                "mend the environment or environment.task, then continue with --resume",
+                "fix the environment or environment.task, then continue with --resume",
             )
 
     async def _follow(self) -> None:

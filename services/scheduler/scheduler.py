@@ -1,4 +1,4 @@
-"""What workers and operators ask of the scheduler: operations on the ledger, answered once they are stored.
+"""The operations of workers and operators on the ledger, each answered once its changes are stored.
 
 Every wait is bounded by what the caller asked, at most CALL_WAIT_S.
 """
@@ -34,7 +34,7 @@ COMPACTED_AT_ONCE = 512
 
 
 class Scheduler:
-    """What workers and operators may ask of one run; a call answers once what it changed is stored."""
+    """The operations of workers and operators on one run; a call answers once its changes are stored."""
 
     def __init__(self, loop: RunLoop) -> None:
         self.loop = loop
@@ -63,7 +63,7 @@ class Scheduler:
         self, name: str, incarnation: int, report: WorkerReport, spans: Sequence[tuple[str, int, int]],
         parallelism: Parallelism | None = None, epoch: int = 0,
     ) -> bool:  # fmt: skip
-        """Whether the worker may leave. Raises UnknownWorker.
+        """Records a worker's heartbeat; returns whether the worker may leave. Raises UnknownWorker.
 
         parallelism, epoch: what it runs with and since which switch; None if it does not say.
         """
@@ -214,7 +214,7 @@ class Scheduler:
     async def lease_columns(
         self, role: str, name: str, incarnation: int, credit_tokens: int, wait_s: float
     ) -> tuple[ColumnLease, int, bool]:
-        """What a stage is to make its role's columns of, waiting for the first; the tokens of what waits
+        """Leases trajectories to make a role's columns of, waiting for the first; the tokens of what waits
         beside, and whether to leave. Raises LedgerError if the run has no such role."""
         consumers.require(self.loop.columns, role)
 

@@ -63,7 +63,7 @@ class Wakeup:
     async def first(
         self, attempt: Callable[[float], Answer | None], wait_s: float, name: str = ""
     ) -> Answer | None:
-        """What `attempt` returns; called at once and whenever notified, for wait_s at most.
+        """Returns the answer of `attempt`, called at once and whenever notified, for wait_s at most.
 
         None: nothing until then, or the wakeup is closed.
 
@@ -80,7 +80,7 @@ class Wakeup:
 
 
 def _wake(future: asyncio.Future[None]) -> bool:
-    """Whether there was somebody to wake."""
+    """Wakes a waiter; returns whether it was still waiting."""
     if future.done():
         return False
     future.set_result(None)

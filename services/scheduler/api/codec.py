@@ -75,7 +75,10 @@ class TicketEncoder:
 def decode_member(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
     """The worker that joins. Raises LedgerError for a worker without a name."""
     if not request.worker.name or len(request.worker.name) > 128:
-        raise LedgerError(f"worker name {request.worker.name[:140]!r} is empty or too long", "mend it")
+        raise LedgerError(
+            f"worker name {request.worker.name[:140]!r} is empty or too long",
+            "give it a name of 1 to 128 characters",
+        )
     parallelism = decode_parallelism(request.parallelism)
     return WorkerRecord(
         name=request.worker.name,

@@ -1,4 +1,4 @@
-"""What GET /metrics of the scheduler shows: the ledger, the last batch, the fleet, switches."""
+"""The metrics of the scheduler's GET /metrics: the ledger, the last batch, the fleet, switches."""
 
 from __future__ import annotations
 

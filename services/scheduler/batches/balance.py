@@ -1,4 +1,4 @@
-"""Which sequence goes to which trainer rank."""
+"""Distributes sequences over trainer ranks."""
 
 from __future__ import annotations
 

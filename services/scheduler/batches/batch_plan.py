@@ -101,7 +101,7 @@ def _advantages(
 
 
 def summary(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """What a committed batch's trajectories were like; names are those of metrics.jsonl."""
+    """Summarises a committed batch's trajectories; names are those of metrics.jsonl."""
     if not results:
         return {}
     rewards, wins, tokens, trained, turns = zip(

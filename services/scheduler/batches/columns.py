@@ -42,7 +42,7 @@ class TrajectoryRef:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where columns lie: from element `offset` on in what these registry keys hold together."""
+    """The place of columns: from element `offset` on in what these registry keys hold together."""
 
     keys: tuple[str, ...]
     offset: int = 0
@@ -84,7 +84,7 @@ class _Work:
         self._queued: set[int] = set()
 
     def judge(self, number: int, trajectory: TrajectoryRef | None) -> None:
-        """Whether this trajectory may be leased has to be judged again. None: it is forgotten."""
+        """Updates whether a trajectory may be leased. None: the trajectory is forgotten."""
         held = number in self.leased or number in self.done
         able = trajectory is not None and not held
         former = self.able.pop(number, None)
@@ -162,7 +162,7 @@ class ColumnRegistry:
 
     @property
     def stages(self) -> dict[str, Stage | None]:
-        """Who serves each stage's role, None if nobody does."""
+        """The stage that serves each role; None if none does."""
         return {name: work.stage for name, work in self._works.items()}
 
     def left(self, role: str) -> None:
@@ -227,12 +227,12 @@ class ColumnRegistry:
     # --- questions --------------------------------------------------------------------------
 
     def locations(self, role: str, numbers: Iterable[int]) -> dict[int, Location]:
-        """Where a role's columns lie, for those tickets that have them ready; empty without such a stage."""
+        """Locates a role's columns, for the tickets that have them ready; empty without such a stage."""
         done = self._works[role].done if role in self._works else {}
         return {number: done[number] for number in numbers if number in done}
 
     def lacks(self, number: int) -> bool:
-        """Whether a column that the trainer needs of this trajectory has yet to be made."""
+        """Returns whether a column that the trainer needs of this trajectory has yet to be made."""
         return number in self._lacking
 
     @property
@@ -245,7 +245,7 @@ class ColumnRegistry:
         return self._works[role].able_tokens
 
     def progress(self) -> dict[str, ColumnProgress]:
-        """How far each stage's role is with all trajectories that are there."""
+        """Returns how far each stage's role is with all trajectories that are there."""
         total = len(self._trajectories)
         return {
             name: ColumnProgress(total - len(work.leased) - len(work.done), len(work.leased), len(work.done))
@@ -285,7 +285,7 @@ class ColumnRegistry:
             self._judge(number)
 
     def _recall(self, works: Collection[_Work], numbers: Iterable[int]) -> None:
-        """What these roles made is not there any more; what is empty cannot be lost."""
+        """Schedules lost columns to be computed again; an empty column cannot be lost."""
         for number in numbers:
             made = [work for work in works if work.done.get(number, NOWHERE).keys]
             for work in made:

@@ -1,4 +1,4 @@
-"""Who consumes a run's trajectories, and the columns between them and the ledger.
+"""The consumers of a run's trajectories, and the columns between them and the ledger.
 
     ledger: ready, planned ──follow──► columns ──held back──► ledger: plan
        ▲                                │ ▲
@@ -71,7 +71,7 @@ def lease(
 
 
 def must_wait(columns: ColumnRegistry, ledger: Ledger) -> bool:
-    """Whether the planned batch lacks a column that can still come."""
+    """Returns whether the planned batch lacks a column that can still come."""
     batch = ledger.tables.batch
     return batch is not None and not batch.lost and any(map(columns.lacks, batch.tickets))
 

@@ -40,7 +40,7 @@ class Endings:
             self._add(OUT_OF_MEMORY)
 
     def write(self, time_s: float) -> None:
-        """What was counted, if the last line is PERIOD_S old."""
+        """Writes the counts, if the last line is PERIOD_S old."""
         if time_s - self._written_s >= PERIOD_S:
             self._write(time_s)
 

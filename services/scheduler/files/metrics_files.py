@@ -165,14 +165,14 @@ def evaluation_line(record: EvaluationRecord, judgement: Judgement) -> dict[str,
 
 
 def load_line(observed: ObservedWorkload) -> dict[str, Any]:
-    """What a step was to a stage, as metrics.jsonl and decisions.jsonl have it; null where nobody said."""
+    """Formats a stage's observed workload for metrics.jsonl and decisions.jsonl; null where not reported."""
     kv = observed.kv and {**asdict(observed.kv), "used_fraction": observed.kv.used_fraction}
     figures = ("concurrency_most", "tokens_per_device_s", "memory_fraction")
     return {**asdict(observed.workload), **{name: getattr(observed, name) for name in figures}, "kv": kv}
 
 
 def _mark(record: EvaluationRecord) -> tuple[int, int, bytes]:
-    """What tells an evaluation from another one of the same name."""
+    """Returns a key that distinguishes evaluations of the same name."""
     return record.version, record.failed, record.reward_data
 
 

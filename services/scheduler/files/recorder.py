@@ -1,4 +1,4 @@
-"""What a run does beside its ledger: workers' reports, figures of its steps, its files.
+"""Records a run outside its ledger: workers' reports, figures of its steps, its files.
 
 No decision of the ledger rests on it, and a scheduler that starts again begins it again; its files
 are appended to.

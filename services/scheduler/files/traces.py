@@ -94,7 +94,7 @@ class TicketTraces:
 
 
 def tickets_of(config: RunConfig) -> tracing.TracedTickets:
-    """What the run file says of traces."""
+    """Returns the tickets that the run file has traced."""
     return tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
 
 

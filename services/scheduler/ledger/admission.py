@@ -1,4 +1,4 @@
-"""Which groups exist and which a batch takes, so that none is trained more than k versions after it began.
+"""Admission of groups to batches, so that none is trained more than k versions after it began.
 
 Every phase has a schedule: its s-th batch is made of the places [s·B, (s+1)·B), and the group at a
 place has that place's seeds, always. `places` says which may be outstanding while a version is
@@ -34,7 +34,7 @@ class GroupCandidate(msgspec.Struct, frozen=True, gc=False):
 
 
 def places(rules: Rules, purpose: Purpose, version: int) -> range:
-    """Where the batch trained at `version` begins in the schedule of its phase, and how far issuing goes."""
+    """Returns the places in the phase's schedule from the batch trained at `version` to the last to issue."""
     done = max(0, version - 1)
     if purpose is Purpose.WARMUP:
         batches, size, ahead = rules.warmup_batches, rules.warmup_episodes, WARMUP_BATCHES_AHEAD

@@ -163,7 +163,7 @@ class TicketAttempts:
     # --- within -----------------------------------------------------------------------------
 
     def _refusal(self, name: str, incarnation: int, attempt: Attempt) -> str:
-        """Why this attempt is not the caller's to renew or complete; empty if it is."""
+        """Returns why this attempt is not the caller's to renew or complete; empty if it is."""
         ticket = self.tables.tickets.get(attempt.ticket_id)
         if ticket is None:
             known = 0 < attempt.ticket_id < self.tables.run.next_ticket
@@ -177,7 +177,7 @@ class TicketAttempts:
         return ""
 
     def _fault(self, ticket: Ticket, result: EpisodeResult) -> str:
-        """Why a result cannot be used; empty if it can."""
+        """Returns why a result cannot be used; empty if it can."""
         if result.ending not in MAY_TRAIN:
             return f"{result.ending}: {result.message}"
         if not math.isfinite(result.reward):

@@ -1,4 +1,4 @@
-"""What evaluations say: intervals, the paired gain over the first one, the best version. Pure.
+"""Figures of evaluations: intervals, the paired gain over the first one, the best version. Pure.
 
 Every evaluation of a run meets the same instances with the same sampler seeds (see seeds), so two of
 them are compared instance by instance: the interval of the mean difference leaves out how much the
@@ -74,7 +74,7 @@ class Judgements:
 def baseline(
     evaluation: EvaluationRecord, evaluations: Iterable[EvaluationRecord]
 ) -> EvaluationRecord | None:
-    """What an evaluation is compared with: the run's first of its setting; None if it is that, or while
+    """Returns the evaluation to compare with: the run's first of its setting; None if it is that, or while
     that is not finished."""
     return _against(
         evaluation, next(record for record in in_order(evaluations) if record.setting == evaluation.setting)
@@ -92,7 +92,7 @@ def in_order(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
 
 
 def in_progress(evaluations: Iterable[EvaluationRecord], version: int) -> bool:
-    """Whether the version is being evaluated: until that has ended it stays the newest."""
+    """Returns whether the version is being evaluated: until that has ended it stays the newest."""
     return any(record.version == version and not record.finished for record in evaluations)
 
 

@@ -55,7 +55,8 @@ def wilson_interval(successes: float, count: int) -> Interval:
 
 @lru_cache(maxsize=1024)
 def t_quantile(degrees: int) -> float:
-    """What Student's t with so many degrees of freedom exceeds in absolute value with probability 0.05.
+    """Returns the bound that |t| of Student's t with so many degrees of freedom exceeds with probability
+    0.05.
 
     Up to 40 degrees by bisection of the exact distribution, above by the expansion in 1 / degrees
     (Abramowitz and Stegun 26.7.3, 26.7.4 and 26.7.5).

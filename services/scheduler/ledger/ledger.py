@@ -84,7 +84,7 @@ class Ledger:
         return self.tables.run.fence
 
     def lose(self, number: int, attempt: int) -> None:
-        """What this attempt at a ticket sampled cannot be read any more: the ticket is tried again.
+        """Tries a ticket again because what this attempt sampled can no longer be read.
 
         A planned ticket is only noted, until the trainer's next call tells whether it has read it.
         """
@@ -218,8 +218,8 @@ class Ledger:
     # --- within -----------------------------------------------------------------------------
 
     def _unreadable(self, batch: Batch) -> bool:
-        """Whether it was handed out in vain for longer than a worker that is gone stays a member: nobody else
-        will be found to be the cause."""
+        """True if handing the batch out has failed for longer than a lost worker stays registered: no other
+        cause will appear."""
         since = min((self.tables.state_since[number] for number in batch.tickets), default=0.0)
         return batch.handouts >= HANDOUTS and self.tables.now - since > self.members.membership_s
 

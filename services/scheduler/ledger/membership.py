@@ -36,7 +36,7 @@ class Membership:
 
     @property
     def heartbeat_s(self) -> float:
-        """How often each worker is to say how it is: all together `heartbeats_per_s` times a second at most.
+        """Seconds between a worker's heartbeats: all together send at most `heartbeats_per_s` a second.
 
         Nomad's max_heartbeats_per_second bounds a cluster's beats in this way.
         """
@@ -45,7 +45,7 @@ class Membership:
 
     @property
     def membership_s(self) -> float:
-        """How long ago a worker that takes part was last seen, at most."""
+        """Seconds without a heartbeat after which a worker no longer takes part."""
         return max(self.rules.membership_s, MISSED * self.heartbeat_s)
 
     def join(self, member: WorkerRecord, now: float) -> None:

@@ -75,7 +75,7 @@ def step(ledger: Ledger) -> tuple[int, int]:
 
 
 def ending(ledger: Ledger) -> str:
-    """Why training is over: all steps, or the time limit with the steps that were trained until then."""
+    """Describes why training has ended: all steps, or the time limit and the steps trained until then."""
     rules = ledger.rules
     done = min(steps_done(ledger) - rules.warmup_batches, rules.steps)
     if not rules.steps:
@@ -158,7 +158,7 @@ def _finished(ledger: Ledger, name: str) -> bool:
 
 
 def _final_done(ledger: Ledger) -> bool:
-    """Whether the version that the run ends with was judged last."""
+    """Returns whether the version that the run ends with was judged last."""
     evaluation = ledger.tables.evaluations.get(FINAL_NAME)
     return evaluation is not None and evaluation.finished and evaluation.version == ledger.tables.run.version
 
@@ -179,7 +179,7 @@ def _wants_final(ledger: Ledger) -> bool:
 
 
 def _issue_warmup(ledger: Ledger) -> bool:
-    """Whether more is due."""
+    """Returns whether more tickets are due."""
     vacant = _vacant(ledger, Purpose.WARMUP)
     for index in vacant[:ISSUED_AT_ONCE]:
         ledger.attempts.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
@@ -187,7 +187,7 @@ def _issue_warmup(ledger: Ledger) -> bool:
 
 
 def _issue_training(ledger: Ledger) -> bool:
-    """Whether more is due."""
+    """Returns whether more tickets are due."""
     rules, version = ledger.rules, ledger.tables.run.version
     outstanding = len(ledger.tables.groups[Purpose.TRAIN])
     vacant = _vacant(ledger, Purpose.TRAIN)
@@ -216,7 +216,7 @@ def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
 
 
 def _evaluated_after(ledger: Ledger, now: str, done: int) -> bool:
-    """Whether the version after `done` batches of a phase is evaluated, so that it may prove the best.
+    """Returns whether the version after `done` batches of a phase is evaluated: it may prove the best.
 
     The final evaluation needs nothing of this: the last batch has a checkpoint anyway.
     """
@@ -229,7 +229,7 @@ def _evaluated_after(ledger: Ledger, now: str, done: int) -> bool:
 
 
 def _is_between(rules: Rules, done: int) -> bool:
-    """Whether training is evaluated after its first `done` batches, and continues."""
+    """Returns whether training is evaluated after its first `done` batches, and continues."""
     every = rules.evaluate_every_steps
     return rules.evaluation_episodes > 0 and every > 0 and 0 < done < rules.steps and done % every == 0
 

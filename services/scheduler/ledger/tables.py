@@ -1,4 +1,4 @@
-"""What is: every record of the ledger, the indices over them, and what has changed since last stored.
+"""Every record of the ledger, the indices over them, and the changes since the last write.
 
 Promise: after any sequence of operations, `restore` of what `take_changes` handed out (applied in
 order) gives equal tables; only clocks (lease and membership deadlines) start again.
@@ -149,7 +149,7 @@ class LedgerTables:
         self._facts.append(fact)
 
     def take_changes(self) -> LedgerChanges:
-        """What is to be stored now; asked again, only what changed in between."""
+        """Returns the changes to store, and starts collecting anew."""
         records = []
         for number, head in self._touched.items():
             ticket = self.tickets.get(number)

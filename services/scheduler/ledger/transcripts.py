@@ -1,4 +1,4 @@
-"""Which episodes' conversations are requested. Pure.
+"""Chooses the episodes whose conversations are requested. Pure.
 
 Requested are those of the first `scheduler.transcripts` trajectories of each training batch, so that the
 members of a group are seen side by side, and of as many episodes of each evaluation, spread evenly. The
@@ -15,7 +15,7 @@ from services.scheduler.state.tickets import Purpose
 
 
 def chosen(position: int, total: int, count: int) -> bool:
-    """Whether the `position`-th (from 0) of `total` is among `count` that are spread evenly over them."""
+    """Returns whether position (from 0) of `total` is among `count` that are spread evenly over them."""
     if count < 2 or total < 2:
         return count > 0 and position == 0
     return position in _places(total, min(count, total))
@@ -28,7 +28,7 @@ def _places(total: int, count: int) -> frozenset[int]:
 
 
 def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episodes: int) -> bool:
-    """Whether the ticket of this member of the purpose's index-th group carries the request.
+    """Returns whether the ticket of this member of the purpose's index-th group carries the request.
 
     episodes: of its evaluation. A training batch is counted as `batch_groups` groups in the order of their
     issue; which groups a batch really takes may differ by a few.

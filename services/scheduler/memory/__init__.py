@@ -1,4 +1,4 @@
-"""What a stage takes of a device's memory in a parallelism: `predict`."""
+"""Predicts a stage's use of a device's memory in a parallelism: `predict`."""
 
 from services.scheduler.memory.model import Device, predict, ranks_here
 from services.scheduler.memory.numbers import ModelNumbers

@@ -1,4 +1,4 @@
-"""What a stage of a run takes of a device's memory, before it is tried. Pure.
+"""Predicts a stage's use of a device's memory, before it is tried. Pure.
 
 The run file and the model say how a stage computes; the parallelism, the context and the concurrency of the
 whole pool say how much of it one rank does. rollout.py, trainer.py and reference.py know the terms.
@@ -29,7 +29,7 @@ SHORTEST_SHARED = 8
 
 @dataclass(frozen=True, slots=True)
 class MemoryLoad:
-    """What all devices of a stage do together.
+    """The load of all devices of a stage together.
 
     context_tokens: of the longest sequence; concurrency: sequences of the whole pool (rollout) or of a batch.
     shared_tokens: first tokens that sequences of a micro-batch have in common. trained_fraction: of their

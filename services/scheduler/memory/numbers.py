@@ -1,4 +1,6 @@
-"""What of a model memory depends on: the sizes of one rank's part of it. Pure; from earl.models.slices."""
+"""Properties of a model on which memory depends: the sizes of one rank's part of it. Pure; from
+earl.models.slices.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device's memory is taken by, at the moment at which a stage takes most of it. Pure."""
+"""The parts of a device's used memory, at the moment of a stage's peak. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemoryParts:
         return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "moment"}
 
     def beside(self, base_bytes: int) -> MemoryParts:
-        """With what the process itself takes."""
+        """Returns the parts with `base_bytes` for what the process itself takes."""
         return replace(self, base=base_bytes)
 
     def fraction(self, device_bytes: int) -> float:

@@ -26,7 +26,7 @@ from services.scheduler.memory.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceNumbers(MicrobatchRows):
-    """How one rank computes log-probs."""
+    """Settings of a rank that computes log-probs."""
 
     device: str
     item_bytes: int

@@ -32,7 +32,7 @@ COLUMN_BYTES = 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class RolloutNumbers:
-    """How one engine generates.
+    """Settings of an engine that generates.
 
     native: the torch engine. item_bytes: of what it computes in; published_bytes: of what it stages.
     slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it at once, each

@@ -52,7 +52,7 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerNumbers(MicrobatchRows):
-    """How one rank trains.
+    """Settings of a rank that trains.
 
     dp: ranks that what tp leaves of a block is split over; ranks: all, over which everything else is split;
     cp: of them, those that share sequences. item_bytes: of the dtype that is computed in; model_bytes: of
@@ -79,7 +79,7 @@ def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> MemoryParts:
 
 
 def saved_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
-    """What one block keeps for the backward pass (module.py, fused.py, packing.py).
+    """Bytes that one block keeps for the backward pass (module.py, fused.py, packing.py).
 
     Of a row: both norms' inputs and outputs; rotated queries, keys and values as attention reads them (on a
     CPU keys and values repeated to the number of heads) and what it gives; gate, up and their product. In
@@ -100,7 +100,7 @@ def saved_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
 
 
 def block_backward_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
-    """What one block's backward pass computes with beyond what was saved, less what it has freed by then."""
+    """Bytes of one block's backward pass beyond those saved, less what it has freed by then."""
     item, hidden, inner, query = how.item_bytes, model.hidden, model.intermediate, model.query
     # _GatedSilu.backward: gradients of gate and up, one product more; those of the stream and of its norm.
     mlp = item * (2 * inner + 2 * hidden) * how.rows
@@ -185,7 +185,7 @@ class _Step:
         yield self.moment("backward, last block", gathered, gradients, layers + self.current)
 
     def backward(self) -> Iterator[MemoryParts]:
-        """When all layers but the first are done."""
+        """Yields the moments of the backward pass from the first block on, when all other layers are done."""
         how, parameters, item = self.how, self.parameters, self.how.item_bytes
         # A block's input to the reduction outlives it until the next one's.
         done = (self.accumulated or WIDE_BYTES * parameters.blocks) + WIDE_BYTES * parameters.trained_block

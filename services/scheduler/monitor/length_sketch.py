@@ -20,7 +20,7 @@ BINS_PER_OCTAVE = 4
 
 @dataclass(frozen=True, slots=True)
 class LengthHistogram:
-    """How many lengths fell where: counts[i] of them into bin first + i.
+    """A histogram of lengths: counts[i] of them fell into bin first + i.
 
     Bin b holds lengths from 2 ** (b / per_octave) tokens up to, and without, those of bin b + 1.
     """

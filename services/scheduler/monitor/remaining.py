@@ -1,4 +1,4 @@
-"""How long the current phase will still take, from how long its last steps took. Pure."""
+"""Estimates the time left in the current phase from its last steps. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Remaining:
         self._steps: deque[tuple[int, float]] = deque(maxlen=STEPS + 1)
 
     def observe(self, phase: str, done: int, time_s: float) -> None:
-        """So many steps of a phase were done at this time; fewer than before after a roll-back."""
+        """Records how many steps of a phase were done at a time; fewer than before after a rollback."""
         if phase != self._phase or (self._steps and done <= self._steps[-1][0]):
             self._phase, self._began_s = phase, self._steps[-1][1] if self._steps else 0.0
             self._steps.clear()

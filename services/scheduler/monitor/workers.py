@@ -1,4 +1,4 @@
-"""What workers last reported: load, gauges, transfers; and the parallelism of the stages.
+"""The last reports of workers: load, gauges, transfers; and the parallelism of the stages.
 
 Telemetry only: no decision of the ledger rests on it. Pure.
 """
@@ -18,7 +18,7 @@ STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
 
 @dataclass(frozen=True, slots=True)
 class TransferRates:
-    """What was moved over one path since counting began.
+    """Bytes and time of transfers over one path since counting began.
 
     seconds: of all reads together, so that bytes a second are what one read gets, not what the run moves.
     retries: requests that were sent again after a connection was lost.
@@ -62,7 +62,7 @@ class WorkerFleet:
         self.reports[name] = report
 
     def moved(self) -> dict[str, TransferRates]:
-        """What all workers of the run moved, by path, as far as heard."""
+        """Returns the reported transfers of all workers of the run, by path."""
         return _total([self._former, *(report.transfers for report in self.reports.values())])
 
 

@@ -1,4 +1,4 @@
-"""What the run does, step by step: lengths, load, KV, memory, throughput, trend. Pure: time is an argument.
+"""The run's workload, step by step: lengths, load, KV, memory, throughput, trend. Pure: time is an argument.
 
     accepted episode ─► lengths ┐
     leased, reported ─► load    ├─ step ─► an ObservedWorkload for each stage
@@ -58,7 +58,7 @@ class Levels:
 
 
 class Level:
-    """A number that changes now and then."""
+    """A number that changes now and then, with its time average and maximum."""
 
     def __init__(self) -> None:
         self._value = 0.0
@@ -70,13 +70,13 @@ class Level:
         return self._value
 
     def set(self, value: float, now_s: float) -> None:
-        """It is this from now on."""
+        """Changes the value as of `now_s`."""
         self._pass(now_s)
         self._value = value
         self._most = max(self._most, value)
 
     def take(self, now_s: float) -> Levels:
-        """What it was since the last call."""
+        """Returns mean and maximum since the last call, and starts anew."""
         self._pass(now_s)
         mean = self._area / self._busy_s if self._busy_s > 0 else self._most
         taken = Levels(mean, self._most, self._busy_s)
@@ -107,10 +107,11 @@ class KvUse:
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorkload:
-    """What one step was to one stage; None where nobody said.
+    """The workload of one stage in one step; None where no worker reported it.
 
-    concurrency_most: beside the workload's mean. tokens_per_device_s: of the sequences' tokens, while there
-    were any. memory_fraction: of the fullest device; kv: of all engines, each worker's at its fullest.
+    concurrency_most: the maximum, where the workload has the mean. tokens_per_device_s: of the sequences'
+    tokens, while there were any. memory_fraction: of the fullest device; kv: of all engines, each worker's at
+    its fullest.
     """
 
     workload: Workload
@@ -135,7 +136,7 @@ class StepFigures:
 
 
 class Monitor:
-    """Fed by the control loop; `step` gives what the selector sees."""
+    """Measures each stage's workload. Fed by the control loop; `step` returns the selector's figures."""
 
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
@@ -144,7 +145,7 @@ class Monitor:
         self._busy = Levels()
         self._played = _Played()
         self._means: deque[float] = deque(maxlen=TREND_STEPS)
-        # By stage and worker, as heard last; of rollout workers also what those say of KV.
+        # By stage and worker, from the last heartbeat; of rollout workers also their use of KV.
         self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
         self._kv_heard: dict[str, KvUse] = {}
         # By stage, and by rollout worker, the highest of this step.
@@ -152,16 +153,16 @@ class Monitor:
         self._kv: dict[str, KvUse] = {}
 
     def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
-        """One accepted trajectory."""
+        """Records the lengths of one accepted trajectory."""
         self.lengths.observe(total_tokens, turn_tokens)
         self._played.add(total_tokens)
 
     def playing(self, sequences: int, now_s: float) -> None:
-        """So many episodes are leased from now on."""
+        """Records that `sequences` episodes are leased as of `now_s`."""
         self._playing.set(sequences, now_s)
 
     def heard(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
-        """A heartbeat's gauges."""
+        """Records the gauges of a worker's heartbeat."""
         self._gauges.setdefault(stage, {})[worker] = gauges
         if "memory_fraction" in gauges:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
@@ -233,7 +234,9 @@ class Monitor:
         return StepFigures(running, observed, growth(self._means), episodes, turns)
 
     def glance(self, members: Collection[WorkerRecord], device_slots: float) -> StepFigures | None:
-        """What rollout does between two commits, as far as can be said; None while its workers differ."""
+        """Returns the workload of rollout between two commits, as far as known; None while its workers
+        differ.
+        """
         running = stage_parallelism(members)
         blocked = self.blocked_tokens
         episodes = self.lengths.episodes.summary()
@@ -247,7 +250,7 @@ class Monitor:
         return StepFigures(running, observed, growth(self._means), episodes, self.lengths.turns.summary())
 
     def _forget(self, names: set[str]) -> None:
-        """What was heard of workers that no longer take part."""
+        """Drops the reports of workers that no longer take part."""
         for workers in (self._kv_heard, *self._gauges.values()):
             for name in workers.keys() - names:
                 del workers[name]
@@ -301,7 +304,7 @@ class _Played:
 
 
 def _kv_of(gauges: Mapping[str, float]) -> KvUse | None:
-    """None for a worker that does not say."""
+    """Reads a rollout worker's KV use from its gauges; None if they lack it."""
     if not gauges.get("kv_tokens"):
         return None
     used, committed = gauges.get("kv_used_tokens", 0.0), gauges.get("kv_committed_tokens", 0.0)

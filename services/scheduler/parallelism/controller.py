@@ -95,7 +95,7 @@ class ParallelismController:
         *,
         now: float,
     ) -> None:
-        """What a worker reports: its parallelism, None if it does not say, and the epoch that led there."""
+        """Takes a worker's report: its parallelism, None if not reported, and the epoch that led there."""
         self.switching.reported(member, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
         if blocked > 0 and STAGES.get(member.stage) == ROLLOUT:
@@ -121,7 +121,7 @@ class ParallelismController:
         self.driver.wake()
 
     def _relieve(self, running: Parallelism, tokens: float, now: float) -> None:
-        """Without a profile: asks for the next larger replica that is not known to be too small."""
+        """Asks, where there is no profile, for the next larger replica that is not known to be too small."""
         barred, holds = self.switching.barred(ROLLOUT, now), self.layouts.holds(ROLLOUT)
         larger = [
             layout

@@ -61,7 +61,7 @@ class LegalLayouts:
         )
 
     def holds(self, stage: str) -> Holds:
-        """How many tokens of one sequence a parallelism of the stage holds."""
+        """Returns how many tokens of one sequence a parallelism of the stage holds."""
 
         def tokens(parallelism: Parallelism) -> float | None:
             try:

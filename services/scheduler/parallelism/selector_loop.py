@@ -115,7 +115,7 @@ class SelectorLoop:
         log.info("parallelism of %s is decided by %s", ", ".join(sorted(self._stages.names)), name)
 
     def decide_by(self, make: Callable[[], Stages]) -> None:
-        """From now on, and from where the decisions in the run's directory end."""
+        """Decides with the policies that `make` returns, after the decisions that the run has made."""
         self._make = make
         for mean_tokens in self._restore():
             self._monitor.remember(mean_tokens)
@@ -258,7 +258,7 @@ class SelectorLoop:
         return (switch.epoch if switch is not None else 0), ""
 
     def _is_new(self, stage: str, text: str) -> bool:
-        """Whether this was never logged of a stage; it is taken to be, now."""
+        """Returns whether this was never logged of a stage; it is taken to be, now."""
         new = (stage, text) not in self._logged
         self._logged.add((stage, text))
         return new

@@ -1,8 +1,8 @@
-"""Which parallelism every stage should have, and which workers get commands. Pure.
+"""The parallelism that every stage should have, and the workers that get commands. Pure.
 
     ask ─► switch ─► commands ─► outcomes ─► all have done it ─────────────► the stage has its target
                         ▲            └─ one failed, refused, was lost ─────► the stage has what it had before
-    join, heartbeat ────┴── workers that differ from their stage get commands (By.MEND), also back
+    join, heartbeat ────┴── workers that differ from their stage get commands (By.REALIGN), also back
 
 Promise: one switch a stage at a time, each with an epoch that no other ever has; a command is sent until it
 is answered, its worker is gone or its deadline has passed, so that lost ones, repeated ones and restarts of
@@ -66,7 +66,7 @@ class Switching:
     # --- state ------------------------------------------------------------------------------
 
     def stage(self, stage: str) -> StageRecord:
-        """What is kept of a stage."""
+        """Returns a stage's stored record."""
         return self._tables.stages.get(stage) or StageRecord()
 
     def devices(self, stage: str) -> list[int]:
@@ -81,11 +81,11 @@ class Switching:
         return _together(present)
 
     def target(self, stage: str) -> Parallelism | None:
-        """What the stage has once its switch has ended; None where its workers differ for good."""
+        """Returns the stage's parallelism after its switch; None where its workers keep differing."""
         record = self.stage(stage)
         if record.switch is None:
             return self.running(stage)
-        back = record.switch.rolled_back or record.switch.by is By.MEND
+        back = record.switch.rolled_back or record.switch.by is By.REALIGN
         replica = record.replica if back else record.switch.target.replica
         if replica is None:
             return None
@@ -119,7 +119,7 @@ class Switching:
         record = self.stage(stage)
         if record.switch is not None:
             raise LedgerError(
-                f"{stage} is on its way from {record.switch.former} to {record.switch.target}",
+                f"{stage} is switching from {record.switch.former} to {record.switch.target}",
                 "wait until that has ended: earl parallelism",
             )
         if (name := _name(replica)) in record.bad:
@@ -134,7 +134,7 @@ class Switching:
         return self._begin(stage, former, _together(after), by, reason, now, step)
 
     def pin(self, stage: str, pinned: bool) -> None:
-        """Whether the selector leaves the stage alone; a pinned stage also keeps the replicas it has now."""
+        """Sets whether the selector leaves the stage alone; a pinned stage keeps its present replicas."""
         replica, running = self.stage(stage).replica, self.running(stage)
         if pinned and replica is None and running is not None:
             replica = running.replica
@@ -174,7 +174,7 @@ class Switching:
         self._fail(command.stage, command.worker, command.incarnation, reason, now)
         # Written so that NaN counts as too far apart.
         agrees = outcome.max_logprob_difference <= self._limits.logprob_tolerance
-        if not agrees and switch.by is not By.MEND:
+        if not agrees and switch.by is not By.REALIGN:
             bad = {**self.stage(command.stage).bad, _name(switch.target.replica): reason}
             self._tables.change_stage(command.stage, bad=bad)
 
@@ -194,7 +194,7 @@ class Switching:
             if switch is not None and not switch.commanded and not self._pending(stage, switch, now):
                 ended.append(self._end(stage, switch, now))
             if self.stage(stage).switch is None:
-                self._mend(stage, now)
+                self._realign(stage, now)
         return ended
 
     def commands(self, now: float) -> list[WorkerCommand]:
@@ -235,26 +235,26 @@ class Switching:
         self._tables.change_stage(stage, epoch=epoch, switch=switch)
         return switch
 
-    def _mend(self, stage: str, now: float) -> None:
-        """Begins a switch of the workers whose replicas are not their stage's."""
+    def _realign(self, stage: str, now: float) -> None:
+        """Begins a switch of the workers whose replicas differ from their stage's."""
         record = self.stage(stage)
         if record.replica is None:
             return
         replica = Parallelism(1, *record.replica)
-        astray: dict[str, Parallelism] = {}
+        unaligned: dict[str, Parallelism] = {}
         after = []
         for name, member in self._members(stage).items():
             before = _parallelism(member)
             target = replica.over(before.devices)
             if before.replica != record.replica and target is not None and not self._is_paused(name, now):
-                astray[name] = before
+                unaligned[name] = before
                 after.append(target)
-        if not astray:
+        if not unaligned:
             return
-        first = next(iter(astray.values()))
-        alike = [before for before in astray.values() if before.replica == first.replica]
-        reason = f"{', '.join(astray)}: another parallelism than {stage}'s"
-        self._begin(stage, _together(alike), _together(after), By.MEND, reason, now)
+        first = next(iter(unaligned.values()))
+        alike = [before for before in unaligned.values() if before.replica == first.replica]
+        reason = f"the parallelism of {', '.join(unaligned)} differs from {stage}'s"
+        self._begin(stage, _together(alike), _together(after), By.REALIGN, reason, now)
 
     def _fail_lost_and_late(self, stage: str, now: float) -> None:
         """Counts workers of the stage's switch as failed that were lost or whose deadline has passed."""
@@ -276,16 +276,16 @@ class Switching:
         took_s = now - self._began_s.pop(stage, now)
         switch = replace(switch, seconds=max(switch.stall_s, took_s))
         self._tried.pop(stage, None)
-        record, running, mends = self.stage(stage), self.running(stage), switch.by is By.MEND
+        record, running, realigns = self.stage(stage), self.running(stage), switch.by is By.REALIGN
         replica, costs_s = record.replica, record.costs_s
         if not switch.rolled_back:
             replica = switch.target.replica
-            if not mends:
+            if not realigns:
                 costs_s = [*costs_s, switch.cost_s][-COSTS:]
-        elif mends and running is not None and not record.pinned:
-            # All of them have the same, though not what the stage had before: then the stage has that.
+        elif realigns and running is not None and not record.pinned:
+            # All workers have the same replica, though not the stage's former one: the stage takes theirs.
             replica = running.replica
-        last = record.last if mends else switch
+        last = record.last if realigns else switch
         self._tables.change_stage(stage, switch=None, last=last, replica=replica, costs_s=costs_s)
         ended = SwitchEnded(stage, switch)
         self._tables.record_fact(ended)
@@ -293,7 +293,7 @@ class Switching:
 
     def _pending(self, stage: str, switch: SwitchRecord, now: float) -> list[str]:
         """Workers that still have to get the command."""
-        if switch.rolled_back and switch.by is not By.MEND:
+        if switch.rolled_back and switch.by is not By.REALIGN:
             return []
         tried = self._tried.setdefault(stage, set())
         return [
@@ -303,7 +303,7 @@ class Switching:
             and switch.target.over(_parallelism(member).devices) is not None
             and name not in switch.commanded
             and (name, member.incarnation) not in tried
-            and not (switch.by is By.MEND and self._is_paused(name, now))
+            and not (switch.by is By.REALIGN and self._is_paused(name, now))
         ]
 
     def _commands_to(self, stage: str, member: WorkerRecord, switch: SwitchRecord) -> list[WorkerCommand]:
@@ -328,7 +328,7 @@ class Switching:
         failed = replace(switch, commanded=commanded, rolled_back=True, message="; ".join(messages))
         self._tables.change_stage(stage, switch=failed)
         retry_s = self._limits.retry_s
-        if switch.by is By.MEND:
+        if switch.by is By.REALIGN:
             pause_s = min(2 * self._paused.get(worker, (0.0, retry_s / 2))[1], LONGEST_PAUSE * retry_s)
             self._paused[worker] = now + pause_s, pause_s
         else:

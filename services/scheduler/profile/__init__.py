@@ -1,1 +1,1 @@
-"""What is known of throughput and memory by parallelism, context length and concurrency."""
+"""Profiles: throughput and memory by parallelism, context length and concurrency."""

@@ -1,4 +1,5 @@
-"""Which point of a profile is measured next, and what the measured ones amount to. Pure: time is an argument.
+"""Chooses the next point of a profile to measure, and summarises the measured ones. Pure: time is an
+argument.
 
     cheap points first, one window each ─► again, round after round ─► until every point has MOST windows,
                                                                        or the time left buys no further point
@@ -70,7 +71,7 @@ class ProfileProgress:
             self._bursts = [other for other in self._bursts if not point.within(other)] + [point]
 
     def bursts(self, point: ProfilePoint) -> bool:
-        """Whether the point is known not to fit into memory."""
+        """Returns whether the point is known not to fit into memory."""
         return any(other.within(point) for other in self._bursts)
 
     # --- what is to do ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How long a short profile of a stage takes, predicted before anything is started. Pure.
+"""Predicts how long a short profile of a stage takes, before anything is started. Pure.
 
     points of the short grid ─► windows of each ─┐
     devices, dtype, parameters ─► work of each ──┴─► seconds of each layout, its start included

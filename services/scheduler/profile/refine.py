@@ -1,4 +1,4 @@
-"""What a run observes corrects what its profile predicts. Pure.
+"""Corrects a profile's predictions by what the run observes. Pure.
 
     factor(parallelism, L, C) = exp(mean of log(observed / predicted) nearby), within [1 / BOUND, BOUND]
 
@@ -76,7 +76,7 @@ class Refinement:
         cell.weight = before + 1.0
 
     def factor(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float:
-        """What to multiply the profile's throughput by; 1 where nothing near was observed."""
+        """Returns the factor for the profile's throughput; 1 where nothing near was observed."""
         place = math.log2(max(context_tokens, 1.0)), math.log2(max(concurrency / parallelism.dp, 1e-9))
         near = {replica: _near(cells.values(), place) for replica, cells in sorted(self._cells.items())}
         weight = sum(count for count, _ in near.values())

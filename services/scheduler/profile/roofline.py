@@ -62,7 +62,7 @@ class Roofline:
 
 
 def _varies(points: Sequence[Point]) -> tuple[bool, bool]:
-    """Whether lengths do, and concurrencies."""
+    """Returns whether lengths vary, and whether concurrencies vary."""
     return len({length for length, _ in points}) > 1, len({sequences for _, sequences in points}) > 1
 
 

@@ -1,4 +1,4 @@
-"""What there is to measure of a stage: parallelisms, points, and what bounds a sequence at each. Pure."""
+"""The measurements of a stage's profile: parallelisms, points, and what bounds a sequence at each. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Paralle
 
 
 def fed(config: RunConfig, parallelism: Parallelism) -> bool:
-    """Whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
+    """Returns whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
     scheduler, warmup = config.scheduler, config.warmup
     most = scheduler.group_size * scheduler.batch_groups // config.trainer.minibatches
     if warmup.batches:
@@ -120,7 +120,7 @@ def held_tokens(
 def _at_work(
     stage: str, config: RunConfig, spec: ModelSpec, parallelism: Parallelism, point: ProfilePoint
 ) -> ProfilePoint | None:
-    """What runs at once at a point; None if not even one sequence is held."""
+    """Returns the point with the sequences that run at once there; None if not even one fits."""
     held = held_tokens(stage, config, spec, parallelism)
     if held is None:
         return point

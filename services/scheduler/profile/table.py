@@ -1,4 +1,4 @@
-"""What a stage's profile predicts for a parallelism at a context length and a concurrency. Pure.
+"""Predicts throughput and memory of a parallelism from a stage's profile. Pure.
 
     measured      the point is a row's
     interpolated  between rows: log throughput is piecewise linear in (log context, log concurrency)
@@ -33,7 +33,7 @@ MemoryModel = Callable[[Parallelism, float, float], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one parallelism does at one point.
+    """The predicted speed and memory of one parallelism at one point.
 
     tokens_per_device_s: what it would do if it fitted; 0 where the profile knows no throughput at all.
     memory_fraction: of a device's memory; None where the profile has none.
@@ -63,7 +63,7 @@ def _fractions(rows: Iterable[ProfileRow]) -> _Values:
 
 
 class _Pool:
-    """What all parallelisms together say of how a token's seconds change with length and concurrency."""
+    """The change of a token's seconds with length and concurrency, fitted over all parallelisms."""
 
     def __init__(self, each: Iterable[_Values]) -> None:
         self._each = [values for values in each if values]
@@ -182,7 +182,7 @@ class ProfileTable:
         return tuple(layouts)
 
     def predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
-        """At a context in tokens, with so many sequences in the whole pool.
+        """Predicts speed and memory at a context in tokens, with `concurrency` sequences in the whole pool.
 
         Raises ConfigError if the profile has no rows of it.
         """

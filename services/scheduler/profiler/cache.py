@@ -1,4 +1,4 @@
-"""What was measured stays measured: one file for each stage, model, hardware and settings, a line a window.
+"""The cache of measurements: one file for each stage, model, hardware and settings, a line a window.
 
     $EARL_CACHE/profiles/<stage>-<fingerprint>.jsonl
 
@@ -43,7 +43,7 @@ class Cache:
     def known(
         self, points: Mapping[Parallelism, Iterable[ProfilePoint]] | None = None
     ) -> dict[Parallelism, ProfileProgress]:
-        """What the file says, of these parallelisms and points, and of all others that it knows of."""
+        """Returns the file's measurements of these parallelisms and points, and of all others in it."""
         requested = (points or {}).items()
         progress = {layout: ProfileProgress(layout, wanted) for layout, wanted in requested}
         for line in read_lines(self.path):

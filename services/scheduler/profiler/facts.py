@@ -1,4 +1,4 @@
-"""What a stage's figures depend on: the model, this machine, settings of the run file."""
+"""The facts that a stage's figures depend on: the model, this machine, settings of the run file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _SETTINGS = {
 
 
 def cache_of(stage: str, config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> Cache:
-    """What is known of a stage of a run on this machine. kept: directory of all; None: below EARL's cache."""
+    """Opens the cache of a stage's measurements on this machine. kept: directory of all; None: below EARL's
+    cache.
+    """
     return Cache(kept or cache_directory() / "profiles", stage, facts_of(stage, config, spec))
 
 

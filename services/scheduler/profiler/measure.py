@@ -52,7 +52,7 @@ class Measuring:
 
     @property
     def lacking(self) -> dict[Parallelism, list[ProfilePoint]]:
-        """What is asked for and not known yet, by parallelism; empty when all is."""
+        """Points that are requested and not measured yet, by parallelism; empty when all are."""
         lacking = {parallelism: self.progress[parallelism].lacking() for parallelism in self._plan.points}
         return {parallelism: points for parallelism, points in lacking.items() if points}
 
@@ -124,7 +124,7 @@ class Measuring:
             point = progress.next(ends - time.monotonic(), group)
 
     def _at_work(self, parallelism: Parallelism, point: ProfilePoint) -> ProfilePoint:
-        """What is really there at once at a point that fits."""
+        """Returns a point that fits, with the sequences that run at once there."""
         return self._plan.loads[parallelism][point] or point
 
     def _burst(self, parallelism: Parallelism, point: ProfilePoint, reason: str) -> None:

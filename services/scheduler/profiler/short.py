@@ -24,7 +24,9 @@ from services.scheduler.profiler.measure import Measuring, Say
 
 @dataclass(frozen=True, slots=True)
 class ShortProfile:
-    """What a stage lacks. layouts: those without a row; seconds: predicted for the points of all of them."""
+    """The part of a stage's profile that is missing. layouts: those without a row; seconds: predicted for the
+    points of all of them.
+    """
 
     stage: str
     layouts: list[Parallelism]

@@ -1,1 +1,1 @@
-"""What a policy would have done on a recorded trace, for operators: `earl replay`."""
+"""Replays a recorded trace through a policy, for operators: `earl replay`."""

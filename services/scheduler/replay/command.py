@@ -124,7 +124,7 @@ def _print(line: dict[str, object]) -> None:
 
 
 def _show(taken: Sequence[Taken], sums: Totals, name: str) -> None:
-    """Where the parallelism changed, or memory ran out, and the totals."""
+    """Prints the steps in which the parallelism changed or memory ran out, and the totals."""
     console = Console()
     shown = Table("step", "parallelism", "reason", title=f"{name}: {len(taken)} steps")
     for index, step in enumerate(taken):

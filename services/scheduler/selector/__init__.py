@@ -1,1 +1,1 @@
-"""Which parallelism a stage should have, and why. Pure."""
+"""Chooses the parallelism that a stage should have, with the reason. Pure."""

@@ -16,7 +16,7 @@ _POINTS, _LEAST = 256, 8
 def weigh(
     table: Outlook, devices: int, load: Workload, must_fit: Sequence[tuple[float, float]] = ()
 ) -> tuple[LayoutCandidate, ...]:
-    """What each parallelism would do: throughput at the mean length, memory at the maximum.
+    """Scores each parallelism: throughput at the mean length, memory at the maximum.
 
     must_fit: (length in tokens, concurrency) that have to fit; the load's own maximum if none are given.
     Raises ConfigError if no layout has so many devices.
@@ -56,7 +56,8 @@ def best(candidates: Sequence[LayoutCandidate]) -> LayoutCandidate:
 
 
 def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice, tuple[LayoutCandidate, ...]]:
-    """What to begin with when nothing is known, weighed at the profile's longest context and highest load.
+    """Chooses the parallelism to begin with when nothing is known, scored at the profile's longest context
+    and highest load.
 
     What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
     by the geometric mean over the profile's points, of a long profile some. If nothing is: what fits most

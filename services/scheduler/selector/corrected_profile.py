@@ -53,7 +53,7 @@ class LimitedTable(ProfileTable):
         self._factors.clear()
 
     def correction(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float:
-        """What the profile's throughput there is multiplied by; 1 where nothing near was observed."""
+        """Returns the factor for the profile's throughput there; 1 where nothing near was observed."""
         place = parallelism, context_tokens, concurrency
         if place not in self._factors:
             self._factors[place] = self._refinement.factor(*place)
@@ -69,7 +69,7 @@ class LimitedTable(ProfileTable):
         self._blocked[layout.replica] = min(least, self._blocked.get(layout.replica, least))
 
     def held(self, layout: Parallelism, context_tokens: float) -> bool:
-        """Whether its engines hold a sequence of so many tokens, as far as is known."""
+        """Returns whether a layout's engines hold a sequence of so many tokens, as far as is known."""
         most = self._holds(layout)
         context_tokens = min(context_tokens, self._longest)
         return (most is None or context_tokens <= most) and context_tokens < self._blocked.get(

@@ -1,4 +1,4 @@
-"""What a policy sees, and what it says. Pure values."""
+"""The input of a policy, and its decision. Pure values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.scheduler.profile.table import Prediction
 
 
 class LayoutChoice(Protocol):
-    """What can be chosen: a stage's Parallelism, or one for each of the stages that share devices."""
+    """A layout that can be chosen: a stage's Parallelism, or one for each stage that shares devices."""
 
     @property
     def replica(self) -> Replica: ...
@@ -27,7 +27,7 @@ class LayoutChoice(Protocol):
 
 
 class Outlook(Protocol):
-    """What a profile knows: a stage's ProfileTable, or of the stages that share devices."""
+    """The predictions of a profile: a stage's ProfileTable, or of the stages that share devices."""
 
     @property
     def points(self) -> Sequence[tuple[float, float]]:
@@ -44,7 +44,7 @@ class Outlook(Protocol):
         ...
 
     def predict(self, layout: Any, context_tokens: float, concurrency: float) -> Prediction:
-        """What one layout does at a context in tokens, with so many sequences in the whole pool."""
+        """Predicts one layout at a context in tokens, with `concurrency` sequences in the whole pool."""
         ...
 
 
@@ -102,12 +102,12 @@ class Decision:
 
     @property
     def switched(self) -> bool:
-        """Whether replicas have another layout than before: more or fewer of them are no switch."""
+        """Returns whether replicas have another layout than before: more or fewer of them are no switch."""
         return self.before is not None and self.before.replica != self.after.replica
 
     @property
     def chosen(self) -> LayoutCandidate | None:
-        """What was chosen, as it was weighed; None where nothing was."""
+        """The chosen candidate with its score; None where none was chosen."""
         return next((each for each in self.candidates if each.parallelism == self.after), None)
 
 
@@ -117,9 +117,9 @@ class SelectorPolicy(Protocol):
     name: str
 
     def decide(self, step: int, devices: int) -> Decision:
-        """What the step should run with. devices: of the pool, a fact of the fleet. Raises ConfigError."""
+        """Decides the layout of a step. devices: of the pool, a fact of the fleet. Raises ConfigError."""
         ...
 
     def observe(self, workload: Workload) -> None:
-        """What the step that was decided last turned out to be."""
+        """Takes the observed workload of the step that was decided last."""
         ...

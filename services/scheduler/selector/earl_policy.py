@@ -72,12 +72,12 @@ class EarlPolicy:
         self._recent.append(workload)
 
     def settle(self, parallelism: LayoutChoice) -> None:
-        """What the stage has in truth: a switch failed and was rolled back, or somebody else made one."""
+        """Sets the stage's actual layout: a switch failed and was rolled back, or somebody else made one."""
         self._now = parallelism
         self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
 
     def price(self, switch_cost_s: float) -> None:
-        """What a switch costs from now on, as measured. More expensive rungs end, new ones begin here."""
+        """Sets the measured cost of a switch. More expensive rungs end, new ones begin here."""
         _check(switch_cost_s)
         self._cost_s = switch_cost_s
         if self._now is None:

@@ -1,4 +1,4 @@
-"""What the next step may bring at most, from what the last ones brought. Pure.
+"""Bounds the workload of the next step by those of the last ones. Pure.
 
     headroom = GROWTH, or the largest recent growth from one step to the next if that is more,
                but not past GROWTH times the largest recent value

@@ -1,4 +1,4 @@
-"""What a policy would have done on a trace, and what the best sequence of choices would have cost. Pure.
+"""Replays a policy on a trace, and computes the cost of the best sequence of choices. Pure.
 
     for every step:  the policy decides ─► the profile says how long the step takes ─► the policy observes
 
@@ -40,7 +40,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one step would take with each parallelism that its devices allow.
+    """The cost of one step with each parallelism that its devices allow.
 
     seconds: by replica. fits: those that do not run out of memory; empty if all do.
     """
@@ -50,7 +50,7 @@ class Cost:
 
     @property
     def allowed(self) -> list[Replica]:
-        """What a sequence may use here: what fits; if nothing does, everything, for then nothing helps."""
+        """Replicas that fit; if none fits, all of them."""
         return [replica for replica in self.seconds if replica in self.fits or not self.fits]
 
     @property
@@ -59,7 +59,7 @@ class Cost:
 
 
 def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
-    """What a step costs with each layout.
+    """Computes a step's cost with each layout.
 
     Raises ConfigError if no layout has so many devices, or none has a throughput.
     """

@@ -52,7 +52,9 @@ class Shared:
 
 
 class SharedTable:
-    """What the profiles of several stages predict for all at once. Raises ConfigError for fewer than two."""
+    """The predictions of several stages' profiles for all stages at once. Raises ConfigError for fewer than
+    two.
+    """
 
     def __init__(self, tables: Sequence[ProfileTable]) -> None:
         if len(tables) < 2:

@@ -18,7 +18,7 @@ from services.scheduler.selector.decision import Decision, LayoutChoice, Selecto
 
 @dataclass(frozen=True, slots=True)
 class SelectorVerdict:
-    """What a stage runs with, and what its policy says of the step to come.
+    """A stage's parallelism, and its policy's decision for the step to come.
 
     correction: of the predictions for what runs, by what was observed.
     """
@@ -31,13 +31,13 @@ class SelectorVerdict:
 
     @property
     def chosen(self) -> Parallelism:
-        """What the policy would have. One stage alone is decided for, so it is a parallelism."""
+        """The policy's choice: a parallelism, as one stage alone is decided for."""
         assert isinstance(self.decision.after, Parallelism)
         return self.decision.after
 
     @property
     def fits(self) -> bool:
-        """Whether what it would have fits what is expected; without candidates nothing speaks against it."""
+        """Returns whether the chosen parallelism fits the expected workload; True without candidates."""
         return self.decision.chosen is None or self.decision.chosen.fits
 
     @property
@@ -73,11 +73,11 @@ class CorrectedPolicy(SelectorPolicy, Protocol):
     """A policy that hears what becomes of its decisions."""
 
     def settle(self, parallelism: Parallelism) -> None:
-        """What the stage has in truth."""
+        """Sets the stage's actual parallelism."""
         ...
 
     def price(self, switch_cost_s: float) -> None:
-        """What a switch costs from now on."""
+        """Sets the cost of a switch."""
         ...
 
 
@@ -126,7 +126,7 @@ class Stages:
     def synchronise(
         self, stage: str, heading: Parallelism, cost_s: float | None, barred: Mapping[Replica, str]
     ) -> None:
-        """Where a stage is before it is decided for.
+        """Updates a stage's parallelism, switch cost and barred replicas before a decision.
 
         heading: the parallelism that it has or is being switched to. cost_s: of a switch, as measured.
         barred: no candidates, with the reason for each.
@@ -151,7 +151,7 @@ class Stages:
         return self._policies[stage]
 
     def _correct(self, stage: str, observed: Observed) -> float:
-        """What the predictions for what ran are multiplied by from now on."""
+        """Corrects predictions by what ran; returns the factor that they are multiplied by."""
         table, load = self._tables.get(stage), observed.workload
         if table is None:
             return 1.0

@@ -1,4 +1,4 @@
-"""When a switch pays: a ladder of ever more expensive switches, each rung following the one below. Pure.
+"""The threshold of a switch: a ladder of ever more expensive switches, each rung following the lower. Pure.
 
     best that fits ◄── rung 0: a switch is free ◄── rung 1: a millisecond ◄── ... ◄── rung n: what it costs
 
@@ -38,7 +38,7 @@ def rungs(cost_s: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class RungVerdict:
-    """What a rung does in one step.
+    """A rung's decision in one step.
 
     urgent: where it stood no longer fits. lead: where the rung below stands.
     steps: for how many in a row the lead has been the better. saving_s: of a step.

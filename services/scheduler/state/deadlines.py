@@ -1,4 +1,4 @@
-"""When what is held ends. Pure: time is an argument, in monotonic seconds."""
+"""Deadlines of leases and other things held for a time. Pure: time is an argument, in monotonic seconds."""
 
 from __future__ import annotations
 

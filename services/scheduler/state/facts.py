@@ -1,4 +1,4 @@
-"""What the ledger states to the run's bus."""
+"""The facts that the ledger publishes on the run's bus."""
 
 from __future__ import annotations
 

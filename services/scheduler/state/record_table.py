@@ -48,6 +48,6 @@ class RecordTable(dict[Key, Value]):
         super().__setitem__(key, value)
 
     def take_changed(self) -> Iterator[tuple[Key, Value | None]]:
-        """Each key that was changed since this was asked last, with its record now, None if it has none."""
+        """Yields each key that changed since the last call, with its record now; None if it was removed."""
         changed, self._changed = self._changed, {}
         return ((key, self.get(key)) for key in changed)

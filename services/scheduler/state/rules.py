@@ -1,4 +1,4 @@
-"""What a run file says to the ledger."""
+"""The ledger's rules, from the run file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rules:
 
 
 def rules_of(config: RunConfig) -> Rules:
-    """What the run file says to the ledger."""
+    """Reads the ledger's rules from the run file."""
     keys = {rule.name: rule.metadata["key"] for rule in fields(Rules) if rule.metadata}
     values = {name: attrgetter(key)(config) for name, key in keys.items()}
     return Rules(**values, evaluation_setting=_evaluation_setting(config))

@@ -1,4 +1,4 @@
-"""Where a run is: its counters and versions, and the batch in its trainer's hands."""
+"""The state of a run: its counters and versions, and the batch in its trainer's hands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
     handouts: int = 0
 
     def lose(self, number: int) -> None:
-        """What was sampled of a ticket is gone. The trainer may have read it: only its next call tells."""
+        """Records that a ticket's samples are lost. The trainer may have read them: its next call tells."""
         if number in self.tickets and number not in self.lost:
             self.lost.append(number)
 

@@ -90,7 +90,7 @@ class RecordChange(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class LedgerChanges:
-    """What the ledger decided since it was last asked, to be made durable in one step."""
+    """Changes of the ledger since the last call, to be stored in one step."""
 
     records: tuple[RecordChange, ...] = ()
     facts: tuple[Fact, ...] = ()

@@ -20,17 +20,17 @@ Degrees = tuple[int, int, int, int]
 
 
 class By(StrEnum):
-    """Who asked for a switch. MEND: the scheduler itself, for workers whose replicas are not those of their
-    stage, because they joined so or because the others could not change with them."""
+    """The party that requested a switch. REALIGN: the scheduler itself, for workers whose replicas are not
+    those of their stage, because they joined so or because the others could not change with them."""
 
     SELECTOR = "selector"
     OPERATOR = "operator"
-    MEND = "mend"
+    REALIGN = "mend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRecord(StageSwitch[Degrees]):
-    """One change of a stage's parallelism. before, after: of a MEND, of the workers that differ.
+    """One change of a stage's parallelism. before, after: of a REALIGN, of the workers that differ.
 
     step: that the selector decided for; 0 if it did not. commanded: incarnation by name, of workers that have
     not answered yet.
@@ -42,27 +42,27 @@ class SwitchRecord(StageSwitch[Degrees]):
 
     @property
     def target(self) -> Parallelism:
-        """What was asked for, over all workers."""
+        """The requested parallelism, over all workers."""
         return Parallelism(*self.after)
 
     @property
     def former(self) -> Parallelism:
-        """What the stage had before, over all workers."""
+        """The former parallelism, over all workers."""
         return Parallelism(*self.before)
 
     @property
     def cost_s(self) -> float:
-        """Seconds of work that the stage lost: the stall, and half of the rest, when it worked beside the
+        """Seconds of work that the stage lost: the stall, and half of the rest, when it worked during the
         switch."""
         return (self.stall_s + max(self.stall_s, self.seconds)) / 2
 
 
 class StageRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """What is kept of a stage. Changes through LedgerTables.change_stage.
+    """The stored record of a stage. Changes through LedgerTables.change_stage.
 
     epoch: of its newest switch, 0 before the first. replica: what its workers should have; None while nobody
     has asked for anything. bad: replicas whose log-probs did not agree, with the reason for each. switch: in
-    progress. last: the one that ended last and was not a MEND. costs_s: of the last switches that were not
+    progress. last: the one that ended last and was not a REALIGN. costs_s: of the last switches that were not
     rolled back.
     """
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 class TicketState(StrEnum):
-    """Where a ticket is. pending → leased → ready → planned → trained | evaluated | dropped."""
+    """The state of a ticket: pending → leased → ready → planned → trained | evaluated | dropped."""
 
     PENDING = "pending"
     LEASED = "leased"
@@ -44,7 +44,7 @@ class EpisodeEnding(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a ticket was dropped."""
+    """The reason for which a ticket was dropped."""
 
     GROUP_INCOMPLETE = "group_incomplete"
     TOO_STALE = "too_stale"
@@ -62,7 +62,7 @@ class TicketVerdict(StrEnum):
 
 
 class EpisodeResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What a finished attempt reports. Lengths in tokens; versions of its loss-masked tokens."""
+    """The report of a finished attempt. Lengths in tokens; versions of its loss-masked tokens."""
 
     ending: EpisodeEnding = EpisodeEnding.OK
     reward: float = 0.0
@@ -116,7 +116,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
 
     @property
     def head(self) -> str:
-        """What the stored record begins with: it does not change while a batch takes the ticket."""
+        """The beginning of the stored record: it does not change while a batch takes the ticket."""
         return _HEADS[self.state] + str(self.fence)
 
     @property
