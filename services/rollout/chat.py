@@ -112,7 +112,7 @@ class Conversation:
         self._ids: list[int] = []
 
     async def answer(self, text: str, role: str = "user") -> AsyncIterator[str]:
-        """What the model says to a message, in parts, as it is sampled. Raises ContextTooLong."""
+        """Yields the model's answer to a message, in parts, as it is sampled. Raises ContextTooLong."""
         ids, tokenizer = self._ids, self._tokenizer
         ids += tokenizer.encode_observation(text, not ids, role, ids[-1] if ids else None)
         left = self._engine.spec.max_context_tokens - len(ids)
@@ -181,7 +181,7 @@ async def _chat(
 
 
 def _prompts(directory: Path) -> ModelConfig:
-    """How a model's directory is prompted: as its run did, or by its chat template if it has one."""
+    """Returns how a model's directory is prompted: as its run did, or by its chat template if it has one."""
     record = read_record(directory)
     if record is not None:
         return record.prompts

@@ -1,1 +1,1 @@
-"""What others ask of a rollout worker: the servicer of earl.v1.RolloutService."""
+"""The calls to a rollout worker: the servicer of earl.v1.RolloutService."""

@@ -60,7 +60,7 @@ class EpisodeTicket:
 
 @dataclass(slots=True)
 class EpisodeOutcome:
-    """How an attempt ended. reward: sum of the steps' rewards. message: one line, for failures and
+    """The outcome of an attempt. reward: sum of the steps' rewards. message: one line, for failures and
     truncations. metrics: numbers of the environment's last result."""
 
     ending: Ending

@@ -1,4 +1,4 @@
-"""What a heartbeat carries: when the worker was busy, in few spans of the same total length, and rates
+"""The content of a heartbeat: when the worker was busy, in few spans of the same total length, and rates
 between two heartbeats.
 
 Pure: time is an argument (Unix nanoseconds for spans, monotonic seconds for rates).

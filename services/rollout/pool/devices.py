@@ -75,12 +75,12 @@ class PoolDevices:
         ]
 
     def sequences(self, tp: int) -> int:
-        """How many sequences an engine of `tp` devices holds at once, beside a canary."""
+        """Returns how many sequences an engine of `tp` devices holds at once, in addition to a canary."""
         return -(-self.base.max_sequences * tp // self.base.tp)
 
     def kv_tokens(self, tp: int) -> int:
-        """How many tokens the KV cache of an engine of `tp` devices holds in the bytes that the configuration
-        gives each device; 0: as many as its sequences need."""
+        """Returns the tokens that the KV cache of an engine of `tp` devices holds in the bytes that the
+        configuration gives each device; 0: as many as its sequences need."""
         initial_heads = rank_heads(self.model, self.base.tp)[1]
         return self.base.kv_tokens * initial_heads // rank_heads(self.model, tp)[1]
 
@@ -90,7 +90,7 @@ class PoolDevices:
         return min(most, self.kv_tokens(tp) or most)
 
     def holds(self, tp: int, tokens: int) -> bool:
-        """Whether an engine of `tp` devices could hold a context of so many tokens."""
+        """Returns whether an engine of `tp` devices could hold a context of so many tokens."""
         return tokens <= self.longest_context(tp)
 
     def wider(self, tp: int, tokens: int) -> list[Parallelism]:

@@ -1,4 +1,4 @@
-"""Which new engine each session goes to when engines are replaced, and whether its KV is moved. Pure.
+"""Chooses each session's new engine when engines are replaced, and whether its KV is moved. Pure.
 
 Moving KV takes its bytes over bytes_per_s and a constant per session; computing it again takes its tokens
 over prefill_tokens_per_s. The quicker of the two is done, session by session; but nothing is moved unless
@@ -21,22 +21,22 @@ PAGE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a pool has measured. The defaults are those of a small model on one core, of shared memory with
-    fresh pages, and of a few messages. round_s: of an offer and its taking, however small."""
+    """Rates that a pool has measured. The defaults are those of a small model on one core, of shared memory
+    with fresh pages, and of a few messages. round_s: of an offer and its taking, however small."""
 
     bytes_per_s: float = 1e9
     round_s: float = 0.01
     prefill_tokens_per_s: float = 2000.0
 
     def prefilled(self, steps: Iterable[tuple[int, float]]) -> Rates:
-        """These rates after what engines have prefilled: (tokens, seconds of all steps) of each engine. Steps
-        that also generated make an engine look slow, so the quickest engine counts."""
+        """Updates the prefill rate from (tokens, seconds of all steps) of each engine. Steps that also
+        generated make an engine look slow, so the quickest engine counts."""
         best = max((tokens / seconds for tokens, seconds in steps if tokens and seconds > 0), default=0.0)
         return replace(self, prefill_tokens_per_s=best) if best else self
 
     def read(self, size_bytes: int, seconds: float) -> Rates:
-        """These rates after a read: a small one tells the cost of a round, a large one the bytes per
-        second."""
+        """Updates the rates from one read: a small one tells the cost of a round trip, a large one the bytes
+        per second."""
         if not size_bytes or seconds <= 0:
             return self
         if size_bytes < LARGE_READ_BYTES:

@@ -1,4 +1,4 @@
-"""Whether new engines fit into memory beside the old ones, by what the old ones take. Pure."""
+"""Decides whether new engines fit into memory next to the old ones, by what the old ones take. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fits_beside(
     new: Parallelism,
     host_available_bytes: int,
 ) -> bool:
-    """Whether engines of the parallelism `new` fit beside those of `old`.
+    """Returns whether engines of the parallelism `new` fit next to those of `old`.
 
     stats: of the old engines that answer. host_available_bytes: what the host's processes may still take.
 

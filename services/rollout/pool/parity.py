@@ -1,4 +1,4 @@
-"""Whether two engines are the same policy: log-probs of fixed prompts, compared within a tolerance.
+"""Checks that two engines are the same policy: log-probs of fixed prompts, compared within a tolerance.
 
     old engine ──► log-prob of the greedy token after each prompt ──┐
     every new engine, at the same version ──► the same ─────────────┴─► largest difference

@@ -77,7 +77,7 @@ class EngineReplica:
 
     @property
     def live(self) -> bool:
-        """Whether the engine can generate."""
+        """Returns whether the engine can generate."""
         return self.engine is not None and self.version > 0
 
 

@@ -30,8 +30,8 @@ from services.rollout.pool.turn import ResumableTurn
 
 @dataclass(slots=True, eq=False)
 class SessionRoute:
-    """Where a session's turns go. tokens: of its context; most_tokens: what that may become in the turn that
-    runs, 0 between turns."""
+    """The route of a session's turns. tokens: of its context; most_tokens: what that may become in the turn
+    that runs, 0 between turns."""
 
     replica: EngineReplica | None = None
     tokens: int = 0

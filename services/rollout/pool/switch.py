@@ -41,7 +41,7 @@ class ParityLost(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class SwitchParts:
-    """What a switch works on.
+    """The parts that a switch works on.
 
     new: engines of the parallelism that was asked for, not started. publish_lock: while it is held no weights
     reach the pool, so that both sides have one version. reading: keeps a publication readable for so many
@@ -77,7 +77,7 @@ class PoolSwitch:
         self.rates = rates
 
     async def run(self) -> SwitchOutcome:
-        """How the switch ended. Raises nothing but cancellation, after which all engines are gone."""
+        """Carries out the switch. Raises nothing but cancellation, after which all engines are gone."""
         began, continued = time.monotonic(), self._router.continued
         try:
             try:

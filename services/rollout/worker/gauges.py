@@ -20,7 +20,7 @@ ENGINE_SPANS = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What the worker holds now. unreported: finished episodes that the scheduler does not know yet.
+    """A worker's load. unreported: finished episodes that the scheduler does not know yet.
 
     waits_for_host_s: how long it has waited for an environment host, 0 while it does not.
     """
@@ -115,7 +115,7 @@ class Gauges:
         return float(sum(map(figure, self.engines)))
 
     def take_spans(self, now_ns: int) -> list[BusySpan]:
-        """What was done since the last call, as a few spans of each kind."""
+        """Returns the activity since the last call as a few spans of each kind."""
         spans = self.spans.take(now_ns)
         for what, busy in self._engine_busy.items():
             spans += [BusySpan(what, start, end) for start, end in few(busy, ENGINE_SPANS)]

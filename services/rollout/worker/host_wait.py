@@ -19,7 +19,7 @@ NOTICE_S = 30.0
 
 
 class HostListing(Protocol):
-    """What hosts serve now, as earl.env.session.GatewayClient tells."""
+    """The environments that hosts serve now, as earl.env.session.GatewayClient lists them."""
 
     address: str
 
@@ -38,7 +38,7 @@ class HostWait:
 
     @property
     def seconds(self) -> float:
-        """How long it has been waiting; 0 before and after."""
+        """Returns how long it has been waiting; 0 before and after."""
         return time.monotonic() - self._began_s if self._waits else 0.0
 
     async def served(self) -> None:
@@ -69,7 +69,7 @@ class HostWait:
         return f"start one with: earl env serve MODULE:CLASS --gateway {self._gateway.address}"
 
     async def _names(self) -> Collection[str]:
-        """What is served; nothing while the gateway does not answer, which its own callers report."""
+        """Returns the served environments; none while the gateway does not answer, as callers report."""
         try:
             return await self._gateway.environments(CALL_S)
         except (ServiceUnavailable, DeadlineExceeded):

@@ -1,5 +1,5 @@
-"""Which attempts a worker holds, and when their leases are to be renewed. Pure: monotonic time is an
-argument."""
+"""A worker's attempts, and when their leases are to be renewed. Pure: monotonic time
+is an argument."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leases:
 
     @property
     def free(self) -> int:
-        """How many more tickets the worker can take: its credit."""
+        """Returns how many more tickets the worker can take: its credit."""
         return max(0, self.capacity - len(self._held))
 
     def take(self, ticket: EpisodeTicket, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What only a rollout worker asks of the scheduler: tickets to play, and what came of them."""
+"""The scheduler's client of a rollout worker: tickets to play, and reports of their outcome."""
 
 from __future__ import annotations
 

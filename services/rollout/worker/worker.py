@@ -49,7 +49,7 @@ LEAVE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What a worker works with; service.py opens and closes it.
+    """The resources of a worker; service.py opens and closes it.
 
     rejoined: set whenever the scheduler had given this worker up and took it back.
     """
@@ -255,7 +255,7 @@ class RolloutWorker:
                 self._credit.set()
 
     async def _forget(self) -> None:
-        """After a rejoin, frees everything that was published before: the scheduler does not count on it, so
+        """Frees, after a rejoin, everything that was published before: the scheduler does not count on it, so
         nobody will ever consume it."""
         while True:
             await self._rejoined.wait()
@@ -290,7 +290,7 @@ class RolloutWorker:
                     break
 
     def load(self) -> WorkerLoad:
-        """What the worker holds now."""
+        """Returns the worker's load."""
         arena = self._store.arena
         return WorkerLoad(
             running=len(self._episodes),

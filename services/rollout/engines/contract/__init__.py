@@ -1,1 +1,1 @@
-"""What every engine is and shares: the contract, its messages, admission, sampling, weights."""
+"""The contract of all engines and their shared code: messages, admission, sampling, weights."""

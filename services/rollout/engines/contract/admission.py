@@ -1,4 +1,4 @@
-"""Which specs and requests every engine refuses before they start, and with which error."""
+"""Refuses invalid specs and requests before they start, alike in every engine."""
 
 from __future__ import annotations
 

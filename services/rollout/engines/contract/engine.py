@@ -1,4 +1,4 @@
-"""What an engine is: token ids in, sampled token ids out, weights that change underneath.
+"""The contract of an engine: token ids in, sampled token ids out, weights that change underneath.
 
 Every engine promises, and tests/contract/test_engine.py checks:
 - a token carries its log-prob under the temperature-scaled distribution it was sampled from, in
@@ -26,7 +26,7 @@ Finish = Literal["", "stop", "length", "abort"]
 
 
 class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What an engine's processes need to know; part of the first message that they get."""
+    """Settings of an engine's processes; part of the first message that they get."""
 
     name: str
     # A transformers checkpoint directory (see earl.models.weights).
@@ -98,8 +98,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenChunk(msgspec.Struct, tag=True, array_like=True):
-    """What one or more steps added to a request. Columns are equally long; all zero or more. A stop token is
-    part of `ids`."""
+    """Tokens that one or more steps added to a request. Columns are equally long; all zero or more. A stop
+    token is part of `ids`."""
 
     request_id: str
     ids: list[int]
@@ -124,7 +124,7 @@ class Generation(TokenChunk):
 
 
 class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
-    """How engines differ for those who use them; known once the engine has started."""
+    """Capabilities in which engines differ for their users; known once the engine has started."""
 
     # Its sequences' KV can go to engines of another tp (offer_kv, take_kv).
     live_reshape: bool
@@ -174,7 +174,7 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
 
 
 class LoadReport(msgspec.Struct, kw_only=True, tag=True):
-    """What loading a version took. read_s: for reading it; stall_s: for how long no step could run."""
+    """The cost of loading a version. read_s: for reading it; stall_s: for how long no step could run."""
 
     version: int
     size_bytes: int
@@ -183,7 +183,7 @@ class LoadReport(msgspec.Struct, kw_only=True, tag=True):
 
 
 class KvSession(msgspec.Struct, kw_only=True, frozen=True):
-    """Where a session's KV lies in an offer: tokens [first, first + len(ids)) of the session are tokens
+    """The place of a session's KV in an offer: tokens [first, first + len(ids)) of the session are tokens
     [offset, offset + len(ids)) of the offer's tensor."""
 
     session: str
@@ -210,7 +210,7 @@ class KvOffer(msgspec.Struct, kw_only=True, frozen=True, tag=True):
 
 
 class KvReport(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """What taking an offer took; size_bytes: read by all ranks together.
+    """The cost of taking an offer; size_bytes: read by all ranks together.
 
     left_out: sessions of the offer that were not taken: they run in this engine, are longer than its context,
     or continue KV that it does not have.

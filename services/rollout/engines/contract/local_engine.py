@@ -1,4 +1,4 @@
-"""What is the same about every engine in its own process: requests that are refused, weights, pauses.
+"""Shared code of engines in a process of their own: refusal of requests, weights, pauses.
 
 submit ─► checks ─► the engine's own scheduler ─► tokens ─► outbox
 load ─► staged ─ commit: applied between two steps ─► new version, or everything refused
@@ -17,7 +17,7 @@ from services.rollout.engines.contract.engine import EngineSpec, EngineStats, Ge
 
 
 class LocalEngine(ABC):
-    """What a CommandLoop drives; single-threaded, and nothing but steps and `commit` takes long."""
+    """An engine that a CommandLoop drives; single-threaded, only steps and `commit` take long."""
 
     def __init__(self, spec: EngineSpec, vocabulary: int) -> None:
         self.spec = spec
@@ -63,7 +63,7 @@ class LocalEngine(ABC):
         """The session has ended: its KV may be dropped."""
 
     def pause(self, keep: bool) -> None:
-        """No step until resume. keep: requests stay as they are; otherwise they are aborted."""
+        """Stops stepping until `resume`. keep: requests stay as they are; otherwise they are aborted."""
         self._paused = True
         for request_id in [] if keep else list(self._request_ids):
             self.abort(request_id)
@@ -105,7 +105,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _take_staged(self, version: int) -> Any:
-        """What `_apply` needs of the staged version. Raises WeightsIncomplete if it is not staged."""
+        """Returns the staged version for `_apply`. Raises WeightsIncomplete if it is not staged."""
 
     @abstractmethod
     def _apply(self, version: int, staged: Any) -> int:
@@ -120,7 +120,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _drop_kv(self) -> None:
-        """No KV of older weights is used again."""
+        """Discards all KV, so that none of older weights is used again."""
 
     # --- figures ------------------------------------------------------------------------------
 

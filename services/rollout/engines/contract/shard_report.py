@@ -1,4 +1,4 @@
-"""How one rank's part of a call ended: the same message for every engine whose ranks share a call's work.
+"""The outcome of one rank's part of a call: one message for all engines whose ranks share the work.
 
 rank r ── ShardReport(call, error | load | kv) ──► rank 0 ──(all ranks have reported)──► one answer
 """

@@ -45,7 +45,7 @@ class BusyClock:
 
 
 class PrefillRate:
-    """How long computing KV takes, many tokens at a time: a decaying mean over the steps that mostly did."""
+    """The time of computing KV for many tokens: a decaying mean over the steps that mostly prefilled."""
 
     _KEPT = 0.9
 
@@ -59,12 +59,12 @@ class PrefillRate:
             self._took_ns = self._KEPT * self._took_ns + took_ns
 
     def nanoseconds(self, tokens: int) -> int:
-        """What computing so many tokens takes; 0 before the first such step."""
+        """Predicts the time of prefilling so many tokens; 0 before the first such step."""
         return int(tokens * self._took_ns / self._tokens) if self._tokens else 0
 
 
 def device_memory(device: str, others: Sequence[int] = (), *, alike: int = 1) -> DeviceMemory | None:
-    """How full the engine's device is; None where this process cannot know.
+    """Returns the memory use of the engine's device; None where this process cannot know.
 
     On CUDA that of this process's device; on a CPU what this process and `others` (process ids) hold of the
     host's memory, times `alike`: how many such sets of processes there are.

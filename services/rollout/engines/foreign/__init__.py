@@ -1,1 +1,1 @@
-"""What engines of other projects share: the engine behind the contract, and its loop."""
+"""Shared code of engines of other projects: the engine behind the contract, and its loop."""

@@ -1,4 +1,5 @@
-"""Which requests may share KV in an engine whose prefix cache compares contents: a salt for each request.
+"""Decides which requests may share KV in an engine whose prefix cache compares contents: a salt for each
+request.
 
 A salt is the number of the commit after which the request's session began; a request without a session
 has the newest. KV of older weights is so reused by the later turns of the sessions that began with
@@ -49,7 +50,7 @@ class CacheSaltTable:
         self._commits += 1
 
     def forget(self) -> None:
-        """No KV is used again: idle sessions begin again, those in flight continue from here."""
+        """Ends reuse of earlier KV: idle sessions start with new salts, those in flight continue."""
         self._sessions = OrderedDict.fromkeys(self._in_flight, self._commits)
 
     @property

@@ -1,4 +1,4 @@
-"""What is the same about every engine that another project wrote: requests, versions, figures.
+"""Shared code of engines that another project wrote: requests, versions, figures.
 
     submit ─► checks ─► in flight, salted ─► the engine's own scheduler ─► tokens ─► outbox
     load ─► staged ─ commit: the engine applies it ─► new version, new salts, or everything refused
@@ -65,7 +65,7 @@ class InFlight:
 
 
 class ForeignEngine(LocalEngine):
-    """What EngineLoop drives; single-threaded, and nothing but `commit` and a step takes long."""
+    """An engine that EngineLoop drives; single-threaded, only `commit` and a step take long."""
 
     def __init__(self, spec: EngineSpec, model: ModelSpec, device: str) -> None:
         super().__init__(spec, model.vocab)
@@ -221,7 +221,7 @@ class SteppedEngine(ForeignEngine):
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Returns whether a step would do something."""
 
     @abstractmethod
     def step(self) -> None:

@@ -284,7 +284,7 @@ class EngineProcess(Engine):
         return self._replies(request, stream=True)
 
     async def _replies(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[Generation]:
-        """What comes of a request; one that is left before its last reply is aborted."""
+        """Yields the replies to a request; one that is left before its last reply is aborted."""
         name = request.request_id
         if name in self._requests:
             raise EngineError(f"request id {name!r} is in flight already", "give every request its own")

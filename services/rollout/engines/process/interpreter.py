@@ -1,4 +1,4 @@
-"""Which Python runs an engine: the service's own for torch, else that of the engine's environment."""
+"""The Python interpreter of an engine: the service's own for torch, else that of the engine's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an engine's ranks find each other while it starts; it is removed when the start has ended."""
+"""The file by which an engine's ranks find each other at start; removed when the start has ended."""
 
 from __future__ import annotations
 

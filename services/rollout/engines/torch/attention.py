@@ -244,7 +244,7 @@ class _Aligned(AttentionPart):
 def aligned_parts(
     shape: AttentionShape, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
 ) -> list[AttentionPart]:
-    """As `parts_of`, but what a query attends to, and in which shapes, depends on its own sequence and
+    """Like `parts_of`, but what a query attends to, and in which shapes, depends on its own sequence and
     position alone. The cache must hold ALIGNED rows past a sequence's end that are finite."""
     parts: list[AttentionPart] = []
     row = 0

@@ -82,7 +82,7 @@ class TorchEngine(LocalEngine):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do something."""
+        """Returns whether a step could do something."""
         return not self._paused and self._scheduler.has_work
 
     # --- requests -----------------------------------------------------------------------------

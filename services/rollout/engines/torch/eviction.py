@@ -36,7 +36,7 @@ class SessionAges:
 
 
 class IdleSessions:
-    """Which sessions are idle, and in which slots. ages [S]: of the session in each slot, the older the
+    """Idle sessions and their slots. ages [S]: of the session in each slot, the older the
     lower; a column that the owner writes."""
 
     def __init__(self, ages: np.ndarray) -> None:

@@ -1,4 +1,5 @@
-"""Whose KV is in which slot: slots are allocated with the longest cached prefix, kept, evicted, given back.
+"""Allocation of KV slots to sequences: slots are allocated with the longest cached prefix, kept, evicted,
+given back.
 
     free ── allocate ──► running ── free ──► idle, kept for its session's next turn ── allocate ──► running …
       ▲                     │                   └── evicted for another sequence (eviction.py) ──► free
@@ -47,7 +48,7 @@ class KvAllocator:
 
     @property
     def full(self) -> bool:
-        """Whether every slot is running or held."""
+        """Returns whether every slot is running or held."""
         return not self._free and not self._idle
 
     def sessions(self) -> list[tuple[str, int]]:
@@ -213,7 +214,7 @@ class KvAllocator:
         return True
 
     def forget(self, slot: int) -> None:
-        """What arrived in the held slot is not to be used; it may be anything, so it is given back."""
+        """Discards what arrived in the held slot, whose content may be anything, and frees the slot."""
         self.held.remove(slot)
         self._vacate(slot)
         self._prefixes.truncate(slot, 0)

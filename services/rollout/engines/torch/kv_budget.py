@@ -31,11 +31,11 @@ class KvBudget:
         return -(-tokens // self.page) * self.page
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens could be held if it were alone."""
+        """Returns whether a sequence of so many tokens could be held if it were alone."""
         return -(-tokens // self.page) * self.page <= self.bound
 
     def has_room(self, running: np.ndarray, idle: np.ndarray, held: list[int], tokens: int) -> bool:
-        """Whether the KV of sequences of `running` [N] tokens, with a page each to grow by, of `idle` [M]
+        """Tells if the KV of sequences of `running` [N] tokens, with a page each to grow by, of `idle` [M]
         tokens, of the slots that are held, and of `tokens` more fits. One sequence alone always has room."""
         if len(running) + len(idle) + len(held) == 0:
             return True

@@ -122,8 +122,8 @@ class KvCache:
 
     @contextlib.contextmanager
     def _beside_steps(self) -> Iterator[None]:
-        """On a GPU, copies run on a stream of their own: after all work that steps have begun, and to their
-        end."""
+        """Runs copies on a CUDA stream of their own: after all work that steps have begun, and waits for
+        their end."""
         if self._device.type == "cpu":
             yield
             return

@@ -1,4 +1,4 @@
-"""What rank 0 decides when sessions' KV moves from engine to engine: which rows, into which slots, and what
+"""Rank 0's decisions when sessions' KV moves from engine to engine: which rows, into which slots, and what
 of it is valid afterwards.
 
     offer: rows that takers lack ─► ranks publish them beside steps ─► sessions whose rows stayed as they were
@@ -47,7 +47,7 @@ class KvInTransit:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """How much of a session was offered or taken: so many tokens of one revision of a slot."""
+    """The part of a session that was offered or taken: so many tokens of one revision of a slot."""
 
     slot: int
     revision: int
@@ -165,7 +165,7 @@ class SlotHandover:
             self._kv.forget(rows.slot)
 
     def _continues(self, session: KvSession, slot: int | None) -> bool:
-        """Whether the slot holds at least the session's first `first` tokens, as they were taken."""
+        """Returns whether the slot holds at least the session's first `first` tokens, as they were taken."""
         known = self._taken.get(session.session)
         if known is None or slot is None:
             return False

@@ -160,7 +160,7 @@ class KvShards:
         return (model.layers, 2, model.kv_heads, _tokens(rows), model.head_dim)
 
     def _box(self, offset: int, count: int) -> Box:
-        """This rank's heads of tokens [offset, offset + count)."""
+        """Returns the box of this rank's heads of tokens [offset, offset + count)."""
         first, stop = self._heads
         model = self._model
         return Box((0, 0, first, offset, 0), (model.layers, 2, stop, offset + count, model.head_dim))

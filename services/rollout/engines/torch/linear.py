@@ -14,7 +14,7 @@ PACK_ELEMENTS = 1 << 17
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is available and computes in this dtype."""
+    """Returns whether oneDNN is available and computes in this dtype."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or (

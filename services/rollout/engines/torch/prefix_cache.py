@@ -31,7 +31,7 @@ def common(ids: np.ndarray, other: np.ndarray) -> int:
 
 
 class PrefixIndex:
-    """Which slots hold which blocks. A slot's entries are a chain from its first block on."""
+    """An index of the slots that hold each block. A slot's entries are a chain from its first block on."""
 
     def __init__(self, slots: int) -> None:
         # Keys of each slot's blocks whose KV is there.

@@ -1,4 +1,5 @@
-"""What every rank of the torch engine has, the messages between rank 0 and its followers, and their loop.
+"""The resources of every rank of the torch engine, the messages between rank 0 and its followers, and their
+loop.
 
     rank 0 ── RunStep (batch bytes) · LoadWeights · {Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
            ◄── ShardReport · Applied ──                             (+ shared memory or NCCL: activations)

@@ -1,4 +1,4 @@
-"""Which sequences run: requests wait, are admitted, compute within a budget, are preempted, end.
+"""Decides which sequences run: requests wait, are admitted, compute within a budget, are preempted, end.
 
     add ──► waiting ──admit──► running ──finish──► its slot is free, or kept for the session's next turn
                ▲                  │

@@ -34,13 +34,14 @@ _NAP_S = 0.000_1
 
 
 def available() -> bool:
-    """Whether processes see each other's stores to memory in their order, without a fence: on x86 they do."""
+    """True on x86, where processes see each other's stores to memory in order, without a fence."""
     return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
 
 
 class SharedSum:
-    """This rank's end. memory: an inherited descriptor of os.memfd_create, the same on all ranks and new for
-    each group; it is closed here. deadline_s: the longest wait of one sum.
+    """One rank's end of an all-reduce through shared memory. memory: an inherited descriptor of
+    os.memfd_create, the same on all ranks and new for each group; it is closed here. deadline_s: the longest
+    wait of one sum.
 
     Raises EngineError if not all ranks come within deadline_s.
     """

@@ -26,7 +26,7 @@ WORKER = "services.rollout.engines.vllm.worker.EarlWorker"
 
 
 def prepare_environment(spec: EngineSpec) -> None:
-    """What vLLM reads from the environment; before its first import. What is set already stays."""
+    """Sets the environment variables that vLLM reads, before its first import; keeps those already set."""
     values = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
