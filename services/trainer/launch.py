@@ -66,7 +66,7 @@ class Nodes:
         return cls(int(count), int(number), master)
 
     def share(self, ranks: int) -> int:
-        """How many of all ranks each node has. Raises ConfigError unless all have equally many."""
+        """Returns how many of all ranks each node has. Raises ConfigError unless all have equally many."""
         if ranks % self.count:
             raise ConfigError(
                 f"{ranks} ranks do not divide into EARL_NODES={self.count} nodes",
@@ -163,7 +163,7 @@ def _send(number: int, pids: set[int]) -> set[int]:
 
 
 def follow_agent() -> None:
-    """In a rank: be sent SIGTERM when the agent that started it dies, so that no rank is left behind.
+    """Makes the kernel send this rank SIGTERM when its agent dies, so that no rank is left behind.
 
     Raises SystemExit if it has died already.
     """

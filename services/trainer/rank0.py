@@ -1,4 +1,4 @@
-"""What only rank 0 of the trainer does: it asks the scheduler for batches, and tells it what was trained."""
+"""The duties of the trainer's rank 0: it asks the scheduler for batches, and reports what was trained."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TrainerRank0:
             log.warning("%d tickets trained after the checkpoint were rolled back", rolled_back)
 
     def next_command(self) -> bytes:
-        """What all ranks do next; IDLE after WAIT_S at the latest."""
+        """Returns the next command of all ranks; IDLE after WAIT_S at the latest."""
         try:
             plan = self._next_plan()
         except EarlError as error:

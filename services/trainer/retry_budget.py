@@ -1,4 +1,4 @@
-"""How long a trainer keeps asking for batches while it cannot train what it is given.
+"""Bounds how long a trainer keeps asking for batches while it cannot train what it is given.
 
 The scheduler learns that a worker is lost once its heartbeats have been missing long enough, which is longer
 in a larger fleet; until then it plans sequences whose columns are gone.
@@ -33,5 +33,5 @@ class RetryBudget:
         self.plans += 1
 
     def has_ended(self, now_s: float, lost_after_s: float) -> bool:
-        """Whether to give up. lost_after_s: how long a worker may be without heartbeats before it is lost."""
+        """Returns whether to give up. lost_after_s: after so long without heartbeats a worker is lost."""
         return self.plans >= LEAST_PLANS and now_s - self.since_s > LOSSES * lost_after_s

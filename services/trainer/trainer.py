@@ -183,7 +183,7 @@ class TrainerRank:
                 tracing.record("trainer train", parent, read_ns, trained_ns, attributes)
 
     def _read(self, plan: TrainingPlan) -> bool:
-        """Whether every rank has its replica's sequences, all fit to be trained on.
+        """Returns whether every rank has its replica's sequences, all fit to be trained on.
 
         Columns that are not are as good as lost: a plan abandoned often enough has its tickets retried.
         """

@@ -1,4 +1,4 @@
-"""What only the trainer asks of the scheduler: batches to train, and where the ledger stands."""
+"""The scheduler's client of the trainer: batches to train, and the state of the ledger."""
 
 from __future__ import annotations
 

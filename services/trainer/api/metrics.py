@@ -1,4 +1,4 @@
-"""What GET /metrics of the trainer's, or the reference stage's, rank 0 shows."""
+"""The metrics of GET /metrics of rank 0, of the trainer or the reference stage."""
 
 from __future__ import annotations
 

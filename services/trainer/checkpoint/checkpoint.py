@@ -169,8 +169,8 @@ def _tensors(stepper: Stepper) -> Iterator[tuple]:
 
 
 def _local(stepper: Stepper) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
-    """This rank's tensors by their name in the file, and per parameter [shape, start, stop]; of what several
-    ranks hold alike, the first one's."""
+    """Returns this rank's tensors by their name in the file, and per parameter [shape, start, stop]; of what
+    several ranks hold alike, the first one's."""
     tensors: dict[str, torch.Tensor] = {}
     boxes: dict[str, list] = {}
     for shard, prefix, local in _tensors(stepper):

@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was exported. checkpoint: the directory from which the weights came."""
+    """A finished export. checkpoint: the directory from which the weights came."""
 
     checkpoint: Path
     record: ExportRecord

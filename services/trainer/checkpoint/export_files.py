@@ -32,7 +32,7 @@ _TOKEN_IDS = ("bos_token_id", "pad_token_id")
 
 
 def record_of(run: Path, config: RunConfig, version: int) -> ExportRecord:
-    """What the directory of a run says about one version. Raises ConfigError, ModelNotFound."""
+    """Reads the record of one version from a run's directory. Raises ConfigError, ModelNotFound."""
     tokenizer = Tokenizer.load(run / "model", config.model)
     stops = tokenizer.checkpoint_eos_ids
     stops += tuple(sorted(tokenizer.stop_ids - frozenset(stops)))

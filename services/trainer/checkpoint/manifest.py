@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest says, as one value; written whole, then renamed: the truth about training.
+"""The manifest of a checkpoint as one value; written whole, then renamed: the truth about training.
 
 A manifest names every file with its size and checksum, and for each tensor which file holds which
 box, so that a group of any size can restore it.
@@ -43,7 +43,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where training stands.
+    """The progress of training.
 
     version: of the parameters. next_batch_id: first batch that they were not trained on. consumed:
     every ticket that they were trained on. updates: of the optimizer since its moments were zero.
@@ -57,7 +57,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds: where training stood, and which file has which part of which tensor.
+    """The content of a checkpoint: the progress of training, and which file has which part of which tensor.
 
     model, config: fingerprints of the model's shapes and of the run's settings. adapter: of which weights the
     tensors are adapters; None if they are the model itself.
@@ -71,7 +71,7 @@ class Manifest:
     tensors: dict[str, TensorEntry]
 
     def layout(self, name: str) -> Layout:
-        """How a parameter is spread over the files; owners are file names. Raises CheckpointError."""
+        """Returns how a parameter is spread over the files; owners are file names. Raises CheckpointError."""
         entry = self.tensors.get(name)
         if entry is None:
             raise CheckpointError(f"the checkpoint lacks {name!r}", "it belongs to another model")

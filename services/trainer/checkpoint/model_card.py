@@ -76,7 +76,7 @@ def model_card(record: ExportRecord) -> str:
 
 
 def summary(record: ExportRecord, *, base_template: bool) -> list[str]:
-    """What the files of an export say, a line for each. base_template: the model that the run started from
+    """Describes the files of an export, a line for each. base_template: the model that the run started from
     has a chat template, which the run did not use unless model.chat is true."""
     prompts = record.prompts
     texts = {"system prompt": prompts.system, "action prefix": prompts.action_prefix}

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, those that the scheduler holds, and a link to the best.
+"""Chooses the checkpoints to keep: the newest, those that the scheduler holds, and a link to the best.
 
 checkpoints/step-40  step-60  step-80        newest of keep_checkpoints
 checkpoints/step-20  ◄── best                the best version so far, and what is being evaluated

@@ -1,4 +1,4 @@
-"""Which adapters a policy trains, and of which weights: what a checkpoint of adapters alone must say."""
+"""The adapters that a policy trains, and of which weights: recorded in a checkpoint of adapters alone."""
 
 from __future__ import annotations
 

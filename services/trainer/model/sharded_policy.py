@@ -73,7 +73,7 @@ class Shard:
 
     @property
     def counts(self) -> bool:
-        """Whether this is the first of the ranks that hold the box: it is counted and written here."""
+        """Returns whether this is the first rank that holds the box: it is counted and written here."""
         coordinates = self.layout.coordinates(self.place)
         held = zip(coordinates, self.layout.placements, strict=True)
         return self.box.size > 0 and all(placement[0] != "replicate" or i == 0 for i, placement in held)
@@ -208,7 +208,7 @@ class ShardedPolicy:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Each of model_shards and its values as they are to be used, adapters added; shaped as its box.
+        """Yields each of model_shards with its values as used, adapters added; shaped as its box.
 
         One at a time; a collective: every rank must go through all of it.
         """
@@ -226,7 +226,7 @@ class ShardedPolicy:
 
     @torch.no_grad()
     def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each of the model's tensors whole, adapters added, one at a time; a collective as weights()."""
+        """Yields each whole tensor, adapters added, one at a time; a collective like weights()."""
         for shard in self.model_shards:
             whole = self._gathered(shard)
             pair = self._adapters.get(shard.name)
@@ -285,7 +285,7 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
-    """This rank's shard of each parameter of a decoder whose tp slices FSDP2 has sharded.
+    """Yields this rank's shard of each parameter of a decoder whose tp slices FSDP2 has sharded.
 
     On the layout's mesh tp shards before FSDP2. Where several ranks hold the same key-value head, or all tp
     ranks the same norm, a dimension of replicas is between the two.
@@ -314,5 +314,5 @@ def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
 
 
 def _numbers(count: int) -> tuple[str, ...]:
-    """Where a rank stands says who it is: layouts that differ in owners alone are one class."""
+    """Names the owners by rank number: layouts that differ in owners alone are one class."""
     return tuple(map(str, range(count)))

@@ -60,12 +60,12 @@ def published_classes(shards: Sequence[Shard], dtype: str) -> list[tuple[TensorC
 
 
 def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
-    """What an arena for the slots of these shards must hold."""
+    """Returns the size of an arena for the slots of these shards."""
     return SLOTS * occupied(slot_bytes(shards, dtype))
 
 
 class Weights(Protocol):
-    """What is published: a ShardedPolicy, or the shards of any module (`shards_of`).
+    """Weights to publish: a ShardedPolicy, or the shards of any module (`shards_of`).
 
     model_shards: this rank's. weights: each of them and its values, shaped as its box; a collective.
     """
@@ -82,7 +82,7 @@ OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """What is published in one parallelism, and where.
+    """The tensors published in one parallelism, and their slots.
 
     classes: of the tensors, each with this rank's place on their mesh. room: bytes of a version that a slot
     of the store holds.

@@ -1,4 +1,4 @@
-"""What a trainer does now and did: for its heartbeats, its status and the run's timeline.
+"""A trainer's present and past activity, for its heartbeats, its status and the run's timeline.
 
 Written by the computing thread, read by the asyncio side: single attributes and one locked list.
 """
@@ -36,7 +36,9 @@ def gathered(group: Group, mine: Iterable[TransferTotals]) -> tuple[TransferTota
 
 
 def memory_fraction(group: Group) -> float:
-    """How full the fullest device of all ranks is, 0..1; ranks on CPUs share a host. A collective."""
+    """Returns the memory use of the fullest device of all ranks, 0..1; ranks on CPUs share a host. A
+    collective.
+    """
     mine = on_cuda() if group.device.type == "cuda" else on_host([os.getpid()])
     ranks = [json.loads(data) for data in group.gather(json.dumps(mine and asdict(mine)).encode())]
     return fullest(DeviceMemory(**memory) for memory in ranks if memory) or 0.0
@@ -44,7 +46,7 @@ def memory_fraction(group: Group) -> float:
 
 @dataclass(slots=True)
 class Activity:
-    """What a rank does now, and what it has done.
+    """The present activity of a rank, and its past ones.
 
     version: of the parameters. batch_id: the batch trained last. gauges: latest values by name.
     """

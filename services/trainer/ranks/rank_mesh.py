@@ -69,12 +69,12 @@ class RankMesh:
 
     @property
     def data_ranks(self) -> int:
-        """How many parts a batch has."""
+        """Returns how many parts a batch has."""
         return self.parallelism.dp
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts what all ranks of its replica have: the batch's items and their tokens."""
+        """Returns whether this rank counts for its replica: the batch's items and their tokens."""
         return self.tensor.rank == 0 and self.context.rank == 0
 
     def sum_in_replica(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where the ranks of one machine meet: PyTorch's store, on loopback.
+"""The rendezvous of the ranks of one machine: PyTorch's store, on loopback.
 
 It knows no tokens: everyone who reaches it can read and change what the ranks exchange. torchrun's own
 listens at every address of the machine, so here the agent gives it a socket that is bound already.

@@ -1,4 +1,4 @@
-"""What others want of the trainer at its next step boundary; set from any thread, taken by the loop."""
+"""Requests to the trainer for its next step boundary; set from any thread, taken by the loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTICE_S = 0.05
 
 
 class StageRequests:
-    """What a stage was asked for. stop: by SIGTERM, to save and leave. run_ended: by the scheduler's word."""
+    """Requests to a stage. stop: by SIGTERM, to save and leave. run_ended: by the scheduler's word."""
 
     def __init__(self, follows_s: float = FOLLOWS_S) -> None:
         self._follows_s = follows_s

@@ -1,4 +1,4 @@
-"""How torch computes in a trainer process: threads, memory, and the same bits every time if asked for."""
+"""Settings of torch in a trainer process: threads, memory, and the same bits every time if asked for."""
 
 from __future__ import annotations
 

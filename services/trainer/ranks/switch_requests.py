@@ -83,7 +83,7 @@ class SwitchRequests:
 
     @property
     def waiting(self) -> bool:
-        """Whether a command waits for a boundary."""
+        """Returns whether a command waits for a boundary."""
         return self._waiting is not None
 
     def begin(self) -> SwitchCommand | None:

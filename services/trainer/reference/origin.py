@@ -1,4 +1,4 @@
-"""Which policy the KL is measured against, where it comes from, and how it is kept.
+"""The policy that the KL is measured against, where it comes from, and how it is kept.
 
     no warm-up: <run>/model
     warm-up:    the version it ended with ─ data plane ─► each rank's slices
@@ -56,7 +56,7 @@ class Origin:
         return self.directory.is_dir()
 
     def void(self, published: int) -> bool:
-        """Whether a publication shows that warm-up begins again: its end will be another policy."""
+        """Returns whether a publication shows that warm-up begins again: its end will be another policy."""
         return not self.given and 0 < published < self.version
 
     def forget(self) -> None:

@@ -47,7 +47,7 @@ def slices(loss_mask: np.ndarray, count: int) -> list[Box]:
 
 
 def trainable(trajectory: MaskedTrajectory, vocabulary: int) -> bool:
-    """Whether the columns can be what a rollout worker wrote."""
+    """Returns whether the columns can be what a rollout worker wrote."""
     known = bool(((trajectory.tokens >= 0) & (trajectory.tokens < vocabulary)).all())
     return (
         known and int(trajectory.loss_mask.max(initial=0)) <= 1 and int(trajectory.loss_mask[:1].sum()) == 0
@@ -93,7 +93,7 @@ class ReferencePolicy:
         setattr(module, last, nn.Parameter(real, requires_grad=False))
 
     def boxes(self) -> dict[str, tuple[torch.Tensor, Box]]:
-        """Each parameter by name, and the box of the whole tensor that it is."""
+        """Returns each parameter by name, and its box of the whole tensor."""
         shapes, tensor = self.spec.shapes(), self.tensor
         return {
             name: (parameter, tp_box(name, shapes[name], self.spec, tensor.rank, tensor.size))

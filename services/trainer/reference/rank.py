@@ -175,7 +175,7 @@ class ReferenceRank:
         self._rank0.complete(lease.fence, results, gone)
 
     def _columns(self, replica: int, items: Sequence[ReferenceItem]) -> dict[ReferenceItem, LogprobColumn]:
-        """Where the log-probs of this lease's items lie, end to end in what the replica's ranks hold."""
+        """Locates the log-probs of this lease's items, end to end in what the replica's ranks hold."""
         tp = self._mesh.tensor.size
         keys = tuple(logprob_key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
         columns, offset = {}, 0
@@ -185,13 +185,13 @@ class ReferenceRank:
         return columns
 
     def _gathered(self, mine: list[int]) -> list[set[int]]:
-        """For each replica, the union of what its ranks name. A collective."""
+        """Returns for each replica the union of what its ranks name. A collective."""
         tp = self._mesh.tensor.size
         by_rank = [json.loads(data) for data in self._group.gather(json.dumps(mine).encode())]
         return [set().union(*by_rank[first : first + tp]) for first in range(0, len(by_rank), tp)]
 
     def _read(self, items: Sequence[ReferenceItem]) -> list[MaskedTrajectory | None]:
-        """Each trajectory's tokens and mask; None for one that cannot be read, or is no trajectory."""
+        """Reads each trajectory's tokens and mask; None for one that cannot be read, or is no trajectory."""
         deadline_s = self._config.data_plane.read_s
         bounds = np.cumsum([0, *(item.total_tokens for item in items)])
         tokens, loss_mask = np.empty(bounds[-1], np.int32), np.empty(bounds[-1], np.uint8)
@@ -211,7 +211,7 @@ class ReferenceRank:
     async def _read_all(
         self, together: SequenceRead, trajectories: Sequence[MaskedTrajectory], deadline_s: float
     ) -> list[bool]:
-        """Which of them could be read: all in one read, and if that fails each by itself."""
+        """Returns which of them could be read: all in one read, and if that fails each by itself."""
         if not trajectories:
             return []
         try:

@@ -1,4 +1,4 @@
-"""What only rank 0 of the reference stage does: it leases work from the scheduler, and follows publications.
+"""The duties of the reference stage's rank 0: it leases work from the scheduler, and follows publications.
 
 WeightsPublished ─► VOID? READ? ─┐
 scheduler ─ lease that fits ─────┴─► one command for all ranks ─► outcome ─► scheduler
@@ -59,7 +59,7 @@ class ReferenceRank0:
             self._keys = tuple(keys)
 
     def next_command(self, loaded: bool, credit_tokens: int) -> bytes:
-        """What all ranks do next; IDLE after WAIT_S at the latest. Raises CheckpointError."""
+        """Returns the next command of all ranks; IDLE after WAIT_S at the latest. Raises CheckpointError."""
         waited_s = 0.0
         while True:
             self._io.check()
@@ -84,7 +84,7 @@ class ReferenceRank0:
             waited_s += NOTICE_S
 
     def _offer(self, credit_tokens: int) -> LeaseOffer | None:
-        """What the scheduler offers, or None while it has not answered; asks it if it was not asked."""
+        """Returns the scheduler's offer, None while it has not answered; requests one if none is pending."""
         most_tokens = self.stage.parallelism.dp * self._config.reference.microbatch_tokens
         most_tokens = max(most_tokens, self._config.rollout.max_context_tokens)
         offer = self.stage.poll(lambda: self._leases.lease(min(credit_tokens, most_tokens), WAIT_S))

@@ -1,4 +1,4 @@
-"""What only the reference stage asks of the scheduler: sequences whose log-probs are wanted."""
+"""The scheduler's client of the reference stage: leases of sequences whose log-probs are needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReferenceItem:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumn:
-    """Where log-probs lie: from element `offset` on of what these registry keys hold together."""
+    """The place of log-probs: from element `offset` on of what these registry keys hold together."""
 
     keys: tuple[str, ...]
     offset: int

@@ -1,4 +1,4 @@
-"""How the parts of a round go from rank to rank while tensors move (reshard.py).
+"""Exchanges the parts of a round between ranks while tensors move (reshard.py).
 
 Ranks of one host write into memory that the others map, and copy from there to where it belongs; all others,
 and those whose tensors lie on devices, exchange buffers by all_to_all. Either way a round is a collective.
@@ -62,7 +62,7 @@ def open_exchange(
 
 
 class _BufferLayout:
-    """Where the parts that one rank sends, or receives, lie in its buffer, peer after peer.
+    """The places of the parts that one rank sends or receives in its buffer, peer after peer.
 
     parts: each with its offset in bytes. splits: bytes of each peer's parts.
     """

@@ -29,7 +29,7 @@ CHUNK_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """What a move took. tensors: how many moved, from the first on; fewer than all if the time was over.
+    """The cost of a move. tensors: how many moved, from the first on; fewer than all if the time was over.
 
     sent_bytes: of this rank over the wire. peak_extra_bytes: on this rank, beyond the larger layout.
     """
@@ -129,7 +129,8 @@ class _Walk:
 def moving_tensors(
     moves: Sequence[tuple[tuple[int, ...], TensorMemory, TensorMemory]], group: Group
 ) -> list[MovingTensor]:
-    """What moves, from this rank's share of it: (shape of the whole tensor, old memory, new memory) of each.
+    """Completes the tensors to move from this rank's share: (shape of the whole tensor, old memory, new
+    memory) of each.
 
     Every rank gives the same tensors in the same order. A collective.
     """

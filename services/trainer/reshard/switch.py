@@ -55,7 +55,7 @@ class ParallelismChange(ABC):
         """Makes what the ranks become, without memory for it; returns what moves."""
 
     def arena_bytes(self) -> int:
-        """What `reserve` takes of the host's memory."""
+        """Returns the bytes of host memory that `reserve` takes."""
         return 0
 
     def reserve(self) -> None:
@@ -143,7 +143,7 @@ class _Switch:
         return "" if in_time else f"it was not prepared {self._within(SwitchStage.PREPARE)}", before
 
     def _lacking(self, tensors: Sequence[MovingTensor]) -> str:
-        """What there is not enough memory for; "" if there is. A collective: ranks share their host's."""
+        """Describes what lacks memory; "" if nothing does. A collective: ranks share their host's."""
         more_bytes = sum(tensor.new.size_bytes - tensor.old.size_bytes for tensor in tensors)
         largest = max((tensor.new.size_bytes for tensor in tensors), default=0)
         # The buffers of both directions, what a round begins, and one tensor.
@@ -198,7 +198,7 @@ class _Switch:
         return f"within {stage.deadline_s(self._command.deadlines):g} s"
 
     def _outcome(self, began_s: float, reason: str) -> SwitchOutcome:
-        """How it ended, with figures of all ranks. A collective."""
+        """Returns the switch's outcome, with figures of all ranks. A collective."""
         now, command = time.monotonic(), self._command
         sent = self._group.sum(torch.tensor([sum(moved.sent_bytes for moved in self._moves)]))
         most = max((moved.peak_extra_bytes for moved in self._moves), default=0)

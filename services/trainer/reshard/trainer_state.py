@@ -69,7 +69,7 @@ class TrainerChange(ParallelismChange):
 
 
 def _moves(old: Stepper, new: Stepper) -> list[tuple[tuple[int, ...], TensorMemory, TensorMemory]]:
-    """What moves: every parameter, followed by its moments if it is trained."""
+    """Returns the tensors to move: every parameter, followed by its moments if it is trained."""
     moves = []
     for shard, target in zip(_all(old.policy), _all(new.policy), strict=True):
         item_bytes = shard.parameter.element_size()

@@ -1,4 +1,4 @@
-"""What all ranks of a stage do next, as rank 0 broadcasts it: the commands of trainer and reference stage.
+"""The commands that rank 0 broadcasts to the ranks of a stage, for trainer and reference stage.
 
 rank 0: next command ─► broadcast ─► every rank: the handler of that command ─► …until LEAVE or FINISH
 """

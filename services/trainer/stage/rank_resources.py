@@ -1,4 +1,4 @@
-"""What every rank of a stage works with: opened in order, closed in reverse by the caller's stack.
+"""The resources of every rank of a stage: opened in order, closed in reverse by the caller's stack.
 
     I/O thread ─► group of ranks ─► (the stage's policy) ─► bus, registry, dispatcher ─► (stores)
 
@@ -29,7 +29,7 @@ CLOSE_S = 10.0
 
 
 class RankProcess:
-    """What a rank has before it reaches the rest of the run: its thread for I/O and its group.
+    """The resources of a rank before it reaches the rest of the run: its thread for I/O and its group.
 
     scheduler_address, redis_url: from the environment. activity: counts from here on.
     """

@@ -1,4 +1,4 @@
-"""What rank 0 of either stage does beside its share of the work: it speaks for the group.
+"""The duties of rank 0 of either stage in addition to its share of the work: it speaks for the group.
 
 scheduler ◄─ heartbeats, calls that wait for work ─ I/O thread ◄─ computing thread: polls, requests
 operator, scheduler ─► server: status, switches of parallelism ─► the next command of all ranks
@@ -166,7 +166,7 @@ class StageRank0:
 
     @property
     def switch_waits(self) -> bool:
-        """Whether a command of another parallelism waits for a boundary of the work."""
+        """Returns whether a command of another parallelism waits for a boundary of the work."""
         return self._switches.waiting
 
     def next_switch(self) -> bytes:
@@ -189,7 +189,7 @@ class StageRank0:
 def carry_out_switch(
     body: bytes, change: ParallelismChange, activity: Activity, rank0: StageRank0 | None
 ) -> None:
-    """What every rank does on RankCommand.SWITCH. A collective. Raises as reshard.switch.switch."""
+    """Carries out RankCommand.SWITCH on every rank. A collective. Raises as reshard.switch.switch."""
     command = command_from_rank0(body)
     with activity.phase(SWITCHING):
         outcome = switch(command, change)

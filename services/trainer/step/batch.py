@@ -148,7 +148,7 @@ class MicroBatch:
     column_places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of(self, tensor: TensorParallel, context: ContextParallel) -> MicroBatch:
-        """What one rank of a replica computes: its rows, and its part of the tokens that they predict.
+        """Returns one rank's part of the micro-batch: its rows, and its part of the tokens that they predict.
 
         lengths and shared stay those of all rows, which attention is computed on together.
         """

@@ -1,4 +1,4 @@
-"""What the trainer was asked to train: the scheduler's batch plan as a plain value."""
+"""The batch to train: the scheduler's batch plan as a plain value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences go through the model together, and what of them is computed once.
+"""Packs sequences that go through the model together, shared prefixes computed once.
 
     sequences ─ families (one prompt each) ─ chunks ≤ capacity ─ first fit ─► bins, each ordered by prompt
 
@@ -86,7 +86,7 @@ def _ordered(
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many first tokens are the same in both."""
+    """Returns how many first tokens are the same in both."""
     length = min(len(a), len(b))
     differ = np.flatnonzero(a[:length] != b[:length])
     return int(differ[0]) if len(differ) else length
@@ -119,8 +119,8 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where a bin's tokens lie in its packed rows. places: for each packed row, its place in the sequences
-    laid end to end; positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
+    """Places of a bin's tokens. places: for each packed row, its place in the
+    sequences laid end to end; positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
 
     places: np.ndarray
     positions: np.ndarray
