@@ -1,4 +1,4 @@
-"""What a Hello and an Open must satisfy before the gateway acts on them."""
+"""Checks a Hello and an Open before the gateway acts on them."""
 
 from __future__ import annotations
 

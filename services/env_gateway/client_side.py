@@ -1,4 +1,4 @@
-"""What clients may say and what follows. What breaks the rules is answered with a refusal."""
+"""Handles messages of clients; one that breaks the rules is answered with a refusal."""
 
 from __future__ import annotations
 

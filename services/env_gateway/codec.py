@@ -18,7 +18,7 @@ PROTOCOL = 1
 
 
 def served(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
-    """What a Hello says about one environment."""
+    """Decodes a Hello's declaration of one environment."""
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
     bounds = (info.min_reward, info.max_reward) if bounded else None
     return ServedEnvironment(info.name, info.schema_hash, bounds, info)
@@ -51,7 +51,7 @@ def result(message: env_pb2.Result) -> env_pb2.SessionMessage:
 
 
 def alive(session: int, seq: int, text: str) -> env_pb2.SessionMessage:
-    """What the client waits for takes longer, and is still in progress."""
+    """Builds the message that tells a client that its request is still in progress."""
     return env_pb2.SessionMessage(progress=env_pb2.Progress(session=session, seq=seq, message=text))
 
 

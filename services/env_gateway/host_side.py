@@ -1,4 +1,4 @@
-"""What env hosts may say and what follows. Whatever breaks the rules is refused and counted, a fault of
+"""Handles messages of env hosts. Whatever breaks the rules is refused and counted, a fault of
 its host alone, and changes nothing else.
 
     Hello ─► attach ─► heard, handle … ─► detach ─► back within reconnect_s, or lost
@@ -77,7 +77,7 @@ class HostSide:
         return host
 
     def _current(self, host: HostState, epoch: int) -> bool:
-        """Whether that stream of the host is the newest, of a host that is not lost."""
+        """Returns whether that stream of the host is the newest, of a host that is not lost."""
         return host.epoch == epoch and self._pool.hosts.get(host.instance) is host
 
     def detach(self, host: HostState, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""What a host's Result must satisfy before anybody sees it. Pure."""
+"""Checks a host's Result before anybody sees it. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETURN_TOLERANCE = 1e-6
 
 
 def fault_in(result: Any, max_bytes: int, bounds: tuple[float, float] | None, return_: float) -> str:
-    """What is wrong with a host's Result; empty if it may be passed on.
+    """Describes the fault of a host's Result; empty if it may be passed on.
 
     bounds: declared for the sum of an episode's rewards; return_: that sum before this result.
     """

@@ -1,4 +1,4 @@
-"""What GET /metrics of the gateway shows: hosts, sessions, waits, what was refused."""
+"""The metrics of the gateway's GET /metrics: hosts, sessions, waits, what was refused."""
 
 from __future__ import annotations
 

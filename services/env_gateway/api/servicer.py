@@ -75,7 +75,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
             gateway.client_left(client)
 
     async def ListEnvironments(self, request: Any, context: Any) -> env_pb2.ListEnvironmentsResponse:
-        """What attached hosts serve now, and what waits."""
+        """Lists the environments that attached hosts serve now, and what waits."""
         return self._gateway.listing()
 
     async def ListHosts(self, request: Any, context: Any) -> env_pb2.ListHostsResponse:

@@ -1,6 +1,6 @@
-"""Both directions of one stream at once: what arrives is handled in order, what is put out is written.
+"""Serves both directions of one stream: incoming messages are handled in order, outgoing ones are written.
 
-The same for hosts that dial in, hosts that listen and clients.
+Used for hosts that dial in, hosts that listen and clients.
 """
 
 from __future__ import annotations

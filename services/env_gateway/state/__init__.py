@@ -1,1 +1,1 @@
-"""What the gateway knows: sessions, clients, the hosts' pool, quarantine, counts. Pure."""
+"""The state of the gateway: sessions, clients, the hosts' pool, quarantine, counts. Pure."""

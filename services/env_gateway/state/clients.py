@@ -24,7 +24,7 @@ class ClientStream:
         self._ended: dict[int, None] = {}
 
     def refusal(self, number: int) -> str:
-        """Why no session of this number may be opened now; empty if one may."""
+        """Returns why no session of this number may be opened now; empty if one may."""
         if number in self.sessions and number not in self._ended:
             return f"session {number} is open already"
         if len(self.sessions) - len(self._ended) >= MAX_CLIENT_SESSIONS:

@@ -1,4 +1,4 @@
-"""What a gateway counts: refusals by reason, events by kind, waits in its queue, time in hosts. Pure."""
+"""The counters of a gateway: refusals by reason, events by kind, waits in its queue, time in hosts. Pure."""
 
 from __future__ import annotations
 

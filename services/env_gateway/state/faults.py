@@ -1,4 +1,4 @@
-"""What went wrong on each host with each environment: how often each text came, and the last. Pure."""
+"""Faults of each host with each environment: how often each text came, and the last one. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who serves what, with how much room, and who is next in the queue; pure, time is an argument.
+"""The hosts with their free capacity, and the queue of sessions; pure, time is an argument.
 
 A host is one instance of one process. Its stream may break and come back with a larger epoch: for a
 short while the host is only detached, and its sessions live. A stream of an older epoch is fenced.
@@ -28,7 +28,7 @@ class ServedEnvironment:
     info: Any = None
 
     def differs(self, other: ServedEnvironment) -> str:
-        """In what, with {} for the name of the host that serves the other; "" if they are alike."""
+        """Describes how two declarations differ, with {} for the other host's name; "" if they agree."""
         if self.schema_hash != other.schema_hash:
             return f"schema {self.schema_hash!r}, host {{!r}} serves it with {other.schema_hash!r}"
         if self.bounds != other.bounds:
@@ -161,14 +161,14 @@ class Pool:
             host.back_by += stall_s
 
     def serves(self, environment: str) -> bool:
-        """Whether any host serves it now."""
+        """Returns whether any host serves it now."""
         return any(environment in host.environments for host in self.hosts.values())
 
     def ever_served(self, environment: str) -> bool:
         return environment in self._ever_served
 
     def listed(self, now: float) -> dict[str, ListedEnvironment]:
-        """What is served or waited for, by name."""
+        """Lists the environments that are served or waited for, by name."""
         entries: dict[str, ListedEnvironment] = {}
         for host in self.hosts.values():
             opened = Counter(session.environment for session in host.sessions.values())

@@ -1,4 +1,5 @@
-"""Which (host, environment) pairs get no new sessions for a while; pure, time is an argument.
+"""The quarantine of (host, environment) pairs, which get no new sessions for a while; pure, time is an
+argument.
 
 `threshold` faults in a row start a quarantine of `duration_s`. After it the pair is on probation, with one
 session at a time: one more fault starts another quarantine, twice as long, up to `MAX_FACTOR` times; one good
@@ -52,12 +53,12 @@ class Quarantine:
         return record.faults if record is not None else 0
 
     def held(self, key: Key, now: float) -> bool:
-        """Whether the pair is in quarantine now."""
+        """Returns whether the pair is in quarantine now."""
         record = self._records.get(key)
         return record is not None and now < record.until
 
     def on_probation(self, key: Key, now: float) -> bool:
-        """Whether a quarantine of the pair is over and no good episode came since."""
+        """Returns whether a quarantine of the pair is over and no good episode came since."""
         record = self._records.get(key)
         return record is not None and record.factor > 1 and now >= record.until
 
@@ -75,7 +76,7 @@ class Quarantine:
                 record.until = now
 
     def ends(self, now: float) -> bool:
-        """Whether a quarantine has ended since it was last asked; it is then on probation."""
+        """Returns whether a quarantine has ended since it was last asked; it is then on probation."""
         ended = False
         for record in self._records.values():
             if record.until and record.until <= now:

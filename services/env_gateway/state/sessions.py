@@ -30,7 +30,7 @@ class SessionState(enum.Enum):
 
 
 class StepVerdict(enum.Enum):
-    """What to do with a client's step."""
+    """The gateway's decision on a client's step."""
 
     FORWARD = "forward"
     # Step 1, while the reset that the client knows the answer of is repeated on another host.
@@ -41,7 +41,7 @@ class StepVerdict(enum.Enum):
 
 
 class Arrival(enum.Enum):
-    """What a host's result is to the session that it names."""
+    """The meaning of a host's result for the session that it names."""
 
     ANSWER = "answer"
     LATE = "late"
@@ -99,7 +99,9 @@ class GatewaySession:
         self.deadline = now + self.limits_s["reset_s"]
 
     def may_move(self, attempts: int) -> bool:
-        """Whether its host's loss costs nothing: no step was taken, and fewer hosts than `attempts` tried."""
+        """Returns whether another host may take over: no step was taken, and fewer than `attempts` hosts
+        tried.
+        """
         return (
             self.state in (SessionState.RESETTING, SessionState.IDLE)
             and self.seq == 0
@@ -117,11 +119,11 @@ class GatewaySession:
 
     @property
     def repeats_reset(self) -> bool:
-        """Whether the client knows the reset's answer and another host is to give it again."""
+        """Returns whether the client knows the reset's answer and another host is to give it again."""
         return self.answer is not None and self.state in (SessionState.QUEUED, SessionState.RESETTING)
 
     def judge_step(self, seq: int) -> StepVerdict:
-        """What a step with this seq means now; changes nothing."""
+        """Judges a step with this seq; changes nothing."""
         state = self.state
         if seq == self.seq + 1 and state is SessionState.IDLE:
             return StepVerdict.FORWARD
@@ -140,7 +142,7 @@ class GatewaySession:
         self.deadline = now + self.limits_s["step_s"]
 
     def judge_result(self, seq: int) -> Arrival:
-        """What a result with this seq means now; changes nothing."""
+        """Judges a result with this seq; changes nothing."""
         if seq == self.seq and self.state in (SessionState.RESETTING, SessionState.STEPPING):
             return Arrival.ANSWER
         return Arrival.AHEAD if seq > self.seq else Arrival.LATE
@@ -156,14 +158,14 @@ class GatewaySession:
         self.state = SessionState.ENDED
 
     def progressed(self, seq: int, now: float) -> bool:
-        """A slow reset or step says it is alive: it gets its time again. False if it is not in flight."""
+        """Restarts the deadline of a reset or step that reports progress. False if it is not in flight."""
         if self.judge_result(seq) is not Arrival.ANSWER:
             return False
         self.deadline = now + self.limits_s["reset_s" if self.state is SessionState.RESETTING else "step_s"]
         return True
 
     def overdue(self, now: float) -> str:
-        """What took too long, in words; empty if nothing did."""
+        """Describes what took too long; empty if nothing did."""
         if self.state is SessionState.ENDED:
             return ""
         if now >= self.episode_ends:
@@ -171,7 +173,7 @@ class GatewaySession:
         if now < self.deadline:
             return ""
         if self.state is SessionState.QUEUED:
-            return f"no host had room within {self.limits_s['queue_s']:g} s"
+            return f"no host had free capacity within {self.limits_s['queue_s']:g} s"
         if self.state is SessionState.RESETTING:
             return f"the reset took longer than {self.limits_s['reset_s']:g} s"
         return f"step {self.seq} took longer than {self.limits_s['step_s']:g} s"
