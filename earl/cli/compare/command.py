@@ -85,7 +85,7 @@ def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RecordedRun]]
 
 
 def shown(compared: Compared) -> Compared:
-    """Without what no run recorded."""
+    """Returns the comparison without the rows that no run recorded."""
     return [(figure, values) for figure, values in compared if any(value is not None for value in values)]
 
 

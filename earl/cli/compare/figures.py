@@ -62,7 +62,7 @@ class Figure:
 
 
 def ratio(value: Value, first: Value) -> float | None:
-    """How many times the first run's value this one is; None where there is no positive value."""
+    """Returns how many times the first run's value this one is; None where there is no positive value."""
     if not isinstance(value, MeasuredFigure) or not isinstance(first, MeasuredFigure):
         return None
     return value.value / first.value if value.value > 0 and first.value > 0 else None
@@ -137,7 +137,7 @@ def steps(run: RecordedRun) -> list[Record]:
 
 
 def outcome(run: RecordedRun) -> Value:
-    """How its last launch ended, as far as is known."""
+    """Returns how its last launch ended, as far as is known."""
     if run.failure:
         return f"failed: {run.failure.get('error')}"
     final = any(record.get("name") == "final" for record in run.evaluations)

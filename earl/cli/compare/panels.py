@@ -146,7 +146,7 @@ def rows(runs: Sequence[RecordedRun]) -> Iterator[ChartRow]:
 
 
 def changed(runs: Sequence[RecordedRun], stage: str) -> bool:
-    """Whether the stage had more than one parallelism, in one run or between them."""
+    """Returns whether the stage had more than one parallelism, in one run or between them."""
     return len({degrees for run in runs for _, degrees in layouts(run, stage)}) > 1
 
 
@@ -163,7 +163,7 @@ def lengths(runs: Sequence[RecordedRun], stage: str) -> ChartRow:
 
 
 def switches(run: RecordedRun, stage: str) -> list[tuple[float, str]]:
-    """Where a stage was switched, or could not be: in the step that went on then, or after the last."""
+    """Returns where a stage was switched, or could not be: in the step in progress, or after the last."""
     ends = [(int(record["step"]), float(record.get("time_s", 0.0))) for record in steps(run)]
     marks = []
     for switch in run.switches:

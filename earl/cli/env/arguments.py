@@ -41,7 +41,7 @@ def gateway_of(given: str) -> str:
 
 
 def access(*roles: str) -> Access:
-    """What lets a command in at services of this machine or fleet, as the first of `roles` that it has a
+    """Returns a command's access to services of this machine or fleet, as the first of `roles` that it has a
     token of. Raises ConfigError."""
     from earl.rpc.access import Access
     from earl.rpc.token_file import Role

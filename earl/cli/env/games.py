@@ -26,7 +26,7 @@ LIMITS = Limits(queue_s=30.0, reset_s=120.0, step_s=120.0, episode_s=86_400.0)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the player sees of one observation."""
+    """The player's view of one observation."""
 
     observation: Observation
     reward: float = 0.0

@@ -114,7 +114,7 @@ def _read(console: Console) -> str | None:
 
 
 def action_of(line: str, shown: Shown) -> Action:
-    """What a line stands for. Raises ConfigError for a command that is none."""
+    """Parses a line into an action. Raises ConfigError for a command that is none."""
     if not line.startswith("/"):
         return Action(line)
     word, _, rest = line[1:].partition(" ")

@@ -72,7 +72,7 @@ def serve(
 
 
 def places(listen: str, replicas: int) -> list[list[str]]:
-    """Where each replica listens, as its arguments: at ports in a row, or at any free one for port 0."""
+    """Returns each replica's address arguments: consecutive ports, or any free one for port 0."""
     host, first = split_address(listen)
     if first and first + replicas - 1 > 65_535:
         raise ConfigError(f"--listen {listen} has no room for {replicas} ports", "give a smaller port")

@@ -1,4 +1,4 @@
-"""What the shell completes: runs, their processes, environments. Nothing here asks a service or raises."""
+"""Completion in the shell: runs, their processes, environments. Nothing here asks a service or raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def runs(incomplete: str) -> list[str]:
 
 
 def runs_and_processes(incomplete: str) -> list[str]:
-    """And processes of the newest one."""
+    """Directories of runs, and names of the newest run's processes, that complete the word."""
     logs = [path for run in newest()[:1] for path in sorted((run / LOGS).glob("*.log"))]
     return [*runs(incomplete), *(path.stem for path in logs if path.stem.startswith(incomplete))]
 
@@ -42,7 +42,7 @@ def targets(incomplete: str) -> list[str]:
 
 
 def serves(module: str) -> bool:
-    """Whether an adapter defines `environments`, without importing it."""
+    """Returns whether an adapter defines `environments`, without importing it."""
     from earl.env import adapters
 
     source = Path(str(adapters.__file__)).with_name(f"{module}.py")

@@ -1,4 +1,4 @@
-"""What the workers of a running run report that somebody should know."""
+"""Concerns that the workers of a running run report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's decisions.jsonl holds, as values: a line per decision, of the scheduler's selector."""
+"""The content of a run's decisions.jsonl, as values: a line per decision, of the scheduler's selector."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def bounds(name: str, of: ConfidenceBounds | None) -> dict[str, float | None]:
 
 
 def closing_lines(status: RunStatus) -> Iterator[str]:
-    """What the first, the best and the last evaluation found, a line each."""
+    """Describes the first, the best and the last evaluation, a line each."""
     evaluations = [evaluation for evaluation in status.evaluations if evaluation.done]
     if not evaluations:
         return

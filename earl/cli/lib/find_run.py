@@ -1,4 +1,4 @@
-"""Which run a command is about: the directory that was named, or the running one in runs/."""
+"""Finds the run that a command is about: the directory that was named, or the running one in runs/."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def directory_of(run: Path | str) -> Path:
 
 
 def has_ended(directory: Path) -> bool:
-    """Whether it had a launcher that is gone; of services that no launcher started, False."""
+    """Returns whether it had a launcher that is gone; of services that no launcher started, False."""
     return read_record(directory) is not None and not is_held(directory)
 
 
@@ -151,12 +151,12 @@ def pick_run(run: Path | None, *, ended: bool = False) -> Path:
 
 
 def metrics_of(directory: Path) -> dict[str, str]:
-    """Where processes of a running run serve their metrics, by name."""
+    """Returns where processes of a running run serve their metrics, by name."""
     return {f"{name} metrics": f"http://{where}/metrics" for name, where in endpoints_of(directory).items()}
 
 
 def addresses_of(directory: Path) -> dict[str, str]:
-    """Where the services of a run's last launch listen, and where it serves metrics, by name."""
+    """Returns where the services of a run's last launch listen, and where it serves metrics, by name."""
     run = services_of(directory)
     return {"scheduler": run.scheduler, "gateway": run.gateway, **metrics_of(directory)}
 

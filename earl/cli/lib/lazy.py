@@ -147,6 +147,6 @@ def first_line(point: EntryPoint) -> str:
 
 @cache
 def _folders(package: str) -> list[str]:
-    """Where the modules of a top-level package lie; none if it is not installed."""
+    """Returns where the modules of a top-level package lie; none if it is not installed."""
     spec = importlib.util.find_spec(package)
     return list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -115,7 +115,7 @@ class LogFile:
         return next(filter(None, times), os.fstat(file.fileno()).st_mtime)
 
     def _replaced(self) -> bool:
-        """Whether its name is another file's now, or what was read was cut off."""
+        """Returns whether its name is another file's now, or what was read was cut off."""
         assert self._file is not None
         try:
             now = os.stat(self._path)
@@ -175,7 +175,7 @@ class Logs:
         self._shown: dict[str, bool] = {}
 
     def lines(self) -> Iterator[LogLine]:
-        """What is new, by time."""
+        """Yields the lines written since the last call, by time."""
         for path in sorted(self._directory.glob("*.log")):
             if path.stem not in self._files and (not self._processes or path.stem in self._processes):
                 self._files[path.stem] = LogFile(path)

@@ -1,4 +1,4 @@
-"""What a command says while it waits, so that it is never silent for long."""
+"""Notices of a command while it waits, so that it always shows progress."""
 
 from __future__ import annotations
 

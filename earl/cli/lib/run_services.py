@@ -1,4 +1,4 @@
-"""Where a run's services listen, from its run.json, without the schema of the whole run file.
+"""The addresses of a run's services, from its run.json, without the schema of the whole run file.
 
 For commands that look at runs: the schema takes longer to import than all else that `earl status` does.
 """

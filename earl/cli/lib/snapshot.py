@@ -62,7 +62,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What is known of a run now. silent: for each service that did not answer, by name, the reason.
+    """The known state of a run. silent: for each service that did not answer, by name, the reason.
 
     elapsed_s: since the launch began, or that it took. failure: error, message and exit_code of the last
     launch. endpoints: addresses by name. leases: the oldest, at most LEASES.
@@ -81,7 +81,7 @@ class RunSnapshot:
 
     @property
     def why_ended(self) -> str:
-        """Why the run ended, in one sentence; "" while it is running, and for a fleet's."""
+        """Returns why the run ended, in one sentence; "" while it is running, and for a fleet's."""
         if self.state.is_active or self.directory == NOWHERE:
             return ""
         return why_ended(self.state.value, self.status, self.failure)
@@ -153,7 +153,7 @@ class RunMonitor:
         return GatewayViewer(self._addresses[1], self._access) if self._addresses[1] else None
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_S) -> RunSnapshot:
-        """What is known now, within about timeout_s."""
+        """Collects the state of the run, within about timeout_s."""
         record, held = read_record(self.directory), is_held(self.directory)
         silent: dict[str, str] = {}
         status, environments, leases = None, None, ()

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in the words of EARL's other errors."""
+"""Errors of a command line, in the words of EARL's other errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def wants_help(error: Any) -> bool:
-    """Whether nothing was typed after a group of commands, which shows its help."""
+    """Returns whether nothing was typed after a group of commands, which shows its help."""
     return _kind(error) == "NoArgsIsHelpError"
 
 
@@ -58,7 +58,7 @@ def _kind(error: Any) -> str:
 
 
 def _value(option: str, parameter: Any, arguments: Sequence[str]) -> str:
-    """What was typed for an option, after a space; "" if that is not found."""
+    """Returns the value typed for an option, after a space; "" if there is none."""
     names = {option, *getattr(parameter, "opts", ())}
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
@@ -68,7 +68,7 @@ def _value(option: str, parameter: Any, arguments: Sequence[str]) -> str:
 
 
 def _remedy(reason: str, otherwise: str) -> str:
-    """What to give, from what pydantic says of a value."""
+    """Derives a remedy from pydantic's message about a value."""
     if "valid integer" in reason:
         return "give a whole number"
     if "valid number" in reason:

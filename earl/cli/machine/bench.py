@@ -23,9 +23,10 @@ def root() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """As Ctrl-C does: what a benchmark started, and made in /tmp and /dev/shm, goes.
+    """Ends the benchmark as Ctrl-C does: its processes end, its files in /tmp and /dev/shm are removed.
 
-    Once: the kernel and a shell both say that a terminal has closed, and the second must not stop that.
+    Later signals are ignored: the kernel and a shell both report a closed terminal, and the second report
+    must not interrupt the removal.
     """
     signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt

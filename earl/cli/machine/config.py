@@ -103,7 +103,9 @@ def show(ctx: typer.Context, run_file: RunFile, as_json: AsJson = False) -> None
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """What a launch of a run file would start. processes: by name, in the order in which they start."""
+    """The processes that a launch of a run file would start. processes: by name, in the order in which they
+    start.
+    """
 
     directory: str
     processes: list[str]
@@ -127,7 +129,7 @@ def check(ctx: typer.Context, run_file: RunFile, as_json: AsJson = False) -> Non
 
 
 def would_start(config: RunConfig, notes: list[str]) -> CheckedRun:
-    """What a launch would start. Raises ConfigError for a run that exists, PortInUse."""
+    """Plans the processes of a launch. Raises ConfigError for a run that exists, PortInUse."""
     directory = run_path(config)
     check_directory(config, resume=False)
     resolve_all(config)

@@ -83,8 +83,8 @@ async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
 
 
 def needed(config: RunConfig) -> str:
-    """What the probe of a worker's needs reads. Not the bus: its URL may hold a password, and a remedy shows
-    what was read."""
+    """Returns the part of the run file that the probe of a worker reads. Not the bus: its URL may hold a
+    password, and a remedy shows what was read."""
     return config.model_dump_json(exclude_defaults=True, exclude={"bus"})
 
 
@@ -127,7 +127,9 @@ def lines(findings: Sequence[Finding], who: str) -> Iterable[str]:
 
 
 async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
-    """What each probe found, by name. One after the other: rates are not shared, nor is the arena's room."""
+    """Runs each probe; returns facts by name. One after the other: rates are not shared, nor is the arena's
+    space.
+    """
     return {name: await probe(name, config) for name in PROBES}
 
 

@@ -1,4 +1,4 @@
-"""What the probes' facts mean for a data plane, in words, each with what to do. Pure.
+"""Findings about a data plane from the probes' facts, each with a remedy. Pure.
 
 facts: by probe name, what `earl.dispatch.probe` printed: {"facts": {…}, "error": null or {message, remedy}}.
 """

@@ -1,4 +1,4 @@
-"""What this machine and the servers of a run file are like, as facts and as findings with what to do.
+"""Properties of this machine and of a run file's servers, as facts and as findings with remedies.
 
 `facts` looks, `findings` judges: pure, so that every machine can be tried in a test.
 """
@@ -52,7 +52,7 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This machine's properties at this moment."""
+    """Measures this machine's properties."""
     return Machine(
         len(os.sched_getaffinity(0)),
         quota(_CGROUP_CPU.read_text(encoding="ascii") if _CGROUP_CPU.is_file() else "max 100000"),
@@ -100,7 +100,7 @@ def of_machine(here: Machine) -> Iterator[Finding]:
 
 
 def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
-    """Whether the processor computes bfloat16, and whether the run, its dtypes resolved, would emulate it.
+    """Checks if the processor computes bfloat16, and if the run, its dtypes resolved, would emulate it.
 
     flags: the processor's instruction sets.
     """
@@ -117,7 +117,7 @@ def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
 
 
 def of_ports(config: RunConfig) -> Finding:
-    """Whether all that the run file binds on this machine is free now."""
+    """Returns whether all that the run file binds on this machine is free now."""
     addresses = binds(config)
     try:
         resolve_all(config)
@@ -131,8 +131,8 @@ def of_ports(config: RunConfig) -> Finding:
 def of_arenas(
     config: RunConfig, memory: Mapping[str, Any], rollout: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Finding:
-    """Whether arena_dir has room for the arenas. rollout, model: what the probes found about one worker, and
-    about the model."""
+    """Checks if arena_dir has space for the arenas. rollout, model: what the probes found about one worker,
+    and about the model."""
     for probed in (rollout, model):
         if (error := probed["error"]) is not None:
             return Finding("arenas", False, True, error["message"], error["remedy"], probed["facts"])

@@ -1,4 +1,4 @@
-"""What a run's directory says about the run: records of its JSON-lines files, as plain values."""
+"""The record of a run in its directory: records of its JSON-lines files, as plain values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Spans = dict[str, list[tuple[str, float, float]]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What a comparison and a trace are made of. spans: who → (what, start, end) in seconds of the run."""
+    """The data of a comparison or a trace. spans: who → (what, start, end) in seconds of the run."""
 
     directory: Path
     config: RunConfig

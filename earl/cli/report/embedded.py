@@ -1,4 +1,4 @@
-"""What a report holds of its run: the sections of the page, and the answers to what the page asks for.
+"""The content of a report on its run: the sections of the page, and the answers to what the page asks for.
 
 All of it is bounded: curves are thinned, and of many conversations some are left out, which the page says.
 """
@@ -87,7 +87,7 @@ def embedded(directory: Path, config: RunConfig) -> EmbeddedRun:
 
 
 def is_running(directory: Path) -> bool:
-    """Whether a launcher has the run and has not recorded how it ended."""
+    """Returns whether a launcher has the run and has not recorded how it ended."""
     record = read_record(directory)
     return is_held(directory) and (record is None or not record.outcome)
 
@@ -104,7 +104,9 @@ def whole(record: Record) -> dict[str, Any]:
 
 
 def within(records: Sequence[Record], characters: int) -> list[Record]:
-    """Those that fit, in order: half of the room is for evaluations, the rest for steps evenly spread."""
+    """Selects the records that fit into so many characters, in order: half of the space is for evaluations,
+    the rest for steps evenly spread.
+    """
     sizes = {id(record): len(encoded(whole(record))) for record in records}
 
     def fitting(groups: Sequence[Sequence[Record]], room: float) -> list[Record]:
@@ -140,7 +142,7 @@ def grouped(records: Sequence[Record]) -> tuple[list[list[Record]], list[list[Re
 
 
 def spread(groups: Sequence[Sequence[Record]], most: int) -> list[Sequence[Record]]:
-    """At most `most` of them: the first, the last, and evenly spaced ones between; of one, the last."""
+    """Selects at most `most` groups: the first, the last, and evenly spaced ones between; or the last."""
     if len(groups) <= most:
         return list(groups)
     if most == 1:

@@ -37,7 +37,9 @@ NAME = "earl"
 
 
 class LaunchOrder(BaseModel):
-    """What `earl up` asks for. waited_s: that it had taken before this process began. notes: for the log."""
+    """The order of `earl up` to its launcher. waited_s: time that it had taken before this process began.
+    notes: for the log.
+    """
 
     config: RunConfig
     resume: bool

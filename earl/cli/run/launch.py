@@ -1,4 +1,4 @@
-"""What `earl train`, `earl demo` and the benchmarks share: launch a run in front of a person.
+"""Launches a run in front of a person, for `earl train`, `earl demo` and the benchmarks.
 
 The view goes to standard error, so that standard output carries results alone.
 """
@@ -89,7 +89,7 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
 
 
 def hint(config: RunConfig) -> str:
-    """What one can do while the run is on the screen."""
+    """Tells the reader which commands serve while the run is on the screen."""
     page = f" · web page: earl dashboard {config.name}" if config.dashboard.bind else ""
     return f"Ctrl-C saves and stops{page}"
 
@@ -128,7 +128,7 @@ def resume_hint(outcome: LaunchOutcome) -> str:
 
 
 def last_words(outcome: LaunchOutcome) -> Iterator[str]:
-    """How it went, a line each, the last of which says how to resume if there is reason to."""
+    """Yields how it went, a line each, the last of which says how to resume if there is reason to."""
     yield from closing_lines(outcome.status)
     if not outcome.begun:
         yield f"earl: stopped before it began; {outcome.directory} has its logs"

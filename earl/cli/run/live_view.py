@@ -231,7 +231,7 @@ def all_in_line(columns: Sequence[tuple[str, str, str]]) -> int:
 
 
 def roles_table(roles: Sequence[RoleState]) -> RenderableType:
-    """How far each consumer of trajectories is."""
+    """Returns how far each consumer of trajectories is."""
     table = Table.grid(padding=(0, 3))
     for role in roles:
         table.add_row(
@@ -241,7 +241,7 @@ def roles_table(roles: Sequence[RoleState]) -> RenderableType:
 
 
 def stage_lines(stages: Sequence[StageState]) -> RenderableType:
-    """Each stage's parallelism, or the selector's last verdict where it decides; switches."""
+    """Draws each stage's parallelism, or the selector's last verdict where it decides, and its switches."""
     undecided = " · ".join(parallelism_text(stage) for stage in stages if not stage.chosen)
     lines = [Text(f"parallelism  {undecided}", style="grey50")] if undecided else []
     for stage in stages:

@@ -86,7 +86,7 @@ class LoggedView(PlainView):
 
 
 def waiting_line(processes: Sequence[ProcessState]) -> str:
-    """What the run waits for until every process is ready; "" from then on."""
+    """Names the processes that the run waits for; "" once every process is ready."""
     begun = [
         f"{process.name} ({process.state} {process.seconds:.0f} s)"
         for process in processes

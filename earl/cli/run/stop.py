@@ -194,7 +194,7 @@ def send(descriptor: int, number: signal.Signals) -> None:
 
 
 def wait(descriptor: int, bound_s: float) -> bool:
-    """Whether the process ended within the bound. A pidfd is readable once it has."""
+    """Returns whether the process ended within the bound. A pidfd is readable once it has."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(bound_s * 1000))

@@ -246,7 +246,7 @@ def tail(log: Path) -> list[str]:
 
 
 def shown_on(console: Console) -> Show:
-    """On a terminal one line that is written over; elsewhere a line when a process's state changes."""
+    """Shows progress: on a terminal in one line, elsewhere in a line for each change of a process's state."""
     reported: dict[str, str] = {}
 
     def show(states: Mapping[str, str], quiet_s: float) -> None:

@@ -131,7 +131,7 @@ def decision_lines(line: DecisionRecord, switch: RecordedSwitch | None = None) -
 
 
 def outcome(line: DecisionRecord, switch: RecordedSwitch | None) -> str:
-    """What became of a decision, in a sentence; "" where there was nothing to do."""
+    """Describes the outcome of a decision in a sentence; "" where there was nothing to do."""
     if switch is not None:
         return f"{line.stage} {switch_text(switch)}"
     if line.epoch:
@@ -161,7 +161,7 @@ def workload_rows(line: DecisionRecord) -> list[tuple[str, ...]]:
 
 
 def beside(line: DecisionRecord) -> Iterable[str]:
-    """What was measured beside the workload."""
+    """Describes measurements other than the workload."""
     measured = line.seen
     yield f"growth {line.growth:+.1%} per step"
     if measured.tokens_per_device_s is not None:
@@ -190,7 +190,7 @@ def candidate_row(candidate: RecordedCandidate, line: DecisionRecord) -> tuple[s
 
 
 def grounds(line: DecisionRecord) -> Iterable[str]:
-    """What the verdict was weighed by."""
+    """Describes the grounds of the verdict."""
     verdict = line.verdict
     if verdict.urgent:
         yield "urgent: switched without a payback"

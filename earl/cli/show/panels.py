@@ -71,7 +71,7 @@ def remarks(snapshot: RunSnapshot) -> Iterator[str]:
 
 
 def faults(environment: GatewayEnvironment) -> Iterator[str]:
-    """What went wrong in an environment, and which of its hosts get no session for a while."""
+    """Describes the faults of an environment, and which of its hosts get no session for a while."""
     for quarantine in environment.quarantines:
         yield visible(f"{environment.name}: {quarantine}")
     if environment.faults:
@@ -124,7 +124,7 @@ def stages(status: RunStatus) -> StatusTable:
 
 
 def tokens_per_s(status: RunStatus, stage: str) -> str:
-    """What its workers make together: generated, computed, or trained on."""
+    """Formats the tokens per second of a stage's workers together: generated, computed, or trained on."""
     if stage == "trainer":
         rate = status.metrics.get("train_tokens_per_s", 0.0)
     else:
@@ -174,7 +174,9 @@ def ledger(status: RunStatus) -> StatusTable:
 
 
 def queues(snapshot: RunSnapshot) -> StatusTable:
-    """What waits: tickets, episodes for a host, sequences for an engine, trajectories for a stage."""
+    """Builds the table of queues: tickets, episodes for a host, sequences for an engine, trajectories for a
+    stage.
+    """
     status, counts = snapshot.status, snapshot.status.ledger
     rows: list[tuple[str, str, str]] = []
     if counts.issued:

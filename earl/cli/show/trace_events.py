@@ -80,7 +80,7 @@ def _span(
 
 
 def _placed(name: str, at_s: float, track: Mapping[str, int], args: Mapping[str, Any]) -> Event:
-    """What spans and moments have in common: when and where they are drawn."""
+    """Builds the part common to spans and moments: when and where they are drawn."""
     return {"name": name, "cat": "earl", "ts": at_s * 1e6, **track, "args": dict(args)}
 
 

@@ -1,4 +1,4 @@
-"""What `earl explain` shows of a run whose selector decided nothing: why, what was measured, what to do."""
+"""The output of `earl explain` for a run whose selector decided nothing: why, measurements, what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reason_for_none(run_json: bytes) -> str:
 
 
 def measured(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """By stage: its layout, and what was measured of its workload at the first and at the last step."""
+    """Returns for each stage its layout and its measured workload at the first and at the last step."""
     records = [record for record in read_lines(run_dir / "metrics.jsonl") if "load" in record]
     if not records:
         return {}
@@ -66,7 +66,7 @@ def unexplained_lines(run_dir: Path, run_json: bytes, stage: str) -> Iterator[st
 
 
 def _choice(run_dir: Path, stage: str, running: Parallelism) -> str:
-    """What a profile would let the selector choose among."""
+    """Describes the parallelisms that a profile would let the selector choose among."""
     if running.devices == 1:
         return "one device: there is nothing to choose; more engines or ranks would give a choice"
     try:

@@ -70,7 +70,7 @@ class TableSection(Widget, can_focus=True):
 
     @property
     def lines(self) -> list[str]:
-        """What is drawn, from the title on."""
+        """The drawn lines, from the title on."""
         return [line.text for line in self._lines]
 
     def show(self, table: StatusTable | None, *, keep_place: bool = True) -> None:

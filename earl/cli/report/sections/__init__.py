@@ -1,1 +1,1 @@
-"""What a run's directory says, as the sections of the run's page and the answers to its requests."""
+"""The content of a run's directory, as the sections of the run's page and the answers to its requests."""

@@ -1,4 +1,6 @@
-"""Who was busy when, from timeline.jsonl: the share of every stretch of the run that each activity took."""
+"""The activity of each process, from timeline.jsonl: the share of every stretch of the run that each activity
+took.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the selector decided, by stage: the last decision whole, and where verdicts changed."""
+"""The selector's decisions, by stage: the last decision whole, and where verdicts changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ LISTED = 200
 
 @dataclass(frozen=True, slots=True)
 class DecidedStep:
-    """What a decision for `step` saw of the step before it, and both layouts. tokens: as in LENGTHS."""
+    """The workload that a decision for `step` saw in the step before it, and both layouts. tokens: as in
+    LENGTHS.
+    """
 
     step: int
     tokens: tuple[float, float, float]

@@ -208,7 +208,7 @@ class RunHistory:
         return shown
 
     def _moved(self) -> list[dict[str, Any]]:
-        """What was read by each path: totals, and bytes a step."""
+        """Returns the reads over each path: totals, and bytes per step."""
         names = sorted(
             {key.split(".")[1] for key in self.last if key.startswith("transfers.") and key.count(".") == 2}
         )
@@ -234,7 +234,9 @@ MOVED = ("size_bytes", "seconds", "transfers", "retries")
 
 
 def kept(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs of a line of metrics.jsonl, flat; `parallelisms`: that of each stage as text."""
+    """Selects the part of a line of metrics.jsonl that the page needs, flat; `parallelisms`: that of each
+    stage as text.
+    """
     fields = {key: value for key, value in flat(record).items() if key in KEPT or key.startswith(KEPT_GROUPS)}
     parallelism = record.get("parallelism")
     if isinstance(parallelism, Mapping):

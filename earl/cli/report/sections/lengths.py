@@ -11,7 +11,7 @@ COLUMNS = 96
 
 @dataclass(frozen=True, slots=True)
 class LengthColumn:
-    """What steps `first` to `last` trained on: bin → trajectories; tokens: sum over all of them."""
+    """Lengths that steps `first` to `last` trained on: bin → trajectories; tokens: sum over all of them."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class LengthColumn:
 
 
 def columns(records: Sequence[Mapping[str, object]]) -> tuple[list[LengthColumn], int]:
-    """At most COLUMNS columns of metrics records that have a histogram, and its bins per octave."""
+    """Returns at most COLUMNS columns of metrics records that have a histogram, and its bins per octave."""
     steps = []
     per_octave = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""What a run did not measure, and why. Pure."""
+"""Figures that a run did not measure, and why. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TILES = ("win_rate", "reward_mean", "tokens_per_s", "staleness_mean", "staleness
 def run_section(
     directory: Path, config: RunConfig, status: RunStatus, state: str, last_step: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the head of the page shows. last_step: the last record of the metrics."""
+    """Builds the section at the head of the page. last_step: the last record of the metrics."""
     result = read_object(directory / RESULT) if state == "ended" else {}
     elapsed_s = result.get("seconds") or status.elapsed_s or last_step.get("time_s", 0.0)
     shown: dict[str, Any] = {
@@ -58,7 +58,7 @@ def run_section(
 
 
 def has_result(directory: Path, state: str) -> bool:
-    """Whether the run has ended and recorded its final ledger."""
+    """Returns whether the run has ended and recorded its final ledger."""
     return state == "ended" and "issued" in read_object(directory / RESULT)
 
 

@@ -22,8 +22,9 @@ BEGINNING = 240
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """None: any. kind: "training", "evaluation", or an evaluation's name; reward: "positive", "zero",
-    "negative"; step: from first to last. text: part of what anyone in it says, upper case or lower."""
+    """Which trajectories to show; a None admits any. kind: "training", "evaluation", or an evaluation's name;
+    reward: "positive", "zero", "negative"; step: from first to last. text: part of any message,
+    in upper or lower case."""
 
     kind: str | None = None
     ending: str | None = None
@@ -119,7 +120,7 @@ def beginning(record: Record) -> dict[str, Any]:
 
 
 def contains(record: Record, text: str) -> bool:
-    """Whether a turn's text has it; text: in lower case."""
+    """Returns whether a turn's text has it; text: in lower case."""
     turns = record.get("turns")
     return isinstance(turns, list) and any(
         isinstance(turn, Mapping) and text in str(turn.get("text", "")).lower() for turn in turns
