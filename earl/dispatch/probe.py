@@ -39,7 +39,7 @@ def memory(config: DataPlaneConfig, facts: Facts) -> None:
 
 
 def ucx(config: DataPlaneConfig, facts: Facts) -> None:
-    """What UCX offers here, and a read from a serving process as the `ucx` transport does it."""
+    """Probes UCX's transports, and a read from a serving process as the `ucx` transport does it."""
     import ucxx
     from ucxx._lib import libucxx as api
 

@@ -22,7 +22,7 @@ COLUMN_ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """Where the bytes of one box lie. offset_bytes counts from the region's start."""
+    """The place of one box's bytes. offset_bytes counts from the region's start."""
 
     box: Box
     region: RegionRef
@@ -42,7 +42,7 @@ class TensorShards:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What one owner publishes under one key, for example "weights/7/trainer-0"."""
+    """The content that one owner publishes under one key, for example "weights/7/trainer-0"."""
 
     key: str
     version: int
@@ -85,7 +85,7 @@ class SequenceRecords:
 
 
 def packed(rows: np.ndarray, item_bytes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where columns lie that follow each other, aligned: (int64[N, C] bytes to each, int64[N] bytes in all).
+    """Lays columns out one after another, aligned: (int64[N, C] bytes to each, int64[N] bytes in all).
 
     rows: int64[N]. item_bytes: bytes of a row in each of the C columns.
     """

@@ -57,7 +57,7 @@ class Pieces:
 
     @property
     def verifiable(self) -> bool:
-        """Whether all that is read has checksums."""
+        """Returns whether all that is read has checksums."""
         return bool(self.regions.verifiable[self.region].all())
 
     @property
@@ -117,7 +117,7 @@ class Pieces:
         )
 
     def _limited(self, limit_bytes: int) -> Pieces:
-        """No piece above limit_bytes: fewer rows each, and where one run is too long, parts of it."""
+        """Splits pieces above limit_bytes into pieces of fewer rows, and too long a run into parts."""
         if not len(self) or int((self.rows * self.run).max()) <= limit_bytes:
             return self
         fewer = self.split_rows(np.maximum(limit_bytes // self.run, 1))

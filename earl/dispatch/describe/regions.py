@@ -1,4 +1,4 @@
-"""Where published bytes lie: a worker's arena, a region of it, and many regions of one arena as arrays."""
+"""The places of published bytes: a worker's arena, a region of it, and arrays of many regions of an arena."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Regions:
 
     @classmethod
     def of(cls, refs: Sequence[RegionRef]) -> Regions:
-        """These regions of one arena. Raises LayoutError where their checksum blocks differ in size."""
+        """Gathers regions of one arena. Raises LayoutError where their checksum blocks differ in size."""
         sizes = {ref.checksum_block_bytes for ref in refs if ref.checksums}
         if len(sizes) > 1:
             raise LayoutError(f"checksum blocks of {sorted(sizes)} bytes in one arena", "publish them again")

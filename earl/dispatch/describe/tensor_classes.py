@@ -90,7 +90,7 @@ def held_bytes(classes: Iterable[tuple[TensorClass, int]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClassShard:
-    """What one owner holds of a class, as in its descriptor. rank: its row-major position on the mesh.
+    """One owner's part of a class, as in its descriptor. rank: its row-major position on the mesh.
 
     offset_bytes: where its first tensor begins in the region; tensor_bytes: from each tensor to the next.
     The layout's owners are named by their ranks.

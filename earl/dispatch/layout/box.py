@@ -1,4 +1,4 @@
-"""How a tensor lies over owners: boxes, shards and layouts. Pure; integers only.
+"""The distribution of a tensor over owners: boxes, shards and layouts. Pure; integers only.
 
 Every tensor that moves, a token column or a weight, is (name, dtype, shape, shards), each shard a
 box that one owner holds. Replicated and tensor-parallel weights, `torch.chunk` slices, DTensor

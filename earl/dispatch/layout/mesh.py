@@ -18,7 +18,7 @@ from earl.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class MeshLayout:
-    """How every tensor of a class lies over owners, who stand row-major over the mesh.
+    """The distribution of every tensor of a class over owners, numbered row-major over the mesh.
 
     Example: MeshLayout((8, 6), (2, 2), (("replicate",), ("shard", 0)), ("a", "b", "c", "d")).
     """
@@ -40,11 +40,11 @@ class MeshLayout:
 
     @property
     def tensors(self) -> int:
-        """How many tensors the class has, numbered row-major over the stack."""
+        """Returns how many tensors the class has, numbered row-major over the stack."""
         return prod(self.shape[: self.stack])
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where owner number `rank` stands on the mesh."""
+        """Returns where owner number `rank` stands on the mesh."""
         return tuple(int(i) for i in np.unravel_index(rank, self.mesh_shape))
 
     def runs(self, rank: int) -> tuple[Runs, ...]:
@@ -52,7 +52,7 @@ class MeshLayout:
         return placement_runs(self.shape, self.mesh_shape, self.placements, self.coordinates(rank))
 
     def splits(self) -> tuple[DimensionSplit, ...]:
-        """How each dimension is split over parts: the coordinates, row-major, of the mesh dimensions that
+        """Splits each dimension over parts: the coordinates, row-major, of the mesh dimensions that
         split it.
         """
         return tuple(

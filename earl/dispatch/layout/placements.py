@@ -101,7 +101,7 @@ def placement_runs(
     placements: Sequence[Placement],
     coordinates: Sequence[int],
 ) -> tuple[Runs, ...]:
-    """For each tensor dimension, the global ranges that the rank at these mesh coordinates holds.
+    """Returns for each tensor dimension the global ranges that the rank at these mesh coordinates holds.
 
     Their product, laid end to end in each dimension, is its local array. Raises LayoutError.
     """
@@ -134,7 +134,7 @@ def placement_boxes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DimensionSplit:
-    """How one dimension is split over parts: segments sorted by start, covering it exactly once.
+    """The split of one dimension over parts: segments sorted by start, covering it exactly once.
 
     start, stop, local: int64[S]; part: int32[S]. local: where a segment begins in its part's local index.
     """
@@ -146,7 +146,9 @@ class DimensionSplit:
     local: np.ndarray
 
     def overlap(self, ranges: Runs) -> Overlap:
-        """What a reader of these global ranges, in the order in which it keeps them, takes from each part."""
+        """Returns what a reader of these global ranges, in the order in which it keeps them, takes from each
+        part.
+        """
         lows = np.array([a for a, _ in ranges], np.int64)
         highs = np.array([b for _, b in ranges], np.int64)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(highs - lows)])
@@ -198,7 +200,7 @@ class Overlap:
 
 @lru_cache(maxsize=1024)
 def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> DimensionSplit:
-    """How one dimension is split by mesh dimensions, each (placement, ranks), applied from the left."""
+    """Splits one dimension by mesh dimensions, each (placement, ranks), applied from the left."""
     counts = [count for _, count in steps]
     # (start, stop, part, local) of each.
     segments: list[tuple[int, int, int, int]] = []

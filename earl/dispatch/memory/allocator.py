@@ -35,7 +35,8 @@ def rounded(size_bytes: int) -> int:
 
 
 def occupied(size_bytes: int) -> int:
-    """What a region of this many bytes takes of a space that has room: at most an eighth more, aligned.
+    """Returns the bytes that a region of this size takes in a large enough space: at most an eighth more,
+    aligned.
 
     In a space that is nearly full it may get a larger block: better than to be refused.
     """

@@ -115,7 +115,7 @@ class Arena:
 
     @property
     def capacity_bytes(self) -> int:
-        """What `free_bytes` is when nothing is allocated."""
+        """The value of `free_bytes` when nothing is allocated."""
         return self._header.size_bytes - self._header.data_offset
 
     def served_at(self, *, ucx_address: str = "", nixl_address: str = "") -> None:
@@ -124,7 +124,7 @@ class Arena:
 
     @property
     def data_offset(self) -> int:
-        """Where the first region may begin, in bytes from the start of the file."""
+        """Returns where the first region may begin, in bytes from the start of the file."""
         return self._header.data_offset
 
     def moved_to(self, device: str) -> None:

@@ -91,7 +91,7 @@ def _pages(size_bytes: int) -> int:
 
 
 def arena_directory(config: DataPlaneConfig, run_dir: Path) -> Path:
-    """Where a run's arenas lie: the same for every process of the run, another for every other run."""
+    """Returns the directory of a run's arenas: one for all processes of a run, another for each run."""
     resolved = run_dir.resolve()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.name)[:64]
     return Path(config.arena_dir) / f"earl-{name}-{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""Which replica serves which copy: the nearest ones share, filled like vessels to one level. Pure.
+"""Assigns copies to replicas: the nearest ones share, filled like vessels to one level. Pure.
 
     bytes planned  ▁ ▅ ▂        level L: what each would have read from it if bytes could be split at will;
     shares         ▆ ▂ ▅        a copy goes where its middle falls, so none gets more than L plus one copy

@@ -60,7 +60,7 @@ class CopyBlock:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What an owner reads of a class of tensors: `runs`, ranges per dimension, the stack's too.
+    """An owner's request for a class of tensors: `runs`, ranges per dimension, the stack's too.
 
     Its local arrays are those ranges laid end to end. item_bytes: bytes of an element. priority: lower first.
     """

@@ -1,4 +1,4 @@
-"""In which order an owner's reads start, and how much may be in flight from one peer. Pure.
+"""The order in which an owner's reads start, and how much may be in flight from one peer. Pure.
 
     blocks ─► requests: what one peer gives for one priority, at most `credit_bytes` each
            ─► sorted: priority, wave (a peer's first, second, …), peers in turn from the reader's own

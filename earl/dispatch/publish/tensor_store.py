@@ -42,7 +42,7 @@ _INLINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What to reserve: a tensor, or `box` of a tensor of `shape`. Example: TensorSpec("int32", (412,))."""
+    """A tensor to reserve: whole, or `box` of a tensor of `shape`. Example: TensorSpec("int32", (412,))."""
 
     dtype: str
     shape: tuple[int, ...]

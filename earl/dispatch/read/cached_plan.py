@@ -48,7 +48,8 @@ class Repeated:
         self._plan: _Plan | None = None
 
     def plan(self, keys: tuple[str, ...], known: Mapping[str, Descriptor], turn: int) -> list[FromArena]:
-        """What to read of the arenas for the version that these keys hold together. turn: as in `resolve`.
+        """Plans the reads from the arenas for the version that these keys hold together. turn: as in
+        `resolve`.
 
         Raises LayoutGap, LayoutError.
         """

@@ -34,7 +34,7 @@ AnyRead = Read | SequenceRead | VersionRead
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a transfer moved, and how.
+    """The record of a transfer: what it moved, and how.
 
     size_bytes_by_path: bytes by the path that was really used ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma").
     seconds: from the call to its end; planned_s: the part of them until the reads were planned. verified:
@@ -58,7 +58,7 @@ class Receipt:
 
 @dataclass(slots=True)
 class _Batch:
-    """What a call to `read` takes out of one arena, over which transport, and the outcome."""
+    """The part of a call to `read` that one arena serves, over which transport, and the outcome."""
 
     source: FromArena
     transport: Transport

@@ -54,7 +54,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class FromArena:
-    """What is to be read out of one arena, in order: pieces, each made when its turn comes."""
+    """The reads from one arena, in order: pieces, each made when its turn comes."""
 
     arena: ArenaRef
     size_bytes: int = 0
@@ -87,7 +87,7 @@ class FromArena:
 
 
 class ReadPlan:
-    """What is to be read so far, by arena. loads: bytes from each owner, by which replicas share the load."""
+    """The planned reads so far, by arena. loads: bytes from each owner, by which replicas share the load."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, FromArena] = {}
@@ -104,7 +104,7 @@ class ReadPlan:
         self.loads[arena.owner] = self.loads.get(arena.owner, 0) + size_bytes
 
     def by_arena(self) -> list[FromArena]:
-        """What is read out of each arena, in the order in which the arenas were first named."""
+        """Returns the reads from each arena, in the order in which the arenas were first named."""
         return list(self._arenas.values())
 
 

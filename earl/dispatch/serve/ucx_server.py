@@ -217,7 +217,7 @@ class _RequestPieces:
         )
 
     def runs(self, memory: np.ndarray, offset_bytes: np.ndarray) -> np.ndarray | Runs:
-        """Where the pieces' runs lie in uint8 `memory`. offset_bytes: int64[R], the regions' offsets."""
+        """Locates the pieces' runs in uint8 `memory`. offset_bytes: int64[R], the regions' offsets."""
         start = offset_bytes[self.region] + self.start
         if len(start) == 1:
             return memory[start[0] : start[0] + self.length[0]]

@@ -1,1 +1,1 @@
-"""How bytes get from an arena to a reader: one interface (`base`), one module per way."""
+"""Transports of bytes from an arena to a reader: one interface (`base`), one module per way."""

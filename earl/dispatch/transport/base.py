@@ -1,4 +1,4 @@
-"""What every transport promises.
+"""The contract of every transport.
 
 `read` copies pieces of one arena into the caller's buffers. When it returns, the bytes are those
 that were published: generations were re-checked after copying, checksums compared where requested. When it

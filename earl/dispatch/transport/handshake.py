@@ -1,4 +1,4 @@
-"""How a reader and a serving process prove to each other that they hold the run's secret, over TCP.
+"""The handshake in which reader and serving process prove that they hold the run's secret, over TCP.
 
 Only then does either parse the other's address: UCX aborts on garbage, and who holds an address reads
 memory. The socket stays open; its end is the peer's end.

@@ -109,7 +109,7 @@ class NixlAgent:
 
     @property
     def metadata(self) -> bytes:
-        """How to reach this agent and its registered memory: for authenticated peers only."""
+        """Returns how to reach this agent and its registered memory: for authenticated peers only."""
         return self._agent.getLocalMD()
 
     def register(self, memory: np.ndarray) -> Any:
@@ -163,7 +163,7 @@ class NixlAgent:
         return handle
 
     def done(self, handle: int, peer: str) -> bool:
-        """Whether a transfer has succeeded; asking also makes progress. Raises PeerLost."""
+        """Returns whether a transfer has succeeded; asking also makes progress. Raises PeerLost."""
         try:
             return self._agent.getXferStatus(handle) == self._nixl.NIXL_SUCCESS
         except self._errors as error:

@@ -17,7 +17,7 @@ from earl.errors import PeerLost, TransportUnavailable
 
 
 class NixlOffer(msgspec.Struct, frozen=True):
-    """What a serving process sends an authenticated reader in the handshake's Welcome.
+    """The offer of a serving process to an authenticated reader, in the handshake's Welcome.
 
     wire: what its agent uses. agent, metadata: its name, and NIXL's description of it and its memory.
     base: where the arena's file is mapped there; header: the file's first bytes.

@@ -1,4 +1,5 @@
-"""What to read, so that pieces can be copied out of it: spans of the arena's file, a buffer at a time. Pure.
+"""The spans to read so that pieces can be copied out of them: spans of the arena's file, a buffer at a time.
+Pure.
 
     plain     runs of a piece ─► each a span; runs with small gaps ─► one span, gaps and all
     checked   pieces ─► the checksum blocks they touch, each once ─► spans of whole blocks
@@ -28,7 +29,7 @@ _WORD = np.int64(1) << 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """What one buffer is filled with. start, length: int64[S], spans of the arena's file, laid end to end.
+    """The content of one buffer. start, length: int64[S], spans of the arena's file, laid end to end.
 
     pieces: the copies out of that buffer. block: int64[B, 2], (region, block) of every checksum block in
     it, in order; stop: int64[B], where each ends in the buffer.

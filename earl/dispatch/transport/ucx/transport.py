@@ -238,7 +238,7 @@ def _blocks(pieces: Pieces, block_bytes: int) -> np.ndarray:
 
 
 def _runs(pieces: Pieces, short: np.ndarray, pooled: np.ndarray | None) -> np.ndarray | Runs:
-    """Where the answer goes: in place, but for the pieces that are `short`, end to end in `pooled`."""
+    """Returns the answer's destination: in place, but end to end in `pooled` for pieces that are `short`."""
     if pooled is not None and short.all():
         return pooled[: pieces.size_bytes]
     first = np.array([address_of(buffer) for buffer in pieces.buffers])[pieces.buffer] + pieces.target_offset
