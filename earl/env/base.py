@@ -1,4 +1,4 @@
-"""What an environment author writes: a class with `reset` and `step`.
+"""The interface of an environment: a class with `reset` and `step`.
 
     class Guess(Environment):
         name = "mine/guess"
@@ -50,7 +50,7 @@ ISOLATIONS = ("thread", "process")
 
 
 class Ending(enum.IntEnum):
-    """How an episode ended; the numbers are those of earl.v1.Ending. Only OK and TRUNCATED may train."""
+    """The ending of an episode; the numbers are those of earl.v1.Ending. Only OK and TRUNCATED may train."""
 
     NONE = 0
     OK = 1
@@ -62,7 +62,7 @@ class Ending(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent sees: a text and, where they can be listed, the actions that are legal now.
+    """The agent's view: a text and, where they can be listed, the actions that are legal now.
 
     role: who says it, for chat models: "user", or "tool" for what a tool that the agent called answers.
     tool_results: the answers one by one, for clients that sent the calls as such; `text` has them too.
@@ -76,7 +76,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step led to.
+    """The result of a step.
 
     reward: of this step alone, finite. done: the episode ended by its own rules. truncated: it was
     cut short, for example by a bound on moves. metrics: finite numbers about the whole episode, given

@@ -47,7 +47,7 @@ def error_of(message: str) -> EarlError:
 
 
 def info(name: str, environment: type[Environment] | Environment) -> env_pb2.EnvironmentInfo:
-    """What a host says about an environment that it serves."""
+    """Builds a host's declaration of an environment that it serves."""
     message = env_pb2.EnvironmentInfo(
         name=name, description=environment.description, schema_hash=schema_hash(environment)
     )
@@ -59,7 +59,7 @@ def info(name: str, environment: type[Environment] | Environment) -> env_pb2.Env
 
 
 def action(message: env_pb2.Action) -> Action:
-    """What an agent did. Arguments that are no JSON stay the text that they are: a tool refuses them."""
+    """Decodes an agent's action. Arguments that are no JSON stay text: a tool refuses them."""
     return Action(message.text, [_tool_call(call) for call in message.tool_calls])
 
 
@@ -139,7 +139,7 @@ def checked_role(role: str) -> str:
 
 
 def observation(message: env_pb2.Observation) -> Observation:
-    """What a Result shows the agent. Raises EnvProtocolError for a role that there is not."""
+    """Decodes the observation of a Result. Raises EnvProtocolError for a role that there is not."""
     return Observation(
         message.text,
         tuple(message.legal_actions),
@@ -157,7 +157,7 @@ def host_message(data: bytes) -> env_pb2.HostMessage:
 
 
 def outcome(result: env_pb2.Result) -> Observation | StepResult:
-    """What `answer` made the Result of: an observation for a reset, else a StepResult.
+    """Decodes a Result that `answer` built: an observation for a reset, else a StepResult.
 
     Raises the error that a failed one stands for.
     """

@@ -14,7 +14,7 @@ from earl.env.base import Environment
 
 
 class Admission(enum.Enum):
-    """What to do with a step that arrived."""
+    """The decision on a step that arrived."""
 
     RUN = "run"
     REPEAT = "repeat"

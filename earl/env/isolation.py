@@ -241,7 +241,7 @@ class IsolatedEnvironment(Environment):
             self._pool.give_back(process)
 
     async def _ask(self, message: Any) -> Any:
-        """What the environment answered.
+        """Sends the environment a message and returns its answer.
 
         Raises EnvironmentCrashed if the process died, EnvProtocolError for what is no answer, and the
         error of an episode that failed. In each case, and when cancelled, the process is gone after it.

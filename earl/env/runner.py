@@ -226,7 +226,7 @@ class SessionRunner:
             log.info("a call ended after its host did")
 
     def _task_ended(self, session: HostedSession, seq: int, task: asyncio.Task[Any]) -> None:
-        """Also called for a task that was cancelled before it began."""
+        """Sends the task's result or fault; also called for a task that was cancelled before it began."""
         session.task = None
         cancelled = Failure(Ending.TIMEOUT, "EnvironmentFailure", f"step {seq} was cancelled")
         self._finished(session, seq, cancelled if task.cancelled() else task.result())
@@ -293,7 +293,7 @@ async def _awaited(name: str, seq: int, call: Call) -> Any:
 
 
 def _failure(name: str, seq: int, error: BaseException) -> Failure:
-    """How an episode ended that raised `error`, which is logged; EARL's own errors keep their name and their
+    """Logs `error` and returns how its episode ended; EARL's own errors keep their name and their
     words."""
     what = "close" if seq < 0 else f"step {seq}" if seq else "reset"
     log.warning("%s: %s failed: %r", name, what, error, exc_info=not isinstance(error, EarlError))

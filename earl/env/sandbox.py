@@ -75,7 +75,7 @@ _READABLE = (
 
 
 class RunEnd(enum.Enum):
-    """How a run ended; the value is the text that the agent gets."""
+    """The ending of a run; the value is the text that the agent gets."""
 
     OK = ""
     FAILED = "failed"
@@ -111,7 +111,7 @@ class SandboxRun:
     layers: str
 
     def shown(self) -> str:
-        """What an agent is shown: the output, and how the run ended if it did not go well."""
+        """Returns the text shown to an agent: the output, and how the run ended if it did not go well."""
         text = self.output.rstrip("\n")
         note = f"[{self.end.value}]" if self.end not in (RunEnd.OK, RunEnd.FAILED) else ""
         return "\n".join(part for part in (text, note) if part) or "(no output)"
@@ -264,7 +264,7 @@ _REMEDY = (
 
 
 def _ready(descriptor: int, deadline: float) -> bool:
-    """Whether there is something to read (or an end) before the deadline."""
+    """Returns whether there is something to read (or an end) before the deadline."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     left = deadline - time.monotonic()
@@ -288,7 +288,7 @@ def _started(process: subprocess.Popen[bytes], status: int) -> str:
 
 
 def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Whether it ends before the deadline; it is not waited for."""
+    """Returns whether it ends before the deadline; it is not waited for."""
     descriptor = os.pidfd_open(process.pid)
     try:
         return _ready(descriptor, deadline)

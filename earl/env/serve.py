@@ -1,4 +1,4 @@
-"""Which environments a host serves: from classes, factories, or a run file's "package.module:object"."""
+"""The environments that a host serves: from classes, factories, or a run file's "package.module:object"."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def load(target: str) -> ServedEnvironments:
 
 
 def described(factory: Factory) -> type[Environment] | Environment:
-    """Where to read an environment's class attributes: the class itself, or one object of a factory."""
+    """Returns the holder of an environment's class attributes: the class, or one object of a factory."""
     return factory if isinstance(factory, type) else factory()

@@ -55,7 +55,7 @@ _BACKOFF_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step led to. ending is NONE unless done; queue_s and host_s are the gateway's timings."""
+    """The outcome of a step. ending is NONE unless done; queue_s and host_s are the gateway's timings."""
 
     observation: Observation
     reward: float
@@ -68,7 +68,7 @@ class StepOutcome:
 
 
 def ending_of(error: EarlError) -> Ending:
-    """How an episode ended that failed with `error`."""
+    """Returns how an episode ended that failed with `error`."""
     if isinstance(error, DeadlineExceeded):
         return Ending.TIMEOUT
     if type(error) is EnvironmentFailure:
@@ -125,7 +125,7 @@ class GatewayClient:
         return self._stream
 
     async def environments(self, deadline_s: float = 10.0) -> dict[str, int]:
-        """What the gateway's hosts serve: name → capacity in all."""
+        """Returns the environments of the gateway's hosts: name → capacity in all."""
         request = env_pb2.ListEnvironmentsRequest()
         response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
         return {entry.environment.name: entry.capacity for entry in response.entries if entry.hosts}
@@ -308,7 +308,7 @@ class _PlayStream:
 
 
 def _failing(session: Session, error: EarlError) -> EarlError:
-    """What a session raises when its stream ended with `error`: an unreachable gateway is, to a session
-    that plays, its host lost; one that only opens may try again."""
+    """Returns the error that a session raises when its stream ended with `error`: an unreachable gateway is,
+    to a session that plays, its host lost; one that only opens may try again."""
     lost = session._seq > 0 and isinstance(error, ServiceUnavailable)
     return (EnvHostLost if lost else type(error))(error.message, error.remedy)

@@ -1,4 +1,4 @@
-"""What is said to an env host on the environment stream: by a gateway, an examiner, or a host to its own
+"""Messages to an env host on the environment stream: by a gateway, an examiner, or a host to its own
 process."""
 
 from __future__ import annotations

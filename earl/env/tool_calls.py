@@ -38,7 +38,7 @@ _OPENING = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneO
 
 
 class FaultKind(enum.Enum):
-    """What is wrong with an action that should call a tool."""
+    """The fault of an action that should call a tool."""
 
     NO_CALL = "no_call"
     TOO_LONG = "too_long"
@@ -52,7 +52,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a call cannot be carried out. message: one line for the author of the call."""
+    """The reason why a call cannot be carried out. message: one line for the author of the call."""
 
     kind: FaultKind
     message: str
@@ -73,7 +73,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call led to. is_error: the tool did not do what was asked of it; text says why."""
+    """The result of a call. is_error: the tool did not do what it was asked to; text gives the reason."""
 
     text: str
     id: str = ""
@@ -81,7 +81,7 @@ class ToolResult:
 
 
 class Action(str):
-    """What the agent did: its text and, where the client parsed them, its calls of tools.
+    """The agent's action: its text and, where the client parsed them, its calls of tools.
 
     A `str` in every other way, so that an environment without tools takes it as its text.
     """
@@ -107,7 +107,7 @@ def object_schema(**types: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What an agent may call. parameters: JSON schema of the arguments, an object."""
+    """A tool that an agent may call. parameters: JSON schema of the arguments, an object."""
 
     name: str
     description: str
@@ -137,7 +137,7 @@ class Tool:
 
 
 def _mismatch(given: Any, schema: Mapping[str, Any]) -> str:
-    """What a value is that it should not be; empty if it may be of this schema."""
+    """Describes how a value violates this schema; empty if it does not."""
     named = schema.get("type", ())
     kinds = [named] if isinstance(named, str) else [*named]
     types = tuple(kind for name in kinds for kind in _TYPES.get(name, (object,)))
@@ -166,7 +166,7 @@ def render(call: ToolCall) -> str:
 
 
 def has_calls(action: str) -> bool:
-    """Whether the action tries to call a tool; if not, it is the agent's answer."""
+    """Returns whether the action tries to call a tool; if not, it is the agent's answer."""
     return bool(getattr(action, "tool_calls", ())) or OPEN in action
 
 

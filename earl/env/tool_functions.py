@@ -115,7 +115,7 @@ def tool_of(function: Callable[..., Any], method: str = "", is_bound: bool = Fal
 
 
 class _Schema(GenerateJsonSchema):
-    """Without the titles that pydantic derives from names: they tell a model nothing."""
+    """Generates schemas without the titles that pydantic derives from names: they tell a model nothing."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -124,7 +124,7 @@ class _Schema(GenerateJsonSchema):
 def _arguments(
     function: Callable[..., Any], name: str, where: str, is_bound: bool
 ) -> TypeAdapter[dict[str, Any]]:
-    """What checks a function's arguments: a dict with the keys that were given."""
+    """Builds the validator of a function's arguments: a dict with the keys that were given."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:

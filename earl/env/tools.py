@@ -98,7 +98,7 @@ class ToolEnvironment(Environment):
         return StepResult("", done=True)
 
     def called(self, calls: Sequence[Called], result: StepResult) -> Any:
-        """After the calls of an action: what the step is to lead to. Plain or async.
+        """Decides, after the calls of an action, what the step leads to. Plain or async.
 
         result: the results as one observation, with the sum of the rewards of tools that gave any.
         """
@@ -264,7 +264,7 @@ def _refused(call: ToolCall, message: str) -> Called:
 
 
 def _text_of(value: Any) -> tuple[str, StepResult | None]:
-    """What a tool's value is shown as."""
+    """Converts a tool's value to the text that is shown."""
     if isinstance(value, StepResult):
         shown = value.observation
         return (shown.text if isinstance(shown, Observation) else shown), value

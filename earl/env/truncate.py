@@ -14,7 +14,7 @@ _LEAST = 64
 
 
 def truncate(text: str, limit: int) -> str:
-    """At most `limit` characters of `text`, at least 64: its two ends and how much is missing between.
+    """Cuts `text` to at most `limit` characters, at least 64: its two ends and how much is missing between.
 
     What cannot be sent as UTF-8 (lone surrogates) becomes "?".
     """
@@ -29,7 +29,7 @@ def truncate(text: str, limit: int) -> str:
 
 
 def shares(lengths: Sequence[int], total: int) -> list[int]:
-    """How much of each text may stay so that all have room in `total`: the longest give first.
+    """Returns how much of each text may stay so that all have room in `total`: the longest give first.
 
     Every text gets its length or the common bound that uses `total` up.
     """

@@ -57,7 +57,7 @@ class LoopWatch:
                 noticed = noticed or self._notice()
 
     def _notice(self) -> bool:
-        """Whether an environment is what the loop is in; it is then counted and named."""
+        """Returns whether an environment is what the loop is in; it is then counted and named."""
         held_by = holder(sys._current_frames().get(self._watched))
         if held_by is None:
             return False

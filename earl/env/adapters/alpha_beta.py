@@ -49,7 +49,7 @@ _WIN = 1_000
 
 
 def has_four(stones: int) -> bool:
-    """Whether a side's stones hold four in a row."""
+    """Returns whether a side's stones hold four in a row."""
     for shift in (1, 6, 7, 8):
         pairs = stones & (stones >> shift)
         if pairs & (pairs >> (2 * shift)):

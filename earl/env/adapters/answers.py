@@ -39,7 +39,7 @@ def final(text: str) -> str:
 
 
 def checked(task: Mapping[str, Any]) -> Score:
-    """What scores a final answer, 0.0 or 1.0, as the task's answer, check and tolerance say.
+    """Returns a score of the final answer, 0.0 or 1.0, as the task's answer, check and tolerance say.
 
     Raises ValueError for a task that says it wrongly.
     """

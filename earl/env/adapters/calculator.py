@@ -102,5 +102,5 @@ def _problem(number: int, settings: dict[str, Any]) -> str:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [Calculator]

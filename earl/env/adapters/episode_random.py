@@ -34,7 +34,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def chance(generator: random.Random) -> Iterator[None]:
-    """What runs inside, in this thread, draws from `generator`."""
+    """Makes code inside the context, in this thread, draw from `generator`."""
     outer, _current.generator = _current.generator, generator
     try:
         yield

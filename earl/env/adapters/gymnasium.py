@@ -222,5 +222,5 @@ def environment(
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [environment(id) for id in VIEWS]

@@ -1,4 +1,4 @@
-"""How gymnasium's own environments read as text: rules, names of actions, what an observation says.
+"""Texts of gymnasium's own environments: rules, names of actions, what an observation says.
 
 Reward bounds hold for every task: step rewards times gymnasium.MAX_STEPS, and what an illegal move costs.
 """

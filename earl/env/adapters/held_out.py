@@ -23,12 +23,12 @@ Instance = TypeVar("Instance")
 
 
 def is_evaluation(seed: int) -> bool:
-    """Whether a seed is one of evaluation's."""
+    """Returns whether a seed is one of evaluation's."""
     return bool(seed & EVALUATION_BIT)
 
 
 def belongs_to_evaluation(text: str) -> bool:
-    """Whether the instance of this text is one of evaluation's."""
+    """Returns whether the instance of this text is one of evaluation's."""
     return zlib.crc32(text.encode()) % SHARE == 0
 
 

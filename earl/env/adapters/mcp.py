@@ -42,7 +42,8 @@ _CHECK = frozenset({"question", "answer", "check", "tolerance"})
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a verifier judges. answer: the agent's, empty if it gave none. calls: what it called, in order.
+    """A finished episode for a verifier. answer: the agent's, empty if it gave none. calls: what it called,
+    in order.
 
     call: asks the server, `await call(tool, arguments)`.
     """

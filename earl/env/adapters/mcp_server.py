@@ -63,7 +63,7 @@ Server = Stdio | Http
 
 @dataclass(frozen=True, slots=True)
 class McpAnswer:
-    """What a tool said; is_error: that it did not do what it was asked to."""
+    """A tool's answer; is_error: the tool did not do what it was asked to."""
 
     text: str
     is_error: bool = False

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def metrics(**figures: float) -> dict[str, float]:
-    """Each figure as a float; a bool, such as `win`, is 0 or 1."""
+    """Converts each figure to a float; a bool, such as `win`, becomes 0 or 1."""
     return {name: float(value) for name, value in figures.items()}

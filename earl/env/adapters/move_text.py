@@ -1,4 +1,4 @@
-"""Which move a text says, and texts cut to a length.
+"""Finds the move in a text, and truncates texts to a length.
 
 A move stands in brackets, "[left]". Models think aloud, so the last brackets count; a text without any
 is the move itself.

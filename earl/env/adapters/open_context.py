@@ -50,7 +50,7 @@ class Kept(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """Whether it is closed, or was lost."""
+        """Returns whether it is closed, or was lost."""
         return self._task.done() or self._leave.is_set()
 
     @property
@@ -59,7 +59,7 @@ class Kept(Generic[T]):
         return EnvBackendLost(f"{self._what} was lost: {self._reason()}")
 
     async def entered(self, within_s: float) -> T:
-        """What the context manager gave, within so many seconds; past them it is given up.
+        """Returns the context manager's value; gives up after so many seconds.
 
         Raises EnvBackendLost.
         """

@@ -149,5 +149,5 @@ def _load(name: str) -> Any:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [TicTacToe, ConnectFour]

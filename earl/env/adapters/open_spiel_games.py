@@ -269,7 +269,7 @@ def left_out() -> dict[str, str]:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     skipped = _ELSEWHERE | set(left_out())
     return [
         variant(

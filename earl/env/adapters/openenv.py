@@ -128,7 +128,7 @@ class OpenEnv(Environment):
         return fields
 
     def shown(self, observation: dict[str, Any]) -> Observation:
-        """What the agent sees of the server's observation: its text_field, or all but its metadata."""
+        """Returns the agent's view of the server's observation: its text_field, or all but its metadata."""
         if not self.text_field:
             fields = {key: value for key, value in observation.items() if key != "metadata"}
             return Observation(json.dumps(fields, sort_keys=True, ensure_ascii=False))

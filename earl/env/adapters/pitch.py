@@ -138,7 +138,7 @@ def parsed(action: str) -> float | None:
 def recovery_s(
     aircraft: Aircraft, start: PitchState, hold_s: float, limits: tuple[float, float], max_s: float
 ) -> float:
-    """How long `near_optimal` takes from `start`, whatever is below; at most max_s."""
+    """Returns how long `near_optimal` takes from `start`, whatever is below; at most max_s."""
     state = start
     while state.seconds < max_s:
         stick = near_optimal(aircraft, state, hold_s, limits)
@@ -170,5 +170,5 @@ def _start(number: int, most_g: float) -> PitchState:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [PitchRecovery]

@@ -88,7 +88,7 @@ class Moment:
 
     @property
     def struck(self) -> bool:
-        """Whether the aircraft is at or below ground level."""
+        """Returns whether the aircraft is at or below ground level."""
         return self.state.altitude <= 0
 
 
@@ -126,7 +126,7 @@ def rates(aircraft: Aircraft, state: PitchState, stick: float) -> _Rates:
 
 
 def moment(aircraft: Aircraft, state: PitchState, stick: float) -> Moment:
-    """What is felt in a state under this stick."""
+    """Computes the accelerations and angles in a state under this stick."""
     _, _, path_rate, load_rate, load_acceleration = rates(aircraft, state, stick)
     attack = aircraft.mass * GRAVITY / (pressure(aircraft, state) * aircraft.lift_slope)
     pitching = GRAVITY * load_rate / max(state.speed, LEAST_SPEED) + attack * load_acceleration

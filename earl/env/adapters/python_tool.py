@@ -188,7 +188,7 @@ class PythonTool(ToolEnvironment):
 
 @cache
 def sandbox() -> Sandbox:
-    """What all sessions of this process share; it keeps nothing between runs."""
+    """Returns the sandbox that all sessions of this process share; it keeps nothing between runs."""
     return Sandbox(LIMITS)
 
 
@@ -211,6 +211,8 @@ def _question(number: int, settings: dict[str, Any]) -> Question:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module. Raises SandboxUnavailable where code cannot be confined."""
+    """Lists the environments that a host serves from this module. Raises SandboxUnavailable where code cannot
+    be confined.
+    """
     sandbox().check()
     return [PythonTool]

@@ -117,7 +117,7 @@ def extracted(text: str, right: Any) -> str:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module: every dataset but LEFT_OUT."""
+    """Lists the environments that a host serves from this module: every dataset but LEFT_OUT."""
     return [
         variant(
             ReasoningGym,

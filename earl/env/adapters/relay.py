@@ -70,5 +70,5 @@ class Relay(Environment):
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [Relay]

@@ -112,7 +112,7 @@ FORMS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
 
 
 def harmless(task: str, answer: str, entry: dict[str, Any]) -> bool:
-    """Whether a task's grader may be given an answer: one of its own right ones, or of a safe form."""
+    """Returns whether a task's grader may be given an answer: a right one of the task, or of a safe form."""
     form = FORMS.get(task)
     if form is None or answer == entry["answer"]:
         return True

@@ -151,7 +151,7 @@ class Corpus:
         return self.values[self.kind][self.town]
 
     def is_right(self, text: str) -> bool:
-        """Whether a text names the right value and no other of its kind."""
+        """Returns whether a text names the right value and no other of its kind."""
         plain = text.casefold().replace(",", "")
         named = {
             value
@@ -192,7 +192,7 @@ class SearchTool(ToolEnvironment):
         return "\n".join(f"{hit.title}: {hit.text}" for hit in hits) or "nothing found"
 
     def called(self, calls: Sequence[Called], result: StepResult) -> StepResult:
-        """What was found, with what it earns."""
+        """Returns the search results with their reward."""
         if self._left == 0:
             return self._ended("no calls are left")
         self._left -= 1
@@ -260,5 +260,5 @@ def made_up(number: int, settings: dict[str, Any]) -> Corpus:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [SearchTool]

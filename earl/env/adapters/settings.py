@@ -1,4 +1,4 @@
-"""What a task may say: its keys, their defaults, and which values each takes.
+"""The settings of a task: its keys, their defaults, and which values each takes.
 
     KEYS = {"turns": Whole(64, 1, 1000), "opponent": Choice("random", "minimax")}
     settings = checked(task, KEYS)

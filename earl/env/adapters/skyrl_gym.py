@@ -191,5 +191,5 @@ def _read(file: str, changed: int) -> list[tuple[str, str]]:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [Gsm8k, Gsm8kMultiTurn, Aime]

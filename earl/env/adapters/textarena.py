@@ -204,7 +204,7 @@ def _keys(fewest: int, most: int) -> dict[str, Setting]:
 
 
 def environments() -> list[type[Environment]]:
-    """What a host serves of this module."""
+    """Lists the environments that a host serves from this module."""
     return [
         variant(
             TextArenaGame,

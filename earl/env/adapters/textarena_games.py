@@ -1,4 +1,4 @@
-"""What TextArena's registry does not say: players of a game, forms of its moves, why a game is not served.
+"""Facts that TextArena's registry lacks: players of a game, forms of its moves, why a game is not served.
 
 A game is a folder of textarena.envs; its ids are variants ("Nim-v0", "Nim-v0-large").
 """

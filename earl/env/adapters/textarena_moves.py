@@ -42,7 +42,7 @@ def ids() -> dict[str, str]:
 
 
 def refusal(id: str, game: GameForms) -> str:
-    """Why a game cannot be played here, with what to do; empty if it can."""
+    """Returns why a game cannot be played here, with what to do; empty if it can."""
     if sys.version_info < game.python:
         needed = ".".join(map(str, game.python))
         return f"textarena's {id} needs Python {needed}; serve it from a host with that version"
@@ -81,7 +81,7 @@ def made(id: str) -> Any:
 
 
 def puts_brackets(id: str) -> bool:
-    """Whether TextArena's own wrappers put a text without brackets into them."""
+    """Returns whether TextArena's own wrappers put a text without brackets into them."""
     wrappers = ENV_REGISTRY[id].default_wrappers or []
     return textarena.wrappers.ActionFormattingWrapper in wrappers
 
@@ -102,7 +102,7 @@ class _Refused(Exception):
 
 
 def takes(game: Any, move: str, chance: random.Random) -> bool:
-    """Whether the game takes the move of the player whose turn it is; neither it nor `chance` change."""
+    """Returns whether the game accepts a move of the current player; neither it nor `chance` changes."""
     trial = copy.deepcopy(game)
 
     def refuse(*values: Any, **options: Any) -> None:
@@ -120,7 +120,7 @@ def takes(game: Any, move: str, chance: random.Random) -> bool:
 
 
 class TextArenaSeat:
-    """What a player has read in brackets."""
+    """A player's seat, with the bracketed texts that it has read."""
 
     def __init__(self) -> None:
         self._now: list[str] = []

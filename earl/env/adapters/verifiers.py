@@ -53,7 +53,7 @@ CANCEL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What the episodes of one class share on a host."""
+    """Resources that the episodes of one class share on a host."""
 
     env: Env
     tasks: list[Any]
@@ -113,7 +113,7 @@ class Verifiers(Environment):
             await asyncio.wait({self._run}, timeout=CANCEL_S)
 
     async def _turn(self, seat: VerifiersSeat) -> Observation | StepResult:
-        """What the agent is asked next, or the end."""
+        """Returns the agent's next prompt, or the end."""
         assert self._run is not None
         next_call = asyncio.create_task(seat.next_call())
         try:

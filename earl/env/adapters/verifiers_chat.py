@@ -27,7 +27,7 @@ class InProcess(NullHarness):
     SUPPORTS_TOOL_INTERCEPTION = False
 
     async def setup(self, runtime: Any) -> None:
-        """There is no program to prepare."""
+        """Does nothing: an in-process harness has no program to prepare."""
 
     async def launch(
         self,

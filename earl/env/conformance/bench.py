@@ -1,4 +1,4 @@
-"""What every check works with: the host, one environment of it, and the means to judge it."""
+"""The resources of every check: the host, one environment of it, and the means to judge it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Card:
         return [check for check in self.checks if check.name == name]
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: {"passed", "host", "environments", "seconds", "counts", "checks": [...]}."""
+        """Returns {"passed", "host", "environments", "seconds", "counts", "checks": [...]} for JSON."""
         return {
             "passed": self.passed,
             "host": self.host,
@@ -119,7 +119,7 @@ CHECKS = ENVIRONMENT_CHECKS | HOST_CHECKS
 
 
 def in_order(checks: Iterable[Check]) -> list[Check]:
-    """By subject in the order of their appearance, and within it as CHECKS has them."""
+    """Sorts checks by subject, in order of appearance, and within a subject as CHECKS has them."""
     checks = list(checks)
     subjects = list(dict.fromkeys(check.subject for check in checks))
     names = list(CHECKS)

@@ -95,15 +95,15 @@ async def reconnect(subject: Subject) -> CheckOutcome:
         await subject.player.continue_play(held, after, half)
         await subject.player.continue_play(lost, other, half)
         lost.forget()
-        going_on = asyncio.create_task(subject.player.continue_play(held, after, replaying(trace.acts)))
+        continued = asyncio.create_task(subject.player.continue_play(held, after, replaying(trace.acts)))
         await asyncio.sleep(0)
         began = monotonic()
         try:
             await link.drop_stream(BACK_S)
             back_s = monotonic() - began
         finally:
-            await asyncio.wait({going_on})
-        going_on.result()
+            await asyncio.wait({continued})
+        continued.result()
         try:
             ending = seen_of(await lost.step(Action("x")))["ending"]
         except DeadlineExceeded:
@@ -115,14 +115,14 @@ async def reconnect(subject: Subject) -> CheckOutcome:
         observed = f"the episode that Welcome named was lost: {after.failed}"
         return failed(observed, "keep the sessions that Welcome.sessions names")
     if subject.deterministic and (differs := difference(trace, after)):
-        observed = f"the episode went on otherwise: {differs}"
+        observed = f"the continued episode differs: {differs}"
         return failed(observed, "answer a repeated seq with the result that it had")
     if ending not in (*_FAILING, "none"):
-        observed = "an episode that Welcome did not name went on"
+        observed = "an episode that Welcome did not name continued"
         return failed(observed, "drop the sessions that Welcome.sessions does not name")
     if link.hello.instance != instance or "reconnect" in link.judge.violations:
         return failed("another instance or epoch came", "keep instance, count epoch")
-    return passed(f"back after {back_s:.2g} s with epoch {link.epoch} after {epoch}, the episode went on")
+    return passed(f"back after {back_s:.2g} s with epoch {link.epoch} after {epoch}, the episode continued")
 
 
 async def drain(subject: Subject) -> CheckOutcome:
@@ -139,7 +139,7 @@ async def drain(subject: Subject) -> CheckOutcome:
             await link.drained.wait()
         await subject.player.continue_play(episode, after, replaying(trace.acts))
     except TimeoutError:
-        return failed(f"no Drain within {DRAIN_S:g} s of SIGTERM", "say Drain, and let open episodes end")
+        return failed(f"no Drain within {DRAIN_S:g} s of SIGTERM", "send Drain, and let open episodes end")
     finally:
         episode.close()
         await asyncio.wait({ending})
@@ -149,20 +149,20 @@ async def drain(subject: Subject) -> CheckOutcome:
     if code != 0:
         observed = "it did not end" if code is None else f"exit code {code}"
         return failed(f"{observed} after its episodes had", "end with 0 after a drain")
-    return passed("Drain was said, the open episode went on, exit code 0")
+    return passed("Drain was sent, the open episode continued, exit code 0")
 
 
 # --- what the Judge noted all along ---------------------------------------------------------
 
 _REMEDIES = {
-    "hello": "mend the Hello",
+    "hello": "fix the Hello",
     "frames": "send the messages of proto/earl/v1/env.proto, with text in UTF-8",
     "answers": "answer each Reset and Step once, with its session and seq",
     "late": "stop what runs in a session that was closed or cancelled, or throw its result away",
     "numbers": "see what the reward is computed from; declare reward_range as it is",
     "endings": "done goes with an ending, metrics with the last result, a failure with no reward",
-    "sizes": "cut observations; Welcome.max_text_bytes is the bound of a result",
-    "progress": "say Progress between a Reset or Step and its Result, with the same session and seq",
+    "sizes": "truncate observations; Welcome.max_text_bytes is the bound of a result",
+    "progress": "send Progress between a Reset or Step and its Result, with the same session and seq",
 }
 
 

@@ -59,7 +59,7 @@ class HostLink:
 
     @property
     def ended(self) -> bool:
-        """Whether the host's process has ended."""
+        """Returns whether the host's process has ended."""
         return self._gone is not None
 
     @property
@@ -68,7 +68,7 @@ class HostLink:
 
     @property
     def environments(self) -> dict[str, Any]:
-        """What the host serves: name → EnvironmentInfo."""
+        """The environments that the host serves: name → EnvironmentInfo."""
         return {info.name: info for info in self.hello.environments}
 
     # --- what the servicer tells -------------------------------------------------------------

@@ -18,7 +18,7 @@ def tools_of(info: Any) -> list[Mapping[str, Any]]:
 
 
 def fault_in_tools(tools_json: str) -> str:
-    """Why this is no list of functions; "" if it is one, or empty."""
+    """Returns why this is no list of functions; "" if it is one, or empty."""
     try:
         tools = json.loads(tools_json or "[]")
     except ValueError as error:
@@ -32,7 +32,7 @@ def fault_in_tools(tools_json: str) -> str:
 
 
 def fault_in_tool(function: Any) -> str:
-    """Why an entry of tools_json is no function that can be called; "" if it is one."""
+    """Returns why an entry of tools_json is no function that can be called; "" if it is one."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return "it has no name"
     parameters = function.get("parameters", {})

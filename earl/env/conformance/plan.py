@@ -1,4 +1,4 @@
-"""What an examination does: how many episodes, within which bounds, and episodes recorded in a file."""
+"""The plan of an examination: how many episodes, within which bounds, and episodes recorded in a file."""
 
 from __future__ import annotations
 

@@ -44,18 +44,18 @@ class EpisodeTrace:
 
     @property
     def ended(self) -> bool:
-        """Whether it ended by its own rules or bounds."""
+        """Returns whether it ended by its own rules or bounds."""
         return self.last["ending"] in (Ending.OK.name, Ending.TRUNCATED.name)
 
     @property
     def failed(self) -> str:
-        """How the environment failed in it, "" if it did not."""
+        """Returns how the environment failed in it, "" if it did not."""
         failed = self.last["done"] and not self.ended
         return f"{self.last['ending']}: {self.last['message']}" if failed else ""
 
 
 def seen_of(result: Any) -> Seen:
-    """What an agent and a trainer learn from an earl.v1.Result, as plain values."""
+    """Converts an earl.v1.Result to the plain values that an agent and a trainer see."""
     observation = result.observation
     known = {ending.value: ending.name for ending in Ending}
     return {
@@ -72,7 +72,7 @@ def seen_of(result: Any) -> Seen:
 
 
 def difference(first: EpisodeTrace, other: EpisodeTrace) -> str:
-    """Where two traces part, in words; "" if they are the same. What a failure says may differ."""
+    """Returns where two traces part, in words; "" if they are the same. What a failure says may differ."""
     for number, (a, b) in enumerate(zip(first.views, other.views, strict=False)):
         for key in a:
             if a[key] != b[key] and not (key == "message" and a["done"]):

@@ -1,4 +1,4 @@
-"""Who acts in the examination: a random policy, and texts that no policy should ever write. Pure.
+"""The policies of the examination: a random policy, and texts that no policy should ever write. Pure.
 
 The random policy takes what the environment says it would take: a legal action where they are listed, a
 call that fits the tools' JSON schemas where there are tools, otherwise short texts, words of the

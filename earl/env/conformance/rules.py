@@ -30,7 +30,7 @@ _FAILED = {Ending.ENV_ERROR.value, Ending.INFRA_ERROR.value, Ending.TIMEOUT.valu
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What was asked and answered in one session. seq: of the last Reset or Step that was in order."""
+    """Requests and answers of one session. seq: of the last Reset or Step that was in order."""
 
     environment: str
     bounds: tuple[float, float] | None
@@ -48,7 +48,7 @@ class SessionRecord:
 
 
 class Judge:
-    """What one host said, judged. max_text_bytes: the bound that its Welcome gave it."""
+    """Judges the messages of one host. max_text_bytes: the bound that its Welcome gave it."""
 
     def __init__(self, max_text_bytes: int) -> None:
         self.max_text_bytes = max_text_bytes
@@ -216,7 +216,7 @@ def _is_timeout(result: Any) -> bool:
 
 
 def _hello_faults(hello: Any) -> Any:
-    """What a gateway refuses in a Hello, or cannot use."""
+    """Yields the parts of a Hello that a gateway refuses or cannot use."""
     if hello.protocol != PROTOCOL:
         yield f"Hello.protocol is {hello.protocol}, not {PROTOCOL}"
     if not hello.host or len(hello.host) > MAX_NAME:
@@ -259,7 +259,7 @@ def _number_faults(result: Any) -> Any:
 
 
 def _ending_faults(result: Any) -> Any:
-    """What is wrong with a result's `done`, `ending`, and what goes with them, a text each."""
+    """Yields the faults of a result's `done`, `ending` and dependent fields, a text each."""
     if not result.done:
         if result.ending != Ending.NONE.value:
             yield f"ending {result.ending} on a result that is not done"

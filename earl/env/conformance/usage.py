@@ -1,4 +1,4 @@
-"""What a process tree holds (memory, files, threads, processes), and whether a series of it grows.
+"""Measures what a process tree holds (memory, files, threads, processes), and whether a series of it grows.
 
 Read from /proc where there is one, else through psutil if it is installed.
 """
@@ -19,7 +19,7 @@ STEADY = 0.6
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a process and all that it started take. memory_bytes: resident."""
+    """Resources of a process and all that it started. memory_bytes: resident."""
 
     memory_bytes: int
     files: int
@@ -28,7 +28,7 @@ class ProcessUsage:
 
 
 def usage_of(pid: int) -> ProcessUsage | None:
-    """None where this cannot be known: the process has ended, or there is neither /proc nor psutil."""
+    """Measures a process; None if it has ended, or there is neither /proc nor psutil."""
     if Path("/proc/self/statm").exists():
         return _from_proc(pid)
     return _from_psutil(pid)
@@ -78,12 +78,12 @@ class Trend:
     steady: float
 
     def grows(self, per_episode: float) -> bool:
-        """Whether it grows steadily, by more than this each episode."""
+        """Returns whether it grows steadily, by more than this each episode."""
         return self.steady >= STEADY and self.slope > per_episode
 
 
 def trend(samples: Sequence[tuple[int, float]]) -> Trend:
-    """How samples of (episodes played, value) grow; the first WARM_UP of the episodes are left out."""
+    """Measures the growth of samples (episodes played, value) without the first WARM_UP of the episodes."""
     if not samples:
         return Trend(0.0, 0.0)
     begin = samples[0][0] + (samples[-1][0] - samples[0][0]) * WARM_UP
