@@ -121,7 +121,7 @@ class LayoutOverlap(LayoutError):
 
 
 class ArenaFull(DataPlaneError, status="RESOURCE_EXHAUSTED"):
-    """No room for a region now: back-pressure, not a failure."""
+    """The arena has no free space for a region now: back-pressure, not a failure."""
 
 
 class RegionGone(DataPlaneError, status="NOT_FOUND"):
@@ -239,7 +239,7 @@ class DiskFull(EarlError, status="RESOURCE_EXHAUSTED", exit_code=25):
 
 
 def file_error(error: OSError) -> EarlError | None:
-    """What to tell of a file that cannot be used; None if neither room nor permission is the reason."""
+    """Returns the error to raise for an unusable file; None if neither space nor permission is the reason."""
     path = error.filename2 or error.filename
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f"{path} cannot be written: " if path else ""
@@ -260,7 +260,7 @@ class OutOfMemory(EarlError, status="RESOURCE_EXHAUSTED", exit_code=EngineOutOfM
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether the error means too little memory: Python's, the system's, or that of torch's allocators."""
+    """Returns whether the error means too little memory, of Python, the system or torch's allocators."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
@@ -303,7 +303,7 @@ class ServiceUnavailable(RpcError, status="UNAVAILABLE", exit_code=11):
 
 
 class DeadlineExceeded(RpcError, status="DEADLINE_EXCEEDED", exit_code=12):
-    """No answer before the deadline."""
+    """A call got no answer before its deadline."""
 
 
 class ProcessFailed(EarlError, exit_code=13):

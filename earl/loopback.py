@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address, without port and brackets, is this machine's loopback.
+    """Returns whether a host name or address, without port and brackets, is this machine's loopback.
 
     Of names only "localhost" is: any other may resolve to anything.
     """

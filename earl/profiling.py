@@ -1,4 +1,4 @@
-"""What `earl profile` requests of a stage, and the answers: JSON lines over a probe's stdin and stdout.
+"""The requests of `earl profile` to a stage, and the answers: JSON lines over a probe's stdin and stdout.
 
     --job FILE ─► ready        visit ─► sample        visit ─► sample …        end of input ─► it ends
 
@@ -24,7 +24,9 @@ _T = TypeVar("_T", bound="ProfileJob | Visit | ProfileSample")
 
 @dataclass(frozen=True, slots=True)
 class ProfileJob:
-    """run: a RunConfig as JSON text. model: a checkpoint directory.
+    """A request to profile a stage in one parallelism.
+
+    run: a RunConfig as JSON text. model: a checkpoint directory.
 
     points: (context in tokens, concurrency of the whole pool) of all that may be visited.
     """
@@ -40,7 +42,7 @@ class ProfileJob:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Measure once at a point, for about so many seconds beside what prepares it."""
+    """A request to measure once at a point for about `seconds`, preparation not counted."""
 
     context_tokens: int
     concurrency: int
@@ -49,7 +51,9 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSample:
-    """peak_memory_fraction: of the devices' memory, at the point; None where it is not known."""
+    """Speed and memory at one point. peak_memory_fraction: of the devices' memory, at the point; None where
+    it is not known.
+    """
 
     tokens_per_device_s: float
     peak_memory_fraction: float | None = None

@@ -31,7 +31,7 @@ Pending = TypeVar("Pending")
 
 @dataclass(frozen=True, slots=True)
 class SwitchCommand:
-    """What one worker is asked for.
+    """A command to one worker to change its parallelism.
 
     epoch: grows with every switch of a stage; an older one is refused. parallelism: over the devices of the
     worker. logprob_tolerance: largest difference between canaries' log-probs before and after, in nats.
@@ -103,7 +103,7 @@ def _figure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchFigures:
-    """What a switch took and moved: of one worker, or of all workers of a stage together."""
+    """The costs of a switch: of one worker, or of all workers of a stage together."""
 
     # Longest time in which a worker produced nothing.
     stall_s: float = _figure(0.0, max)
@@ -125,11 +125,11 @@ class SwitchFigures:
     logprobs_compared: int = _figure(0, operator.add, "{:,} log-probs compared".format)
 
     def figures(self) -> dict[str, Any]:
-        """By name, in the order of their fields, without what a subclass adds."""
+        """Returns the figures by name, in the order of the fields, without those that a subclass adds."""
         return {figure.name: getattr(self, figure.name) for figure in fields(SwitchFigures)}
 
     def with_worker(self, other: SwitchFigures) -> Self:
-        """These figures and those of one more worker together."""
+        """Combines the figures with those of one more worker."""
         combined = {
             figure.name: figure.metadata["combine"](getattr(self, figure.name), getattr(other, figure.name))
             for figure in fields(SwitchFigures)
@@ -147,7 +147,7 @@ class SwitchFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchOutcome(SwitchFigures):
-    """How a worker's switch ended. parallelism: in use now; message: the reason of a roll-back."""
+    """The outcome of a worker's switch. parallelism: in use now; message: the reason of a roll-back."""
 
     epoch: int
     parallelism: Parallelism

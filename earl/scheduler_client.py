@@ -33,7 +33,7 @@ _HEARTBEATS_UNTIL_LOST = 4.0
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """What joining a run gives.
+    """The reply to joining a run.
 
     lease_s: for how long the scheduler keeps a worker without a heartbeat. version, weight_keys: the newest
     weights that it knows of and their descriptors, 0 and none before the first were published.

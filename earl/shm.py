@@ -27,7 +27,9 @@ _HEADER_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class RegionHandle:
-    """Which process holds a region, as which descriptor. nonce: of the region, hexadecimal."""
+    """A reference to a region: the process that holds it, and its descriptor there. nonce: of the region,
+    hexadecimal.
+    """
 
     pid: int
     descriptor: int

@@ -1,4 +1,4 @@
-"""What workers of every kind report to the scheduler: when they were busy, and what they read. Pure."""
+"""The reports of all kinds of workers to the scheduler: when they were busy, and what they read. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BusySpan:
-    """When a worker did something. start_ns, end_ns: Unix nanoseconds of its host."""
+    """A span of time in which a worker was busy. start_ns, end_ns: Unix nanoseconds of its host."""
 
     what: str
     start_ns: int

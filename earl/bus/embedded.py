@@ -196,7 +196,7 @@ def _own_directory(directory: Path) -> Path:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What the child runs before it becomes the server: the kernel ends it when its parent dies.
+    """Returns what the child calls before it becomes the server: the kernel ends it when its parent dies.
 
     The parent is the thread that starts it, so start it from a thread that lives as long as the run.
     Only Linux has this; elsewhere a server that was left behind is ended by the next start.

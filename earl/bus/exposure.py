@@ -1,4 +1,4 @@
-"""What a bus that is not on this machine must have: a password always; TLS, or else a word about it."""
+"""Requirements of a bus on another machine: a password always; without TLS, a warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from earl.loopback import is_loopback
 
 
 def exposed(url: str) -> str:
-    """What of the bus's traffic others may see, in words for the log; "" if nothing.
+    """Describes for the log what others may see of the bus's traffic; "" if nothing.
 
     Raises ConfigError for a server on another machine that is reached without a password.
     """

@@ -232,7 +232,7 @@ class _Outage:
 
 
 def is_trajectory(event: Event) -> bool:
-    """Whether an event belongs to the stream of trajectories."""
+    """Returns whether an event belongs to the stream of trajectories."""
     return event.WhichOneof("fact") == TRAJECTORY
 
 

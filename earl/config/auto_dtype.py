@@ -78,6 +78,6 @@ def _with(config: RunConfig, dtypes: dict[str, DType]) -> RunConfig:
 
 
 def described(config: RunConfig, keys: Sequence[str]) -> str:
-    """These keys of a resolved run with their values: 'rollout.dtype = "float32"'."""
+    """Formats keys of a resolved run with their values: 'rollout.dtype = "float32"'."""
     values = dict(_given(config))
     return " and ".join(f'{key} = "{values[key]}"' for key in keys)

@@ -1,4 +1,4 @@
-"""What all sections of a run file share: strict, frozen, with units in the names."""
+"""The base of all sections of a run file: strict, frozen, with units in the names."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class DataPlaneConfig(ConfigSection):
 
     @property
     def wire(self) -> Literal["ucx", "nixl"]:
-        """What serves and reads arenas where shared memory does not."""
+        """The transport that serves and reads arenas where shared memory does not."""
         return "nixl" if self.transport == "nixl" or self.require == "rdma" else "ucx"
 
     @property

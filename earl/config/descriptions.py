@@ -1,4 +1,6 @@
-"""What each key of a run file means: the comment above its field, read from the source when somebody asks."""
+"""The meaning of each key of a run file: the comment above its field, read from the source when somebody
+asks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings of a run file the engines of other projects support. No engine is imported."""
+"""Settings of a run file that the engines of other projects support. No engine is imported."""
 
 from __future__ import annotations
 

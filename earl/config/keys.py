@@ -14,7 +14,7 @@ from earl.config.run import RunConfig
 
 
 def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Each key with its field, sections before their contents: ("model", ...), ("model.path", ...)."""
+    """Yields each key with its field, sections before their contents: ("model", ...), ("model.path", ...)."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
@@ -28,7 +28,7 @@ def field_of(key: str) -> FieldInfo | None:
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Whether the key is a table with keys of its own."""
+    """Returns whether the key is a table with keys of its own."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
@@ -40,19 +40,19 @@ def section_of(field: FieldInfo) -> type[BaseModel]:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Whether the key holds a table that may have any keys (`environment.task`)."""
+    """Returns whether the key holds a table that may have any keys (`environment.task`)."""
     return get_origin(field.annotation) is dict
 
 
 def free_table_above(key: str) -> bool:
-    """Whether a key lies inside a table that may have any keys."""
+    """Returns whether a key lies inside a table that may have any keys."""
     parts = key.split(".")
     above = (field_of(".".join(parts[:count])) for count in range(1, len(parts)))
     return any(field is not None and is_table(field) for field in above)
 
 
 def is_text(field: FieldInfo) -> bool:
-    """Whether the key's value is a string, so that an override needs no quotes."""
+    """Returns whether the key's value is a string, so that an override needs no quotes."""
     annotation = field.annotation
     if get_origin(annotation) is Literal:
         return all(isinstance(choice, str) for choice in get_args(annotation))

@@ -10,7 +10,7 @@ from earl.config.base import ConfigSection
 
 
 class ObsConfig(ConfigSection):
-    """Where a run sends metrics and traces besides its own files."""
+    """Destinations of a run's metrics and traces besides its own files."""
 
     # host:port at which each service serves GET /metrics for Prometheus; port 0 takes any free one, ""
     # switches it off. The addresses are in endpoints.json of the run's directory. Off loopback it needs TLS

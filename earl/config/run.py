@@ -73,7 +73,7 @@ class RunConfig(ConfigSection):
 
     @property
     def trainer_dtype(self) -> DType:
-        """What trainer and reference stage compute in. Raises ConfigError if it has not been resolved."""
+        """The dtype of trainer and reference stage. Raises ConfigError if it has not been resolved."""
         return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
 
     @property

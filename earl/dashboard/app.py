@@ -51,7 +51,7 @@ def application(door: Door, hosts: frozenset[str], folder: RunFolder, first: str
 
 
 def routes(folder: RunFolder, first: str) -> FastAPI:
-    """What the guard lets through to."""
+    """Builds the application behind the guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.folder = folder
     app.include_router(of_a_run)

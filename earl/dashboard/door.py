@@ -50,7 +50,7 @@ class Door:
         return f"{self.cookie_name}={value}.{self._signed(value)}; Max-Age={STAY_S}{self._attributes}"
 
     def admits(self, cookie: str) -> bool:
-        """Whether the value of the cookie is one that `redeem` gave, and not too old."""
+        """Returns whether the value of the cookie is one that `redeem` gave, and not too old."""
         value, _, signature = cookie.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signed(value).encode()):
             return False

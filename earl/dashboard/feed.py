@@ -1,4 +1,4 @@
-"""What the page shows, in sections, and who follows them.
+"""The sections that the page shows, and their followers.
 
 Each section has the revision at which it changed last. A follower is sent the sections that changed since
 its last event, whole: one that is slow, or comes back with Last-Event-ID, misses what was in between and

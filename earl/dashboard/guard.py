@@ -53,7 +53,7 @@ CLOSED = (
 
 
 class RequestGuard:
-    """In front of `application`. hosts: names under which this server may be called, without ports."""
+    """Checks each request to `application`. hosts: names that the server may be called by, without ports."""
 
     def __init__(self, application: Application, door: Door, hosts: frozenset[str]) -> None:
         self._application = application
@@ -95,7 +95,7 @@ class RequestGuard:
         return None
 
     def _admitted(self, headers: dict[str, str]) -> bool:
-        """Whether a valid cookie was sent. Cookies of other ports' pages are sent along and ignored."""
+        """Returns whether a valid cookie was sent. Cookies of pages on other ports are ignored."""
         pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
         return any(name == self._door.cookie_name and self._door.admits(value) for name, _, value in pairs)
 

@@ -68,7 +68,7 @@ class Live:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the scheduler reported the end of the run, and its launcher is gone."""
+        """Returns whether the scheduler reported the end of the run, and its launcher is gone."""
         return self._status.done and not is_held(self._directory)
 
     async def _answered(self, service: str, call: Any) -> Any:

@@ -62,7 +62,7 @@ class ViewedRun:
         return {name: self._metrics.series(name, over if over in AXES else AXES[0]) for name in names}
 
     async def busy(self) -> dict[str, Any]:
-        """Who was busy when: see BusyTable.section."""
+        """Returns who was busy when: see BusyTable.section."""
         async with self._reading:
             await asyncio.to_thread(self._busy.update)
         return self._busy.section()

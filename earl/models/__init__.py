@@ -1,1 +1,1 @@
-"""What engines and trainer share: decoders, tokenizer, tensor-parallel slices, checkpoints."""
+"""Shared by engines and trainer: decoders, tokenizer, tensor-parallel slices, checkpoints."""

@@ -22,7 +22,7 @@ PROMPT_KEYS = frozenset({"chat", "system", "observation_prefix", "action_prefix"
 
 @dataclass(frozen=True, slots=True)
 class ExportRecord:
-    """What is known of one exported version of a run's policy."""
+    """The record of one exported version of a run's policy."""
 
     run: str
     version: int

@@ -175,7 +175,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """What transformers calls `model`: embedding, blocks and the last norm, under its names."""
+    """The part that transformers calls `model`: embedding, blocks and the last norm, under its names."""
 
     def __init__(self, spec: ModelSpec, tp: TensorParallel, cp: ContextParallel) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Decoder(nn.Module):
         return token_logprobs(hidden, self.output_weight, targets, temperature)
 
     def checkpoint_activations(self) -> None:
-        """From now on blocks keep only their inputs for the backward pass."""
+        """Makes blocks keep only their inputs for the backward pass."""
         for block in self.model.layers:
             cast(Block, block).checkpointed = True
 

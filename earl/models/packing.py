@@ -69,7 +69,7 @@ class _ShortFlash(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the rows of packed tokens lie in padded buckets.
+    """The places of the rows of packed tokens in padded buckets.
 
     buckets: (sequences, padded length) of each. there [sum of B*L] int64: packed row of each padded
     row (padding repeats its sequence's last row). back [T] int64: padded row of each packed row, in the
@@ -139,7 +139,7 @@ class Packing:
 
 
 def _rows(lengths: list[int], shared: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token of each sequence, end to end: its packed row, and whether it was packed for it."""
+    """Returns the packed row of each token of each sequence, end to end, and whether it was packed for it."""
     total = sum(lengths)
     owned = np.ones(total, bool)
     if shared is None or not any(shared):
@@ -157,8 +157,8 @@ def _rows(lengths: list[int], shared: Sequence[int] | None) -> tuple[torch.Tenso
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
 ) -> torch.Tensor:
-    """Each sequence attends to itself, causally, what it shares included. query [T, heads, D], key and value
-    [T, kv_heads, D] → [T, heads, D]."""
+    """Computes attention in which each sequence attends to itself, causally, shared tokens included. query
+    [T, heads, D], key and value [T, kv_heads, D] → [T, heads, D]."""
     if not packing.identity:
         # Only the queries of a row's own sequence are kept: the others have no gradient.
         query = _gathered(query, packing)

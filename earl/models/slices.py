@@ -1,4 +1,4 @@
-"""What a tensor-parallel rank's parameters are made of: boxes of the published tensors. Pure.
+"""The parts of a tensor-parallel rank's parameters: boxes of the published tensors. Pure.
 
     published (transformers' names)              a rank's parameters
     q_proj, k_proj, v_proj   its heads' rows ──► the same, or stacked: qkv_proj
@@ -25,7 +25,7 @@ from earl.models.tp import check_tp
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How models of a family are sharded and fused, by the last parts of their parameters' names.
+    """The sharding and fusing of a family's models, by the last parts of their parameters' names.
 
     shards: dimension, and the field of ModelSpec that counts what is dealt over ranks. fused: modules that
     an engine may stack by rows into one. tied: parameters that are another one under a second name.
@@ -112,7 +112,7 @@ class TpShard:
 
 
 def tp_shard(name: str, spec: ModelSpec, size: int) -> TpShard | None:
-    """How `size` ranks hold published tensor `name`, an adapter's too; None: each has it whole."""
+    """Returns how `size` ranks hold published tensor `name`, an adapter's too; None: each has it whole."""
     *_, module, kind = name.split(".")
     shard = FAMILIES[spec.family].shards.get(f"{module}.{'weight' if kind in _ADAPTERS else kind}")
     if shard is None or size == 1:

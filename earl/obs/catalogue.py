@@ -173,7 +173,7 @@ def _stage(service: str, what: str) -> list[Metric]:
 
 
 def _transfers(service: str) -> list[Metric]:
-    """What a service read through the data plane; seconds are of all reads together."""
+    """Metrics of a service's reads through the data plane; seconds are of all reads together."""
     return [
         counter(f"earl_{service}_transfer_bytes_total", "Bytes read, by path.", "path"),
         counter(f"earl_{service}_transfer_seconds_total", "Time of reads, by path.", "path"),

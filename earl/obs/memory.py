@@ -1,4 +1,4 @@
-"""How much memory processes take of the device that they compute on.
+"""Measures the memory that processes take of the device that they compute on.
 
 A CUDA device reports it, whichever process uses it. On a CPU the device is the host's memory, which all of
 its processes share: each reports what it holds alone (anonymous pages; not arenas, which many map), and these

@@ -1,4 +1,4 @@
-"""Which instructions a processor has, and whether it computes bfloat16 by them or emulates it.
+"""The instructions of a processor, and whether it computes bfloat16 by them or emulates it.
 
 Measured with torch 2.11 and oneDNN on one core, a linear layer of SmolLM2-135M (576 to 1,536), bfloat16's
 FLOP/s as a multiple of float32's, for 512 rows and for 8; the same processor, its instructions limited by
@@ -47,13 +47,13 @@ def flags() -> frozenset[str]:
 
 
 def usable(flags: Collection[str], limit: str) -> frozenset[str]:
-    """Those of the flags that a value of ONEDNN_MAX_CPU_ISA leaves; "" or one that is not known: all."""
+    """Returns the flags that a value of ONEDNN_MAX_CPU_ISA permits; all for "" or an unknown value."""
     ruled_out = RULED_OUT.get(limit.strip().upper(), ())
     return frozenset(flag for flag in flags if not flag.startswith(ruled_out))
 
 
 def parse_flags(cpuinfo: str) -> frozenset[str]:
-    """What the first `flags` (x86) or `Features` (Arm) line of /proc/cpuinfo lists."""
+    """Parses the first `flags` (x86) or `Features` (Arm) line of /proc/cpuinfo."""
     for line in cpuinfo.splitlines():
         name, _, listed = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -67,10 +67,10 @@ def bfloat16_instructions(flags: Collection[str]) -> list[str]:
 
 
 def native_bfloat16(flags: Collection[str]) -> bool:
-    """Whether a processor with these instruction sets computes bfloat16 without emulation."""
+    """Returns whether a processor with these instruction sets computes bfloat16 without emulation."""
     return bool(bfloat16_instructions(flags))
 
 
 def native_on_cuda(capability: tuple[int, int]) -> bool:
-    """Whether a CUDA device of this compute capability does."""
+    """Returns whether a CUDA device of this compute capability does."""
     return capability >= BFLOAT16_CAPABILITY

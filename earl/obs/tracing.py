@@ -59,7 +59,7 @@ def checked(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TracedTickets:
-    """Which of a run's tickets are traced, and under which ids. fraction: of all of them, 0 to 1."""
+    """The tickets of a run that are traced, and their ids. fraction: of all of them, 0 to 1."""
 
     run: str
     seed: int
@@ -92,7 +92,7 @@ def child(parent: str) -> str:
 
 
 def active() -> bool:
-    """Whether this process sends spans anywhere."""
+    """Returns whether this process sends spans anywhere."""
     return _exporter is not None
 
 

@@ -1,4 +1,4 @@
-"""How a process calls others: the token that it sends, and TLS, from its environment."""
+"""The token and TLS files with which a process calls others, from its environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from earl.rpc.token_file import Role
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """token: what is sent with each call. tls: None calls in plain text."""
+    """The credentials of a process that calls others. token: sent with each call. tls: None: plain text."""
 
     token: tokens.Token = ""
     tls: TlsFiles | None = None
 
     @classmethod
     def of(cls, *roles: Role) -> Access:
-        """How this process calls others, as the first of `roles` whose token it has.
+        """Returns this process's access as the first of `roles` whose token it has.
 
         From EARL_TOKEN, EARL_TOKEN_FILE or EARL_TOKENS, and EARL_TLS_*. Raises ConfigError.
         """

@@ -1,4 +1,4 @@
-"""Who did what: one JSON line for each call that a contract calls audited, for refused calls, and for
+"""The audit log: one JSON line for each call that a contract calls audited, for refused calls, and for
 changes of the token file, in the run's audit.jsonl.
 
 Several processes of a run may write one file. It is bounded: full, it becomes audit.1.jsonl, and a new

@@ -1,4 +1,5 @@
-"""Where a server may listen and how a call is carried: addresses, TLS, and the token in its metadata.
+"""Rules for where a server may listen and how a call is carried: addresses, TLS, and the token in its
+metadata.
 
 No bind off loopback without TLS and a token that cannot be guessed, and no token sent there without TLS:
 anyone who answered would have it. tokens.py identifies the holder of a token.

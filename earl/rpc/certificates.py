@@ -40,7 +40,7 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was written, and when it expires (UTC). names: the host names in the server's certificate."""
+    """The written files, and when they expire (UTC). names: the host names in the server's certificate."""
 
     directory: Path
     names: tuple[str, ...]
@@ -168,7 +168,7 @@ def alternative(name: str) -> x509.GeneralName:
 
 
 def ends(path: Path) -> datetime.datetime:
-    """When the (first) certificate in a PEM file expires, UTC. Raises ConfigError."""
+    """Returns when the first certificate in a PEM file expires, in UTC. Raises ConfigError."""
     return _certificate(path).not_valid_after_utc
 
 
@@ -242,7 +242,7 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: Mapping[str, ec.EllipticCurvePrivateKey | x509.Certificate]) -> None:
-    """Each whole or not at all, keys never readable by others. Raises ConfigError."""
+    """Writes each file whole or not at all, keys never readable by others. Raises ConfigError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -129,7 +129,7 @@ def from_call(error: grpc.aio.AioRpcError, called: str) -> EarlError:
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """Why gRPC failed a call, in words; its own text where there are none for it here."""
+    """Returns why gRPC failed a call, in words; its own text where there are none for it here."""
     details = error.details() or ""
     if (error.code(), details) == _SERVER_STOPS:
         return "the service is stopping"

@@ -1,4 +1,4 @@
-"""How a service process starts and ends.
+"""Starts and ends a service process.
 
 `await_peers` lets a launcher start it before what it needs is there. `run` gives the process its loop
 (uvloop where installed), turns SIGTERM and SIGINT into an event, and an `EarlError` into one line on
@@ -62,7 +62,7 @@ def ended_by(error: EarlError) -> int:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes an event loop: uvloop where it is installed."""
+    """Returns the factory of event loops: uvloop's where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -59,7 +59,7 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is queued that callers that can wait should."""
+        """Returns whether so much is queued that callers that can wait should."""
         return len(self._messages) > self._limit * ROOM or self._bytes > self._limit_bytes * ROOM
 
     async def room(self) -> None:

@@ -44,7 +44,7 @@ def peer(variable: str) -> str:
 
 
 def advertised(address: str, *, own_port: bool = False) -> str:
-    """How others reach what listens at `address` (host:port as bound): EARL_ADVERTISE where it is set.
+    """Returns the address by which others reach `address` (host:port as bound): EARL_ADVERTISE where set.
 
     own_port: what listens there is not the service itself, so only the host of EARL_ADVERTISE counts.
     A process that listens on all interfaces is otherwise reached by the name of its machine. Raises

@@ -14,7 +14,7 @@ from earl.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a method's contract requires: the roles that may call it, and whether calls are audited."""
+    """The requirements of a method's contract: the roles that may call it, and whether calls are audited."""
 
     roles: frozenset[Role]
     audited: bool

@@ -178,9 +178,9 @@ class TokenFile(AcceptedTokens):
 
 
 class SecretFile:
-    """What EARL_TOKEN_FILE names: a token, or during a rotation several, one a line, of which the last is
-    sent. It is read again when it changes; where it then cannot be read, or is empty, that is logged, and
-    what it held before stays."""
+    """The file that EARL_TOKEN_FILE names: a token, or during a rotation several, one a line, of which the
+    last is sent. It is read again when it changes; where it then cannot be read, or is empty, that is logged,
+    and what it held before stays."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises ConfigError if that fails or it is empty."""
@@ -212,7 +212,7 @@ class SecretFile:
 
 
 class SecretTokens(AcceptedTokens):
-    """What a `SecretFile` holds, for every role. Weak tokens do not take the place of strong ones: the
+    """The tokens of a `SecretFile`, for every role. Weak tokens do not take the place of strong ones: the
     server may be bound where only a strong one does."""
 
     def __init__(self, secret: SecretFile) -> None:

@@ -14,7 +14,7 @@ class WatchedFiles:
         self._last_stamps = self._stamps()
 
     def changed(self) -> bool:
-        """Whether a file has changed since the last call, or since this object was made."""
+        """Returns whether a file has changed since the last call, or since this object was made."""
         stamps = self._stamps()
         changed = stamps != self._last_stamps
         self._last_stamps = stamps

@@ -35,7 +35,7 @@ class Devices:
     capabilities: tuple[tuple[int, int], ...] = ()
 
     def native(self, device: str) -> bool:
-        """Whether a stage on "auto", "cpu" or "cuda" computes bfloat16 without emulation.
+        """Returns whether a stage on "auto", "cpu" or "cuda" computes bfloat16 without emulation.
 
         Raises ConfigError for "cuda" where there is none: another machine's device cannot be judged here.
         """
@@ -94,7 +94,7 @@ def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
 
 
 def notes(requested: RunConfig, resolved: RunConfig, *, resume: bool, flags: Collection[str]) -> list[str]:
-    """What a person should know of a launch's dtypes, a line each: what "auto" became, and what is slow.
+    """Describes a launch's dtypes to a person, a line each: the resolution of "auto", and what is slow.
 
     requested, resolved: before and after `settle`. flags: the processor's instruction sets.
     """

@@ -39,13 +39,13 @@ class OperatorClient:
         return decode_status(answer)
 
     async def tickets(self, limit: int, deadline_s: float) -> Sequence[scheduler_pb2.TicketStatus]:
-        """At most `limit` tickets of each state, those longest in it first; raises as `status` does."""
+        """Returns at most `limit` tickets of each state, longest in it first; raises as `status` does."""
         request = scheduler_pb2.ListTicketsRequest(limit=limit)
         answer = await self._client.call("ListTickets", request, deadline_s=deadline_s)
         return answer.tickets
 
     async def oldest_leases(self, limit: int, deadline_s: float) -> tuple[TicketLease, ...]:
-        """At most `limit` tickets that are being played, the longest first; raises as `status` does."""
+        """Returns at most `limit` leased tickets, the longest lease first; raises as `status` does."""
         return decode_leases(await self.tickets(limit, deadline_s))
 
     async def stop_run(self, reason: str, deadline_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Which of the launch's tokens and addresses each process gets: those of its role, and never more.
+"""Gives each process the launch's tokens and addresses of its role, and never more.
 
 With a token file (EARL_TOKENS) the services get the file, by which they know their callers and take
 the worker's token themselves, so that a rotation needs no restart. Env hosts run code of others: they

@@ -1,4 +1,4 @@
-"""Why a run ended, in the words that every command, the report and the page use. Pure."""
+"""The reason why a run ended, in the words that every command, the report and the page use. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refuse_complete(config: RunConfig, record: LaunchRecord | None) -> None:
 
 
 def progress(status: RunStatus) -> str:
-    """How far the run was, " after 3 of 40 steps"; "" if that is not known."""
+    """Returns how far the run was, " after 3 of 40 steps"; "" if that is not known."""
     if status.phase == "train" and status.steps:
         return f" after {status.step} of {status.steps} steps"
     return f" in phase {status.phase}" if status.phase and status.phase != "done" else ""

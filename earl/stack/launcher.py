@@ -46,7 +46,7 @@ OnUpdate = Callable[[Sequence[ProcessState], RunStatus], None]
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """How a launch ended. seconds: from `started_at` (time.monotonic) to the end of the run's work.
+    """The outcome of a launch. seconds: from `started_at` (time.monotonic) to the end of the run's work.
 
     begun: False if it was stopped before all processes were ready; a new run left only its logs then.
     """
@@ -151,7 +151,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 class LaunchGuard:
-    """While open, a warden ends the run should this process die; removes what leaves with it either way."""
+    """Keeps a warden that ends the run should this process die, and removes the run's temporary files."""
 
     def __init__(self, mark: str, leaves: Sequence[Path]) -> None:
         self._arguments = (sys.executable, "-m", "earl.stack.warden", mark, *map(str, leaves))

@@ -1,4 +1,4 @@
-"""What remains of a launch whose launcher was killed together with its warden, or ended by a reboot.
+"""Remains of a launch whose launcher was killed together with its warden, or ended by a reboot.
 
 Found by the launch's record: processes by their mark, directories by their names, sockets by their kind.
 """
@@ -33,7 +33,7 @@ class Leftovers:
 
 
 def find(directory: Path, record: LaunchRecord | None) -> Leftovers:
-    """What remains of a launch; nothing without a record: services that were not launched may be alive."""
+    """Finds the remains of a launch; none without a record: services that were not launched may be alive."""
     if record is None:
         return Leftovers()
     # A record may have come with a directory from elsewhere: nothing but what a launch makes is removed.

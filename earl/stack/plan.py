@@ -1,4 +1,4 @@
-"""Which processes a run on this machine has, in which order, under which names. Pure.
+"""Plans the processes of a run on this machine, with their order and names. Pure.
 
     valkey ──► scheduler ──┐
        └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
@@ -60,7 +60,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class StackAddresses:
-    """Where the run's services listen (host:port, ports known) and where its Redis is.
+    """The addresses of the run's services (host:port, ports known) and where its Redis is.
 
     redis_url is empty until an embedded Valkey has reported its address.
     """
@@ -131,7 +131,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
 
 
 def profiles(config: RunConfig) -> bool:
-    """Whether a launch asks for a short profile: the selector decides, has no profile, and some stage has
+    """Tells if a launch asks for a short profile: the selector decides, has no profile, and some stage has
     several devices."""
     scheduler, rollout = config.scheduler, config.rollout
     devices = max(

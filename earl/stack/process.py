@@ -70,7 +70,7 @@ class StackProcess:
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """What it needs is ready: with these variables besides those that it was started with."""
+        """Starts the process's work, as what it needs is ready: adds variables to those of its start."""
         if not self.ready.is_set():  # one that did not wait may serve already
             self.state = "starting"
         if self._process is not None and self._process.stdin is not None:
@@ -183,7 +183,7 @@ def ready_address(line: bytes) -> str | None:
 
 
 def metrics_address(line: bytes) -> str:
-    """Where the process of a ready line serves its metrics; "" if the line does not name it."""
+    """Returns where the process of a ready line serves its metrics; "" if the line does not name it."""
     return str(json.loads(line).get("metrics", ""))
 
 

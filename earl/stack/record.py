@@ -67,7 +67,7 @@ def read_record(directory: Path) -> LaunchRecord | None:
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a launcher has the directory now."""
+    """Returns whether a launcher has the directory now."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -115,6 +115,6 @@ class LaunchRecorder:
         self._write(self._record)
 
     def _write(self, record: LaunchRecord) -> None:
-        """Where the disk is full, readers see what was written last."""
+        """Writes the record; where the disk is full, readers keep seeing the last one."""
         with self._expendable.written():
             write_record(self._directory, record)

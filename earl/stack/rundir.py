@@ -166,7 +166,7 @@ def run_path(config: RunConfig) -> Path:
 
 
 def has_run(path: Path) -> bool:
-    """Whether a directory holds more than the logs of starts that failed."""
+    """Returns whether a directory holds more than the logs of starts that failed."""
     return path.is_dir() and any(entry.name not in (LOGS, LOCK) for entry in path.iterdir())
 
 

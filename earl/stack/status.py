@@ -1,4 +1,4 @@
-"""What a run is doing, as plain values: one snapshot for the terminal view and the launcher."""
+"""The state of a run as plain values: one snapshot for the terminal view and the launcher."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TicketLease:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What one worker read over one path. retries: requests that were sent again."""
+    """Reads of one worker over one path. retries: requests that were sent again."""
 
     size_bytes: int
     seconds: float
@@ -102,7 +102,7 @@ class StageState:
 
     @property
     def differs(self) -> bool:
-        """Whether the selector would choose another parallelism."""
+        """Returns whether the selector would choose another parallelism."""
         return bool(self.chosen) and self.chosen != self.running
 
 
@@ -185,12 +185,12 @@ class RunStatus:
     heartbeat_s: float = 0.0
 
     def silent(self, worker: WorkerState) -> bool:
-        """Whether a worker was last seen longer ago than its heartbeats allow."""
+        """Returns whether a worker was last seen longer ago than its heartbeats allow."""
         return worker.silent_s > max(SILENT_S, 2 * self.heartbeat_s)
 
     @property
     def has_winners(self) -> bool:
-        """Whether episodes are won or lost; elsewhere a reward is a score."""
+        """Returns whether episodes are won or lost; elsewhere a reward is a score."""
         return has_winners(self.metrics, {name for item in self.evaluations for name in item.metrics})
 
     def evaluation(self, name: str) -> EvaluationStatus | None:
@@ -215,10 +215,12 @@ class ProcessState:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing waits for it any more: it serves, has finished, or failed and is expendable."""
+        """Returns whether nothing waits for the process: it serves, has finished, or failed and is
+        expendable.
+        """
         return self.state in ("ready", "done") or (self.expendable and self.state == "failed")
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """What changes when something happens to it."""
+        """Returns values that change whenever the process's state does."""
         return self.name, self.state, self.pid

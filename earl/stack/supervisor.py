@@ -164,7 +164,7 @@ class Supervisor:
         return ready
 
     async def _ended_with_the_run(self, process: StackProcess, code: int) -> bool:
-        """Whether exit code 0 was the end of the run and not one before it."""
+        """Returns whether exit code 0 was the end of the run and not one before it."""
         if code != 0 or not process.spec.ends_with_run:
             return False
         try:
@@ -196,7 +196,7 @@ class Supervisor:
         return f"{self.mark}:{process.spec.name}"
 
     def _peers(self, process: StackProcess) -> dict[str, str]:
-        """Where everything is that the process may know of, as far as it is known."""
+        """Returns where everything is that the process may know of, as far as it is known."""
         addresses = self._addresses.environment()
         if VALKEY in self.processes:
             addresses["EARL_REDIS_URL"] = self.processes[VALKEY].address
