@@ -9,14 +9,9 @@ import pytest
 from earl.cli.report.curves import smooth
 from earl.cli.report.data import flat, heard, judged, read_run, surviving
 from earl.cli.report.sections.lengths import columns
-from earl.cli.report.sections.missing import not_measured
 from earl.cli.report.sections.series import MetricTable
-from earl.config.load import load_run
 from earl.errors import ConfigError
 from earl.obs.metrics import LineFile, read_lines
-from tests.support.paths import ROOT
-
-TICTACTOE = ROOT / "examples" / "tictactoe.toml"
 
 
 def test_a_running_mean_starts_with_what_there_is():
@@ -51,22 +46,6 @@ def test_a_table_of_many_steps_is_thinned_to_rows_that_keep_means_and_places(tmp
     assert found["step"] == [2.0, 4.0, 6.0, 8.0, 10.0] and found["loss"] == [1.5, 3.5, 5.5, 7.5, 9.5]
     assert found["x"][2:] == [1.0, 1.0, 1.0] and found["x"][0] != found["x"][0]
     assert table.columns(10)["loss"] == [float(step) for step in range(1, 11)]
-
-
-def test_what_was_not_measured_has_its_reason():
-    config = load_run(TICTACTOE)
-    assert [one["title"] for one in not_measured(config, [], decided=True)] == [
-        "Gain over the first evaluation", "KL to the reference",
-    ]  # fmt: skip
-    static = load_run(TICTACTOE, [("scheduler.selector", "static"), ("trainer.kl_coefficient", "0.01")])
-    [one] = not_measured(static, [{"gain": 0.5}], decided=False)
-    assert one == {
-        "title": "Parallelism", "reason": 'nothing was decided (scheduler.selector = "static").',
-    }  # fmt: skip
-    reasons = {
-        len(records): not_measured(config, records, decided=True)[0]["reason"] for records in ([{}], [{}, {}])
-    }
-    assert "no other to compare it with" in reasons[1] and "cannot be paired" in reasons[2]
 
 
 # --- after a roll-back ----------------------------------------------------------------------
