@@ -1,4 +1,4 @@
-"""The page of a run as a service of the local stack; while it is served, its link lies in the run's directory."""
+"""The page of a run as a service of the local stack. The run's directory has its link while it is served."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Cache:
     ) -> dict[Parallelism, ProfileProgress]:
         """Returns the file's measurements of these parallelisms and points, and of all others in it."""
         requested = (points or {}).items()
-        progress = {layout: ProfileProgress(layout, wanted) for layout, wanted in requested}
+        progress = {layout: ProfileProgress(layout, measured_at) for layout, measured_at in requested}
         for line in read_lines(self.path):
             if "context_tokens" not in line:
                 continue

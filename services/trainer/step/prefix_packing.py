@@ -119,8 +119,8 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Places of a bin's tokens. places: for each packed row, its place in the
-    sequences laid end to end; positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
+    """Places of a bin's tokens. places: for each packed row, its place in the sequences laid end to end;
+    positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
 
     places: np.ndarray
     positions: np.ndarray
