@@ -190,7 +190,7 @@ def test_without_decisions_it_says_what_was_measured_and_what_a_profile_would_co
 def test_steps_that_were_rolled_back_are_not_told(tmp_path: Path) -> None:
     decided(tmp_path, 50.0, 120.0, 130.0)
     again = selecting(tmp_path)
-    again.step(2, step_of(70.0))
+    again.step(2, step_of(70.0), now=0.0)
     again.close()
     (tmp_path / "decisions.jsonl").open("a").write('{"step": 9, "stage": "rollout"}\n{"ste')
     lines = read_decisions(tmp_path)["rollout"]

@@ -207,7 +207,7 @@ def test_a_run_decides_by_its_profile_and_keeps_it(tmp_path: Path) -> None:
     monitor = Monitor()
     two = SelectorLoop.open(config, run_dir, monitor)
     for step, mean in enumerate(lengths[8:], 9):
-        two.step(step, step_of(mean))
+        two.step(step, step_of(mean), now=0.0)
     two.close()
     lines = list(read_lines(run_dir / "decisions.jsonl"))
     assert [line["step"] for line in lines] == list(range(2, len(lengths) + 2))
