@@ -21,10 +21,12 @@ from services.scheduler.batches import batch_plan, consumers
 from services.scheduler.batches.columns import ColumnLease, Location
 from services.scheduler.ledger import evaluation, phases
 from services.scheduler.ledger.reconcile import reconcile
+from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.workers import STAGES, WorkerReport
 from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.run import Batch
+from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
 from services.scheduler.status import SchedulerStatus, status_of
 from services.scheduler.wakeup import CALL_WAIT_S
@@ -45,6 +47,33 @@ class Scheduler:
     async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Self:
         """Takes the stored ledger over, or begins one. access: to workers. Raises BusUnavailable."""
         return cls(await RunLoop.open(config, run_dir, bus, access))
+
+    # --- what all calls share ---------------------------------------------------------------
+
+    @property
+    def config(self) -> RunConfig:
+        return self.loop.config
+
+    @property
+    def tables(self) -> LedgerTables:
+        """The ledger's tables, to be read."""
+        return self.loop.ledger.tables
+
+    @property
+    def membership_s(self) -> float:
+        """Seconds without a heartbeat after which a worker counts as lost, at the fleet's size now."""
+        return self.loop.ledger.members.membership_s
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between two heartbeats of a worker, at the fleet's size now."""
+        return self.loop.ledger.members.heartbeat_s
+
+    def traceparent(self, ticket_id: int) -> str:
+        """The traceparent of a leased ticket, "" if it is not traced."""
+        return self.loop.traces.parent(ticket_id)
+
+    # --- workers' calls ---------------------------------------------------------------------
 
     async def join(self, member: WorkerRecord) -> tuple[int, list[str]]:
         """Adds a worker: (newest published version, keys of its shards' descriptors)."""
@@ -123,10 +152,6 @@ class Scheduler:
         await self.loop.settled()
         self.loop.report.evaluations(self.loop.ledger.tables.evaluations.values(), self.loop.elapsed_s)
         return verdicts
-
-    def status(self) -> SchedulerStatus:
-        """The run as operators and metrics see it, now."""
-        return status_of(self.loop)
 
     def kept_versions(self) -> tuple[int, list[int]]:
         """(the best version so far, all whose checkpoints must stay); (0, []) if none is to be kept."""
@@ -265,6 +290,22 @@ class Scheduler:
         rolled_back = reconcile(self.loop.ledger, name, incarnation, version, next_batch, consumed)
         await self.loop.settled()
         return rolled_back
+
+    # --- operators' calls -------------------------------------------------------------------
+
+    def status(self) -> SchedulerStatus:
+        """The run as operators and metrics see it, now."""
+        return status_of(self.loop)
+
+    def stop(self, reason: str) -> None:
+        """Ends the run at the next boundary; a scheduler started later continues it."""
+        self.loop.stop(reason)
+
+    async def set_parallelism(
+        self, stage: str, request: tuple[int, Parallelism] | None, pin: bool, wait_s: float
+    ) -> tuple[int, SwitchRecord | None]:
+        """Changes a stage's parallelism, pins or unpins it, and waits: see ParallelismController.set."""
+        return await self.loop.parallelism.set(stage, request, pin, wait_s)
 
     def _next_batch(self) -> Batch | None:
         """The batch to hand out now; None while it must be waited for."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from earl.obs.histogram import Histogram
 from earl.parallelism import Parallelism
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnProgress
+from services.scheduler.files.metrics_files import OUTCOMES
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import Judgement, best_version
 from services.scheduler.loop import RunLoop
@@ -40,12 +43,29 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True)
+class StageSwitches:
+    """The switches of a stage, which may have no workers. running: None while they differ.
+
+    outcomes: number of switches that ended in this process, by outcome. stalls: seconds for which the stage
+    stood still in each of them; None before the first one ended.
+    """
+
+    stage: str
+    running: Parallelism | None
+    switching: bool
+    outcomes: Mapping[str, int]
+    stalls: Histogram | None
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStatus:
     """counts: tickets by bucket, of `issued`. judged: evaluations in the order of the run, with figures.
 
     step, steps: batches done and planned in this phase, or episodes of an evaluation. metrics: of the last
     committed batch, with an estimate of the seconds that the phase will still take, phase_left_s. roles: how
-    far each is with the trajectories that are there.
+    far each is with the trajectories that are there. since_commit_s: since the last committed batch, or since
+    this process took the run over. episodes: that ended in this process, by ending. failing_tickets: that
+    failed for good in a row.
     """
 
     run: str
@@ -68,13 +88,18 @@ class SchedulerStatus:
     progress: Mapping[str, ColumnProgress]
     stage_views: Sequence[StageView]
     heartbeat_s: float
+    since_commit_s: float
+    episodes: Counter[str]
+    failing_tickets: int
+    switches: Sequence[StageSwitches]
 
 
 def status_of(loop: RunLoop) -> SchedulerStatus:
     """The status now."""
     ledger, tables, lengths = loop.ledger, loop.ledger.tables, loop.monitor.lengths
     phase, (step, steps) = phases.phase(ledger), phases.step(ledger)
-    left_s = loop.report.remaining.seconds(phase, step, steps, loop.elapsed_s)
+    elapsed_s = loop.elapsed_s
+    left_s = loop.report.remaining.seconds(phase, step, steps, elapsed_s)
     return SchedulerStatus(
         run=loop.config.name,
         phase=phase,
@@ -90,12 +115,16 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         episode_tokens=lengths.episodes.summary(),
         turn_tokens=lengths.turns.summary(),
         metrics=loop.report.latest | ({} if left_s is None else {"phase_left_s": left_s}),
-        elapsed_s=loop.elapsed_s,
+        elapsed_s=elapsed_s,
         done=loop.stopping,
         message=loop.message,
         progress=consumers.progress(loop.columns, ledger),
         stage_views=_stages(loop),
         heartbeat_s=ledger.members.heartbeat_s,
+        since_commit_s=max(0.0, elapsed_s - (loop.report.last_step_s or loop.opened_s)),
+        episodes=loop.endings.totals,
+        failing_tickets=ledger.attempts.given_up,
+        switches=_switches(loop),
     )
 
 
@@ -117,4 +146,19 @@ def _stages(loop: RunLoop) -> list[StageView]:
         StageView(name, switching.running(name), switching.stage(name), verdicts.get(name))
         for _, name in sorted(STAGES.items())
         if switching.devices(name)
+    ]
+
+
+def _switches(loop: RunLoop) -> list[StageSwitches]:
+    """The switches of every stage that a run may have."""
+    switching, report = loop.parallelism.switching, loop.report
+    return [
+        StageSwitches(
+            stage,
+            switching.running(stage),
+            switching.stage(stage).switch is not None,
+            {outcome: report.switches[stage, outcome] for outcome in OUTCOMES},
+            report.stalls.get(stage),
+        )
+        for stage in STAGES.values()
     ]

@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 from earl.obs.catalogue import Sample
 from services.scheduler.files.endings import OUT_OF_MEMORY
-from services.scheduler.files.metrics_files import OUTCOMES
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.tickets import EpisodeEnding, TicketState
@@ -27,24 +26,23 @@ BATCH = {
 def figures(scheduler: Scheduler) -> Iterator[Sample]:
     """The scheduler's samples; called on its own loop."""
     status = scheduler.status()
-    yield from _run(scheduler, status)
-    yield from _tickets(scheduler, status)
+    yield from _run(status)
+    yield from _tickets(status)
     yield from _batch(status)
     yield from _fleet(status)
-    yield from _switches(scheduler)
+    yield from _switches(status)
 
 
-def _run(scheduler: Scheduler, status: SchedulerStatus) -> Iterator[Sample]:
-    since_s = status.elapsed_s - (scheduler.loop.report.last_step_s or scheduler.loop.opened_s)
+def _run(status: SchedulerStatus) -> Iterator[Sample]:
     yield Sample("earl_scheduler_phase", 1.0, {"phase": status.phase})
     yield Sample("earl_scheduler_done", float(status.done))
     yield Sample("earl_scheduler_step", float(status.step))
     yield Sample("earl_scheduler_policy_version", float(status.version))
     yield Sample("earl_scheduler_published_version", float(status.published))
-    yield Sample("earl_scheduler_since_commit_seconds", max(0.0, since_s))
+    yield Sample("earl_scheduler_since_commit_seconds", status.since_commit_s)
 
 
-def _tickets(scheduler: Scheduler, status: SchedulerStatus) -> Iterator[Sample]:
+def _tickets(status: SchedulerStatus) -> Iterator[Sample]:
     dropped = {name.partition(":")[2]: count for name, count in status.counts.items() if ":" in name}
     yield Sample("earl_scheduler_issued_tickets_total", float(status.issued))
     for state in TicketState:
@@ -52,12 +50,11 @@ def _tickets(scheduler: Scheduler, status: SchedulerStatus) -> Iterator[Sample]:
         yield Sample("earl_scheduler_tickets", float(count), {"state": state.value})
     for reason, count in dropped.items():
         yield Sample("earl_scheduler_dropped_tickets", float(count), {"reason": reason})
-    endings = scheduler.loop.endings.totals
-    yield Sample("earl_scheduler_out_of_memory_episodes_total", float(endings[OUT_OF_MEMORY]))
+    yield Sample("earl_scheduler_out_of_memory_episodes_total", float(status.episodes[OUT_OF_MEMORY]))
     for ending in EpisodeEnding:
-        count = float(endings[ending.value])
+        count = float(status.episodes[ending.value])
         yield Sample("earl_scheduler_episodes_total", count, {"ending": ending.value})
-    yield Sample("earl_scheduler_failing_tickets", float(scheduler.loop.ledger.attempts.given_up))
+    yield Sample("earl_scheduler_failing_tickets", float(status.failing_tickets))
     for role, progress in status.progress.items():
         for state, count in asdict(progress).items():
             yield Sample("earl_scheduler_trajectories", float(count), {"role": role, "state": state})
@@ -91,17 +88,14 @@ def _fleet(status: SchedulerStatus) -> Iterator[Sample]:
             yield Sample("earl_scheduler_worker_silent_seconds", view.silent_s, labels)
 
 
-def _switches(scheduler: Scheduler) -> Iterator[Sample]:
-    switching = scheduler.loop.parallelism.switching
-    for stage in STAGES.values():
-        parallelism = switching.running(stage)
+def _switches(status: SchedulerStatus) -> Iterator[Sample]:
+    for switches in status.switches:
+        stage, parallelism = switches.stage, switches.running
         for degree, value in (parallelism.as_dict() if parallelism is not None else {}).items():
             yield Sample("earl_scheduler_parallelism", float(value), {"stage": stage, "degree": degree})
-        running = switching.stage(stage).switch is not None
-        yield Sample("earl_scheduler_switch_running", float(running), {"stage": stage})
+        yield Sample("earl_scheduler_switch_running", float(switches.switching), {"stage": stage})
         # From 0 on: an increase of what was never 0 is none.
-        for outcome in OUTCOMES if parallelism is not None else ():
-            count = float(scheduler.loop.report.switches[stage, outcome])
-            yield Sample("earl_scheduler_switches_total", count, {"stage": stage, "outcome": outcome})
-    for stage, stalls in scheduler.loop.report.stalls.items():
-        yield Sample("earl_scheduler_switch_stall_seconds", stalls, {"stage": stage})
+        for outcome, count in switches.outcomes.items() if parallelism is not None else ():
+            yield Sample("earl_scheduler_switches_total", float(count), {"stage": stage, "outcome": outcome})
+        if switches.stalls is not None:
+            yield Sample("earl_scheduler_switch_stall_seconds", switches.stalls, {"stage": stage})

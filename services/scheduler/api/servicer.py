@@ -29,12 +29,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._tickets = codec.TicketEncoder(scheduler.loop.config)
+        self._tickets = codec.TicketEncoder(scheduler.config)
 
     async def Join(self, request, context):
         version, keys = await self._scheduler.join(codec.decode_member(request))
         return scheduler_pb2.JoinResponse(
-            lease_s=self._scheduler.loop.ledger.members.membership_s, version=version, weight_keys=keys
+            lease_s=self._scheduler.membership_s, version=version, weight_keys=keys
         )
 
     async def Leave(self, request, context):
@@ -61,7 +61,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             worker.name, worker.incarnation, report, spans, parallelism, request.epoch
         )
         # A fleet that started together must not beat together for good.
-        next_s = self._scheduler.loop.ledger.members.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
+        next_s = self._scheduler.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
 
     async def LeaseTickets(self, request, context):
@@ -69,8 +69,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         tickets, stop = await self._scheduler.lease(
             worker.name, worker.incarnation, min(request.credit, CREDIT), _wait(request.wait_s)
         )
-        parent = self._scheduler.loop.traces.parent
-        encoded = [self._tickets.encode(ticket, parent(ticket.id)) for ticket in tickets]
+        traceparent = self._scheduler.traceparent
+        encoded = [self._tickets.encode(ticket, traceparent(ticket.id)) for ticket in tickets]
         return scheduler_pb2.LeaseTicketsResponse(tickets=encoded, stop=stop)
 
     async def RenewLeases(self, request, context):
@@ -143,16 +143,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return encode_status(self._scheduler.status())
 
     async def ListTickets(self, request, context):
-        return codec_tickets.encode_tickets(
-            self._scheduler.loop.ledger.tables, request.limit, time.monotonic()
-        )
+        return codec_tickets.encode_tickets(self._scheduler.tables, request.limit, time.monotonic())
 
     async def StopRun(self, request, context):
-        self._scheduler.loop.stop(request.reason)
+        self._scheduler.stop(request.reason)
         return scheduler_pb2.StopRunResponse()
 
     async def SetParallelism(self, request, context):
-        epoch, outcome = await self._scheduler.loop.parallelism.set(
+        epoch, outcome = await self._scheduler.set_parallelism(
             codec.decode_stage(request.stage),
             codec.decode_request(request),
             request.pin,
