@@ -64,7 +64,8 @@ class Server:
         self._drain_s = drain_s
         self._serving: dict[str, bool] = {}
         self._guard = Guard(self._tokens, self.calls, audit)
-        self._audit = audit
+        if audit is not None:
+            self._tokens.subscribe(lambda words: audit.write("token file", outcome=words))
         self._server = grpc.aio.server(
             interceptors=[self._guard],
             options=options.server(request_bytes),
@@ -104,14 +105,9 @@ class Server:
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         await self._publish_health()
         if self._tokens.demanded:
-            self._tokens.on_change = self._tokens_changed
             self._watch = asyncio.create_task(self._watch_tokens())
         log.info("%s serves at %s", self.name, self.address)
         return self.address
-
-    def _tokens_changed(self, words: str) -> None:
-        if self._audit is not None:
-            self._audit.write("token file", outcome=words)
 
     async def _watch_tokens(self) -> None:
         """Reads changed tokens, and ends the streams of tokens that are no longer accepted. Never returns."""

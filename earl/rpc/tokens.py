@@ -65,8 +65,7 @@ class AcceptedTokens:
         self._bearers: dict[bytes, Bearer] = {}
         # Why the token is too weak off loopback; a token file accepts no weak ones.
         self.weakness = token_file.weakness(token) if token else ""
-        # Called with a sentence for every change of the accepted tokens, and for every refused change.
-        self.on_change: Callable[[str], None] = lambda words: None
+        self._listeners: list[Callable[[str], None]] = []
         if token:
             self._accept([(None, token, None)])
 
@@ -76,6 +75,14 @@ class AcceptedTokens:
             digest = hashlib.sha256(token.encode()).digest()
             bearers[digest] = Bearer(role, token_id(token), digest, expires)
         self._bearers = bearers
+
+    def subscribe(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with a sentence for every change of the accepted tokens, and every refused one."""
+        self._listeners.append(listener)
+
+    def _notify(self, words: str) -> None:
+        for listener in self._listeners:
+            listener(words)
 
     @property
     def demanded(self) -> bool:
@@ -151,11 +158,11 @@ class TokenFile(AcceptedTokens):
             self._load()
         except EarlError as error:
             log.error("the token file changed and is not taken: %s", error)
-            self.on_change(f"not taken: {error.message}")
+            self._notify(f"not taken: {error.message}")
             return False
         log.info("the token file changed: %d tokens", len(self._entries))
         names = (f"{entry.role} {token_id(entry.token)}" for entry in self._entries)
-        self.on_change(f"changed: {', '.join(names)}")
+        self._notify(f"changed: {', '.join(names)}")
         return True
 
     def send(self, *roles: Role) -> str:
@@ -230,11 +237,11 @@ class SecretTokens(AcceptedTokens):
         weakness = _weakness(tokens)
         if weakness and not self.weakness:
             log.error("the token file changed and is not taken: a token of it %s", weakness)
-            self.on_change(f"not taken: a token of it {weakness}")
+            self._notify(f"not taken: a token of it {weakness}")
             return False
         self.weakness = weakness
         self._accept((None, token, None) for token in tokens)
-        self.on_change(f"changed: {', '.join(token_id(token) for token in tokens)}")
+        self._notify(f"changed: {', '.join(token_id(token) for token in tokens)}")
         return True
 
 

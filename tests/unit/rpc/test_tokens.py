@@ -203,7 +203,7 @@ def test_a_file_of_one_token_changes_what_is_accepted(tmp_path, caplog):
     path.write_text(first)
     accepts = SecretTokens(SecretFile(path))
     changes: list[str] = []
-    accepts.on_change = changes.append
+    accepts.subscribe(changes.append)
     bearer = accepts.identify(first.encode())
     assert not accepts.refresh() and not accepts.weakness
     for text, words in (("", "is empty"), ("weak", "has 4 characters")):
