@@ -109,6 +109,10 @@ class Environment:
     tools: what actions may call (earl/env/tools.py carries the calls out).
     isolation: "process" for code that may crash, or never return: each episode then runs in a process
     of its own (isolation.py), whose heap memory_bytes bounds, 0 for no bound.
+
+    The host makes an object for each episode, without arguments, and then sets its attributes report_progress
+    and in_thread. A subclass calls them from `reset` on, and neither overrides nor sets them. Without a host,
+    as in an environment's own tests, report_progress does nothing and in_thread starts a thread.
     """
 
     name: ClassVar[str] = ""
@@ -121,10 +125,10 @@ class Environment:
     isolation: ClassVar[Literal["thread", "process"]] = "thread"
     memory_bytes: ClassVar[int] = 0
 
-    # Set by the host: tells the gateway that a slow step is alive. Any thread may call it.
+    # Set by the host before `reset`: tells the gateway that a slow step is alive. Any thread may call it.
     report_progress: Callable[[str], None] = staticmethod(lambda message: None)
-    # Set by the host: `await self.in_thread(function, *arguments)` in async methods, for what blocks.
-    # A call that is cancelled keeps its thread; the host offers less capacity until it ends.
+    # Set by the host before `reset`: `await self.in_thread(function, *arguments)` in async methods, for what
+    # blocks. A call that is cancelled keeps its thread; the host offers less capacity until it ends.
     in_thread: Callable[..., Awaitable[Any]] = staticmethod(in_thread)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Any:
