@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.children import REPORT, outputs_of
 from benchmarks.record.checkout import ROOT
 from earl.errors import MeasurementWrong
+from earl.shm import new_memory
 
 RANKS = 2
 # float32 elements of one decoded token of a small model, and of a batch of 32.
@@ -33,7 +34,7 @@ def measure() -> dict[str, Any]:
 
     Raises ProcessFailed if a rank fails, DeadlineExceeded.
     """
-    memory = os.memfd_create("sums")
+    memory = new_memory("sums")
     with tempfile.TemporaryDirectory(prefix="earl-bench-sum-") as directory:
         command = [sys.executable, "-m", __name__]
         try:

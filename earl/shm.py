@@ -1,6 +1,6 @@
 """Memory that processes of one host share: anonymous (memfd), so that nothing is left however they end.
 
-    inherited   parent: os.memfd_create ─ pass_fds ─► every child: SharedRegion.inherit(descriptor, size)
+    inherited   parent: new_memory(name) ─ pass_fds ─► every child: SharedRegion.inherit(descriptor, size)
     by handle   owner: SharedRegion.create(name, size) ─ handle, by any channel ─► peer: SharedRegion.attach
 
 Promise: who attaches has the memory that the handle was made for, or an OSError: a process id may be of
@@ -20,9 +20,21 @@ import secrets
 from dataclasses import dataclass
 from typing import Self
 
+# Whether this platform has such memory.
+AVAILABLE = hasattr(os, "memfd_create")
+
 _NONCE_BYTES = 16
 # Before the data, which so begins with a cache line.
 _HEADER_BYTES = 64
+
+
+def new_memory(name: str) -> int:
+    """The descriptor of new memory without a size; the caller closes it. name: for /proc/PID/maps.
+
+    Children that inherit the descriptor map the memory with SharedRegion.inherit. Raises OSError where there
+    are no more descriptors.
+    """
+    return os.memfd_create(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ class SharedRegion:
         Raises OSError where there are no more descriptors, or no memory.
         """
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        descriptor = os.memfd_create(name)
+        descriptor = new_memory(name)
         try:
             os.write(descriptor, nonce)
             os.ftruncate(descriptor, _HEADER_BYTES + size_bytes)
@@ -74,7 +86,7 @@ class SharedRegion:
 
     @classmethod
     def inherit(cls, descriptor: int, size_bytes: int) -> Self:
-        """The memory behind a descriptor that a parent made by os.memfd_create, which is closed here.
+        """The memory behind a descriptor that a parent made by `new_memory`, which is closed here.
 
         All who inherit it name the same size. Raises OSError.
         """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from earl.shm import RegionHandle, SharedRegion
+from earl.shm import RegionHandle, SharedRegion, new_memory
 
 SIZE_BYTES = 100
 # Says its handle, then ends as it is told: "leave" ends sharing first.
@@ -90,7 +90,7 @@ def test_nobody_attaches_once_sharing_has_ended() -> None:
 
 
 def test_children_of_one_parent_map_what_they_inherit() -> None:
-    descriptor = os.memfd_create("earl-test")
+    descriptor = new_memory("earl-test")
     write = """
 import sys
 from earl.shm import SharedRegion

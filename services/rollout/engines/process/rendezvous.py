@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from earl import shm
+
 
 class Rendezvous:
     """The rendezvous of an engine's ranks.
@@ -24,8 +26,7 @@ class Rendezvous:
             else ""
         )
         self.store = str(Path(self._directory) / "store") if several else ""
-        shares = several and hasattr(os, "memfd_create")
-        self.sums = os.memfd_create(f"{engine}-sums") if shares else -1
+        self.sums = shm.new_memory(f"{engine}-sums") if several and shm.AVAILABLE else -1
 
     @property
     def inherited(self) -> list[int]:

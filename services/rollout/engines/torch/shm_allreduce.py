@@ -20,6 +20,7 @@ import time
 
 import torch
 
+from earl import shm
 from earl.errors import EngineError
 from earl.shm import SharedRegion
 
@@ -35,12 +36,12 @@ _NAP_S = 0.000_1
 
 def available() -> bool:
     """True on x86, where processes see each other's stores to memory in order, without a fence."""
-    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+    return platform.machine() in ("x86_64", "AMD64") and shm.AVAILABLE
 
 
 class SharedSum:
     """One rank's end of an all-reduce through shared memory. memory: an inherited descriptor of
-    os.memfd_create, the same on all ranks and new for each group; it is closed here. deadline_s: the longest
+    earl.shm.new_memory, the same on all ranks and new for each group; it is closed here. deadline_s: the longest
     wait of one sum.
 
     Raises EngineError if not all ranks come within deadline_s.

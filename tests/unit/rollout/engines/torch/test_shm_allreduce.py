@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import tp_sum
 from earl.errors import EngineError
+from earl.shm import new_memory
 from services.rollout.engines.torch.shm_allreduce import SharedSum, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="stores of this machine's processes need fences")
@@ -37,7 +38,7 @@ for number, (count, dtype) in enumerate(sums_of * 25):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rank_has_the_sum_of_all_in_one_order(size: int):
-    memory = os.memfd_create("sums")
+    memory = new_memory("sums")
     try:
         ranks = [
             subprocess.Popen(
@@ -54,7 +55,7 @@ def test_every_rank_has_the_sum_of_all_in_one_order(size: int):
 
 def test_a_rank_that_does_not_come_is_named():
     with pytest.raises(EngineError, match="rank 1 of the engine was not there"):
-        SharedSum(os.memfd_create("sums"), 0, 2, 0.05)
+        SharedSum(new_memory("sums"), 0, 2, 0.05)
 
 
 @pytest.mark.slow
