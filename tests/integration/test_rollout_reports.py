@@ -158,10 +158,10 @@ async def test_what_finishes_together_is_reported_together_and_can_be_read(tmp_p
         it.reporter.add(
             replace(TICKET, ticket_id=22), EpisodeOutcome(Ending.INFRA_ERROR, message="lost\nhost")
         )
-        await it.reporter.flushed()
+        assert await it.reported(22) == set(range(1, 23))
         assert len(it.judge.calls) == 1
         results = {result.attempt.ticket_id: result for result in it.judge.calls[0].results}
-        assert len(results) == it.answered.qsize() == 22
+        assert len(results) == 22 and it.answered.empty()
         first = results[1]
         assert first.descriptor_key == KEY.format(1)
         assert (first.prompt_tokens, first.total_tokens, first.trained_tokens, first.turns) == (3, 5, 2, 1)
@@ -180,7 +180,7 @@ async def test_trajectories_that_were_committed_or_not_accepted_leave_the_arena(
         it.judge.refuse, it.judge.retry = {2}, {4}
         for number in (1, 2, 3, 4):
             it.reporter.add(replace(TICKET, ticket_id=number), played())
-        await it.reporter.flushed()
+        assert await it.reported(4) == {1, 2, 3, 4}
         assert sorted(it.store.names) == ["1/1", "3/1"]
         with pytest.raises(DescriptorMissing):
             await read(it, KEY.format(2), "tokens", np.int32, 5)
@@ -210,15 +210,14 @@ async def test_a_full_arena_holds_reports_back_until_a_batch_is_committed(tmp_pa
         assert await it.reported(3) == {1, 2, 9}
         assert it.reporter.blocked and len(it.reporter) == 2
         await it.reporter.free([KEY.format(1), KEY.format(2)])
-        await it.reporter.flushed()
-        assert not it.reporter.blocked
         assert await it.reported(2) == {3, 4}
+        assert not it.reporter.blocked
 
 
 async def test_an_arena_that_stays_full_fails_the_attempt_after_its_own_bound(tmp_path):
     async with bench(tmp_path, arena_bytes=1 << 16) as it:
         it.reporter.add(replace(TICKET, episode_s=0.05), played(tokens=100_000))
-        await it.reporter.flushed()
+        assert await it.reported(1) == {1}
         (result,) = it.judge.calls[0].results
         assert result.ending == common_pb2.ENDING_INFRA_ERROR
         assert "arena full" in result.message

@@ -47,8 +47,6 @@ class Reporter:
         # (ticket, outcome, loop time after which it no longer waits for the arena)
         self._queue: deque[tuple[EpisodeTicket, EpisodeOutcome, float]] = deque()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         # Names of columns that readers may know: from just before their report until they are freed.
         self.published: set[str] = set()
         # The arena had no room for what is queued.
@@ -60,7 +58,6 @@ class Reporter:
     def add(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> None:
         gives_up_s = asyncio.get_running_loop().time() + ticket.episode_s
         self._queue.append((ticket, outcome, gives_up_s))
-        self._idle.clear()
         if not self.blocked or not _needs_arena(ticket, outcome):
             self._wake.set()
 
@@ -78,10 +75,6 @@ class Reporter:
             await self._store.remove(names)
             self._wake.set()
 
-    async def flushed(self) -> None:
-        """Returns when everything that was added has been reported."""
-        await self._idle.wait()
-
     async def run(self) -> None:
         """Reports until it is cancelled. Raises what the registry and the scheduler raise."""
         loop = asyncio.get_running_loop()
@@ -95,8 +88,6 @@ class Reporter:
             await self._report(loop.time())
             if self._queue and not self.blocked:
                 self._wake.set()
-            elif not self._queue:
-                self._idle.set()
 
     async def _wait_for_work(self) -> None:
         """Returns at the next wake-up; logs a warning if the arena stays full meanwhile."""

@@ -194,10 +194,6 @@ class LedgerTables:
 
     # --- reading ----------------------------------------------------------------------------
 
-    def complete_groups(self, purpose: Purpose) -> list[int]:
-        """Groups of this purpose whose members are all ready, oldest first."""
-        return [group for group in self.groups[purpose] if group in self.whole[purpose]]
-
     def place(self, purpose: Purpose, group: int) -> int:
         """A live group's place in the schedule of its purpose."""
         return self.tickets[self.groups[purpose][group][0]].index
