@@ -11,12 +11,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from earl.errors import DeadlineExceeded, ProcessFailed
+from earl.errors import DeadlineExceeded, EarlError, ProcessFailed
 
 # What to do about a result that is not what the benchmark's own check expects.
 REPORT = "this is a bug: report it, with this line and the output of earl doctor --json"
 # How much of a process's standard error an error keeps, from its end.
 ERROR_CHARACTERS = 2000
+
+
+class MeasurementWrong(EarlError):
+    """A benchmark did not do what it measures, so none of its figures is written."""
 
 
 def ended(what: str, code: object, stderr: str = "", remedy: str = "") -> ProcessFailed:

@@ -17,12 +17,12 @@ import numpy as np
 import typer
 
 from benchmarks import tp_sum
-from benchmarks.children import REPORT, ended, within
+from benchmarks.children import REPORT, MeasurementWrong, ended, within
 from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
-from earl.errors import EngineNotInstalled, MeasurementWrong
+from earl.errors import EngineNotInstalled
 from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.obs.machine import installed

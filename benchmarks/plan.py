@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.children import REPORT, last_line
+from benchmarks.children import REPORT, MeasurementWrong, last_line
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.plan_copies import PackedSequences, copies_of, ragged_index
 from benchmarks.record.checkout import ROOT
@@ -32,7 +32,6 @@ from earl.dispatch.layout.placements import Placement, split_of
 from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
 from earl.dispatch.plan.schedule import schedule
 from earl.dispatch.plan.sequence_plan import ContextSlice, plan_batch
-from earl.errors import MeasurementWrong
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.

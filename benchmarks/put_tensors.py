@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from earl.dispatch.describe.descriptor import Descriptor
-from earl.dispatch.describe.dtypes import dtype_name, numpy_dtype
-from earl.dispatch.layout.box import Box
+from earl.dispatch.describe.dtypes import NUMPY_DTYPES, numpy_dtype
+from earl.dispatch.layout.box import Box, chunk_range
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.errors import LayoutError
+
+_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,17 @@ class Placed:
 
     @property
     def spec(self) -> TensorSpec:
-        return TensorSpec(self.dtype or dtype_name(self.array.dtype), self.global_shape, self.box)
+        return TensorSpec(self.dtype or _dtype_name(self.array.dtype), self.global_shape, self.box)
+
+
+def shard_box(shape: Sequence[int], dim: int, index: int, count: int) -> Box:
+    """The box of shard `index` of `count` along `dim`, by torch.chunk's rule; may be empty."""
+    start, stop = chunk_range(shape[dim], index, count)
+    whole = Box.whole(shape)
+    return Box(
+        (*whole.start[:dim], start, *whole.start[dim + 1 :]),
+        (*whole.stop[:dim], stop, *whole.stop[dim + 1 :]),
+    )
 
 
 async def put_tensors(
@@ -44,6 +56,14 @@ async def put_tensors(
     except BaseException:
         await store.remove(key)
         raise
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    """The name under which an array of this dtype travels; uint16 is bfloat16's carrier."""
+    try:
+        return _NAMES[np.dtype(dtype)]
+    except KeyError:
+        raise LayoutError(f"arrays of {dtype} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None
 
 
 def _placed(tensor: np.ndarray | Placed) -> Placed:

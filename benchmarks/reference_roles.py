@@ -22,14 +22,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from benchmarks.children import REPORT
+from benchmarks.children import REPORT, MeasurementWrong
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
-from earl.errors import MeasurementWrong
 from earl.rpc import options
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 

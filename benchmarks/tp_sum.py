@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import REPORT, outputs_of
+from benchmarks.children import REPORT, MeasurementWrong, outputs_of
 from benchmarks.record.checkout import ROOT
-from earl.errors import MeasurementWrong
 from earl.shm import new_memory
 
 RANKS = 2

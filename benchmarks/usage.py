@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from earl.errors import MeasurementWrong
+from benchmarks.children import MeasurementWrong
 from earl.obs.tail import Tail
 
 # By the beginning of the module that a process runs, or of its program's name; the first that fits. Any other

@@ -272,13 +272,6 @@ def ran_out_of_memory(error: BaseException) -> bool:
     )
 
 
-# --- benchmarks -----------------------------------------------------------------------------
-
-
-class MeasurementWrong(EarlError):
-    """A benchmark did not do what it measures, so none of its figures is written."""
-
-
 # --- RPC and processes ----------------------------------------------------------------------
 
 

@@ -19,14 +19,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import REPORT
+from benchmarks.children import REPORT, MeasurementWrong
 from benchmarks.dispatch import peers
 from benchmarks.dispatch.arms import ARMS
 from benchmarks.dispatch.member import Round
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
 from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
-from earl.errors import ChecksumMismatch, MeasurementWrong
+from earl.errors import ChecksumMismatch
 
 MODULE = "benchmarks.dispatch.roles"
 WARM_UP = 1

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.children import MeasurementWrong
 from benchmarks.reparallelize.model import RUN, Published
 from earl.config.scheduler import SwitchDeadlines
-from earl.errors import EarlError, MeasurementWrong
+from earl.errors import EarlError
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism

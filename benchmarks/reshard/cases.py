@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earl.dispatch.layout.box import Box, shard_box
+from benchmarks.put_tensors import shard_box
+from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, placement_boxes
 from earl.models.slices import FAMILIES, RankParameter, SlicePart, rank_parameters

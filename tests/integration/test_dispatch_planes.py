@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.put_tensors import Placed, put_tensors
-from earl.dispatch.layout.box import shard_box
+from benchmarks.put_tensors import Placed, put_tensors, shard_box
 from earl.dispatch.memory.arena import Arena
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore

@@ -20,11 +20,10 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.put_tensors import Placed, put_tensors
+from benchmarks.put_tensors import Placed, put_tensors, shard_box
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.layout.box import shard_box
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.models.module import Decoder

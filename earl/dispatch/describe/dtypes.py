@@ -20,7 +20,6 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -29,11 +28,3 @@ def numpy_dtype(name: str) -> np.dtype:
         return NUMPY_DTYPES[name]
     except KeyError:
         raise LayoutError(f"dtype {name!r} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None
-
-
-def dtype_name(dtype: np.dtype) -> str:
-    """The name under which an array of this dtype travels; uint16 is bfloat16's carrier."""
-    try:
-        return _NAMES[np.dtype(dtype)]
-    except KeyError:
-        raise LayoutError(f"arrays of {dtype} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None

@@ -155,13 +155,3 @@ def chunk_range(length: int, index: int, count: int) -> tuple[int, int]:
         raise LayoutError(f"chunk {index} of {count}", "use 0 <= index < count")
     step = -(-length // count)
     return min(index * step, length), min((index + 1) * step, length)
-
-
-def shard_box(shape: Sequence[int], dim: int, index: int, count: int) -> Box:
-    """The box of shard `index` of `count` along `dim`, by torch.chunk's rule; may be empty."""
-    start, stop = chunk_range(shape[dim], index, count)
-    whole = Box.whole(shape)
-    return Box(
-        (*whole.start[:dim], start, *whole.start[dim + 1 :]),
-        (*whole.stop[:dim], stop, *whole.stop[dim + 1 :]),
-    )

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks.children import MeasurementWrong
 from benchmarks.collector import collector
 from benchmarks.every import every
 from benchmarks.observability import parts_of, settings, summary
 from benchmarks.role import RoleProcess
 from benchmarks.usage import Usage, UsageSample, between, kind_of
-from earl.errors import MeasurementWrong
 from earl.obs import tracing
 from earl.obs.metrics import LineFile
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from benchmarks.children import MeasurementWrong
 from benchmarks.dispatch import busy, caps, command, nic, peers
 from benchmarks.dispatch.hosts import Plan
 from benchmarks.dispatch.measure import RoundSamples
@@ -29,7 +30,7 @@ from benchmarks.dispatch.pattern import (
     sources,
 )
 from earl.dispatch.layout.box import Box, Layout, ShardBox
-from earl.errors import ConfigError, MeasurementWrong
+from earl.errors import ConfigError
 
 
 def test_consumers_want_every_element_once_and_half_of_every_row_of_two_producers() -> None:
