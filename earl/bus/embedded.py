@@ -265,11 +265,8 @@ def _serves(pid: int, directory: Path) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         name = Path(f"/proc/{pid}/comm").read_text().strip()
-        return (
-            state != "Z"
-            and ("valkey" in name or "redis" in name)
-            and Path(os.readlink(f"/proc/{pid}/cwd")) == directory
-        )
+        runs = state != "Z" and ("valkey" in name or "redis" in name)
+        return runs and Path(os.readlink(f"/proc/{pid}/cwd")) == directory
     except OSError:
         return False
 

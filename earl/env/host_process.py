@@ -28,14 +28,11 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 async def serve(end: socket.socket, target: str) -> None:
     """Plays what the other end of the socket asks for, until it is closed."""
     reader, writer = await asyncio.open_connection(sock=end)
-    environments = load(target)
-    runner = SessionRunner(
-        environments,
-        1,
-        lambda message: writer.write(packed(message.SerializeToString())),
-        isolation="thread",
-        hold_s=0.0,
-    )
+
+    def send(message: env_pb2.HostMessage) -> None:
+        writer.write(packed(message.SerializeToString()))
+
+    runner = SessionRunner(load(target), 1, send, isolation="thread", hold_s=0.0)
     runner.max_text_bytes = MAX_BYTES  # the host has the gateway's own bound
     while (packet := await read_packet(reader)) is not None:
         message = env_pb2.GatewayMessage.FromString(packet)

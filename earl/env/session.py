@@ -221,11 +221,8 @@ class _PlayStream:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
         self._error: EarlError | None = None
-        self._tasks = [
-            asyncio.create_task(self._read()),
-            asyncio.create_task(self._frames.send(self._outbox)),
-            asyncio.create_task(self._sweep()),
-        ]
+        works = (self._read(), self._frames.send(self._outbox), self._sweep())
+        self._tasks = [asyncio.create_task(work) for work in works]
         for task in self._tasks[:2]:
             task.add_done_callback(self._task_ended)
 

@@ -59,10 +59,8 @@ def rope_table(
     """Cosine and signed sine for `rotate`: each [T, 1, D]; positions [T] int64."""
     angles = positions.to(torch.float32)[:, None] * frequencies.to(positions.device)
     cosine, sine = angles.cos(), angles.sin()
-    return (
-        torch.cat((cosine, cosine), -1)[:, None].to(dtype),
-        torch.cat((-sine, sine), -1)[:, None].to(dtype),
-    )
+    cosine, sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+    return cosine[:, None].to(dtype), sine[:, None].to(dtype)
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

@@ -126,13 +126,8 @@ class Tokenizer:
         after = frame.after + prefix
         match = control.search(after)
         end = match.start() if match else len(after)
-        return _Framed(
-            self._marked(frame.before[:start]),
-            frame.before[start:],
-            after[:end],
-            self._marked(after[end:]),
-            frame.strip,
-        )
+        opening, closing = self._marked(frame.before[:start]), self._marked(after[end:])
+        return _Framed(opening, frame.before[start:], after[:end], closing, frame.strip)
 
     def _marked(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

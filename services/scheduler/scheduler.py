@@ -184,10 +184,8 @@ class Scheduler:
                 self.loop.tickets_available.notify_one()
             return (batch, False) if batch is not None else None
 
-        batch, stopping = await self.loop.batches_available.first(attempt, min(wait_s, CALL_WAIT_S)) or (
-            None,
-            self.loop.stopping,
-        )
+        answer = await self.loop.batches_available.first(attempt, min(wait_s, CALL_WAIT_S))
+        batch, stopping = answer or (None, self.loop.stopping)
         if batch is None:
             return None, stopping
         references = self.loop.columns.locations(consumers.REFERENCE, batch.tickets)
@@ -197,13 +195,8 @@ class Scheduler:
             return None, self.loop.stopping  # taken apart for another trainer
         self._handed_out = batch.id
         self.loop.traces.moved(batch.tickets)
-        plan = batch_plan.split_batch(
-            batch,
-            self.loop.ledger.tables.tickets,
-            max(1, ranks),
-            self.loop.config.scheduler.advantage,
-            references,
-        )
+        tickets, kind = self.loop.ledger.tables.tickets, self.loop.config.scheduler.advantage
+        plan = batch_plan.split_batch(batch, tickets, max(1, ranks), kind, references)
         await self.loop.journal.durable()
         return plan, False
 
@@ -251,10 +244,8 @@ class Scheduler:
             lease = consumers.lease(self.loop.columns, ledger, role, stage, credit_tokens)
             return (lease, False) if lease.trajectories else None
 
-        lease, leaves = await self.loop.columns_available.first(attempt, min(wait_s, CALL_WAIT_S)) or (
-            ColumnLease(),
-            False,
-        )
+        answer = await self.loop.columns_available.first(attempt, min(wait_s, CALL_WAIT_S))
+        lease, leaves = answer or (ColumnLease(), False)
         waiting_tokens = 0 if leaves else self.loop.columns.waiting_tokens(role)
         if lease.trajectories:
             await self.loop.journal.durable()

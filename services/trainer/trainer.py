@@ -150,12 +150,9 @@ class TrainerRank:
         if self._config.deterministic:
             metrics |= batch_digests(self._columns, self._mesh)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
-        self.progress = TrainingProgress(
-            plan.version + 1,
-            plan.batch_id + 1,
-            self.progress.consumed | RangeSet.of(plan.ticket_ids),
-            self._stepper.optimizer.updates,
-        )
+        consumed = self.progress.consumed | RangeSet.of(plan.ticket_ids)
+        updates = self._stepper.optimizer.updates
+        self.progress = TrainingProgress(plan.version + 1, plan.batch_id + 1, consumed, updates)
         self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id
         self._report(plan, metrics)
         if plan.publish:

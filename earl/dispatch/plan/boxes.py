@@ -87,11 +87,8 @@ def join(boxes: list[Box]) -> list[Box]:
     for dim in range(len(joined[0].start)):
 
         def across(box: Box, dim: int = dim) -> tuple[tuple[int, ...], ...]:
-            return (
-                box.start[:dim] + box.start[dim + 1 :],
-                box.stop[:dim] + box.stop[dim + 1 :],
-                (box.start[dim],),
-            )
+            start, stop = box.start, box.stop
+            return start[:dim] + start[dim + 1 :], stop[:dim] + stop[dim + 1 :], (start[dim],)
 
         merged: list[Box] = []
         for box in sorted(joined, key=across):

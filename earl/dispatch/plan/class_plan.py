@@ -238,8 +238,5 @@ def _served(
             before = bound
         for tensor in single:
             for index, peers in group:
-                yield (
-                    slice(tensor, tensor + 1),
-                    index,
-                    peers[deal(sizes[index], loads[peers])].astype(np.int32),
-                )
+                peer = peers[deal(sizes[index], loads[peers])].astype(np.int32)
+                yield slice(tensor, tensor + 1), index, peer

@@ -92,11 +92,8 @@ def _published(descriptors: Sequence[Descriptor], regions: Sequence[RegionRef | 
     None where no plan is kept: unless each descriptor has one region, each in an arena of its own.
     """
     nonces = {region.arena.nonce for region in regions if region is not None}
-    if (
-        not descriptors
-        or len(nonces) < len(regions)
-        or len({descriptor.version for descriptor in descriptors}) > 1
-    ):
+    versions = {descriptor.version for descriptor in descriptors}
+    if len(versions) != 1 or len(nonces) < len(regions):
         return None
     return [
         (region.arena.owner, region.arena.host, *_places(descriptor))

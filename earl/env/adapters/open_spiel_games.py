@@ -125,12 +125,9 @@ class OpenSpielGame(Environment):
         if not self._state.is_simultaneous_node():
             self._state.apply_action(agent_action)
             return
-        self._state.apply_actions(
-            [
-                agent_action if player == self._player else self._random(player)
-                for player in range(self._players)
-            ]
-        )
+        mine, players = self._player, range(self._players)
+        actions = [agent_action if player == mine else self._random(player) for player in players]
+        self._state.apply_actions(actions)
 
     def _random(self, player: int) -> int:
         legal = self._state.legal_actions(player)
@@ -260,12 +257,8 @@ _shared: dict[str, Any] = {}
 
 def left_out() -> dict[str, str]:
     """Registered games that no host serves → why."""
-    made_of = {
-        name: "is made of another game, or of a file, that a parameter names"
-        for name, kind in _types().items()
-        if not kind.default_loadable
-    }
-    return LEFT_OUT | made_of
+    made_of = [name for name, kind in _types().items() if not kind.default_loadable]
+    return LEFT_OUT | dict.fromkeys(made_of, "is made of another game, or of a file, that a parameter names")
 
 
 def environments() -> list[type[Environment]]:

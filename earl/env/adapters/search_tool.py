@@ -153,12 +153,11 @@ class Corpus:
     def is_right(self, text: str) -> bool:
         """Returns whether a text names the right value and no other of its kind."""
         plain = text.casefold().replace(",", "")
-        named = {
-            value
-            for value in self.values[self.kind].values()
-            if re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", plain)
-        }
-        return named == {self.answer}
+
+        def names(value: str) -> bool:
+            return re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", plain) is not None
+
+        return set(filter(names, self.values[self.kind].values())) == {self.answer}
 
 
 class SearchTool(ToolEnvironment):

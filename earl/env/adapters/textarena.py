@@ -138,11 +138,8 @@ class TextArenaGame(Environment):
 
     def _text(self) -> str:
         kinds = textarena.ObservationType
-        messages = [
-            message
-            for message in self._heard
-            if not (message[0] == self._player and message[2] is kinds.PLAYER_ACTION)
-        ]
+        echo = (self._player, kinds.PLAYER_ACTION)
+        messages = [message for message in self._heard if (message[0], message[2]) != echo]
         boards = [place for place, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
         names = self._playing.state.role_mapping
         said_by = [

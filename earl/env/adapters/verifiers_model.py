@@ -53,11 +53,8 @@ class Seats:
             message = await seat.complete(body, request.headers.get(SESSION_HEADER, ""))
         except EnvProtocolError as refusal:
             return _error(400, str(refusal))
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", **message},
-            "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
-        }
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
         return web.json_response(
             {
                 "id": f"{seat.model}-{time.monotonic_ns()}",

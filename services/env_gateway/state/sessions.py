@@ -102,12 +102,8 @@ class GatewaySession:
         """Returns whether another host may take over: no step was taken, and fewer than `attempts` hosts
         tried.
         """
-        return (
-            self.state in (SessionState.RESETTING, SessionState.IDLE)
-            and self.seq == 0
-            and self.reset is not None
-            and self.attempts < attempts
-        )
+        begun = self.state in (SessionState.RESETTING, SessionState.IDLE) and self.reset is not None
+        return begun and self.seq == 0 and self.attempts < attempts
 
     def move(self, session_id: int, now: float) -> None:
         """Queues a session whose host is lost, under a new id that no late result of that host names."""

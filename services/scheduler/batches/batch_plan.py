@@ -104,13 +104,8 @@ def summary(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]:
     """Summarises a committed batch's trajectories; names are those of metrics.jsonl."""
     if not results:
         return {}
-    rewards, wins, tokens, trained, turns = zip(
-        *[
-            (result.reward, result.win, result.total_tokens, result.trained_tokens, result.turns)
-            for result in results
-        ],
-        strict=True,
-    )
+    rows = [(each.reward, each.win, each.total_tokens, each.trained_tokens, each.turns) for each in results]
+    rewards, wins, tokens, trained, turns = zip(*rows, strict=True)
     staleness: list[int] = []
     if batch.purpose is Purpose.TRAIN:  # imitation has no policy to be stale
         staleness = [batch.version - result.oldest_version for result in results if result.trained_tokens]

@@ -41,11 +41,8 @@ class ModelNumbers:
     @lru_cache(maxsize=256)
     def of(cls, spec: ModelSpec, tp: int = 1, pp: int = 1, *, fused: bool = False) -> ModelNumbers:
         """fused: as engines hold it, with qkv_proj and gate_up_proj. Raises IllegalParallelism."""
-        tensors = {
-            name: tensor
-            for name, tensor in rank_parameters(spec, 0, tp, fused=fused).items()
-            if not tensor.same_as
-        }
+        parameters = rank_parameters(spec, 0, tp, fused=fused)
+        tensors = {name: tensor for name, tensor in parameters.items() if not tensor.same_as}
         block = tuple(tensor.shape for name, tensor in tensors.items() if name.startswith("model.layers.0."))
         root = tuple(tensor.shape for name, tensor in tensors.items() if not name.startswith("model.layers."))
         heads, kv_heads = rank_heads(spec, tp)

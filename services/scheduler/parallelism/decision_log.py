@@ -85,16 +85,12 @@ def past(lines: Iterable[Mapping[str, Any]], most: int, below: float = math.inf)
 def _past(line: Mapping[str, Any]) -> Past | None:
     try:
         load = line["seen"]
-        workload = Workload(
-            *(float(load[name]) for name in ("mean_tokens", "p95_tokens", "max_tokens", "concurrency"))
-        )
+        figures = ("mean_tokens", "p95_tokens", "max_tokens", "concurrency")
+        workload = Workload(*(float(load[name]) for name in figures))
         rate = load["tokens_per_device_s"]
         running = Parallelism(**line["running"])
         before = line["verdict"]["before"]
-        return Past(
-            int(line["step"]),
-            Observed(running, workload, None if rate is None else float(rate)),
-            Parallelism(**before) if before else running,
-        )
+        observed = Observed(running, workload, None if rate is None else float(rate))
+        return Past(int(line["step"]), observed, Parallelism(**before) if before else running)
     except (KeyError, TypeError, ValueError):
         return None

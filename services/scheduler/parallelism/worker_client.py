@@ -38,12 +38,8 @@ async def send(command: WorkerCommand, access: Access) -> SwitchOutcome:
     Raises SwitchRefused, NoAnswer, and any other error that the worker answered with.
     """
     rollout = command.stage == ROLLOUT
-    client = Client(
-        command.address,
-        RolloutServiceStub if rollout else TrainerServiceStub,
-        token=access.token,
-        tls=access.tls,
-    )
+    stub = RolloutServiceStub if rollout else TrainerServiceStub
+    client = Client(command.address, stub, token=access.token, tls=access.tls)
     if rollout:
         method = "ReparallelizeRollout"
         request = encode_command(command.switch, rollout_pb2.ReparallelizeRolloutRequest)

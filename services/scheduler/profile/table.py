@@ -90,12 +90,8 @@ class _Pool:
         lengths, loads = ({*along} for along in zip(*points, strict=True))
         if len(lengths) > 1 and len(loads) > 1:
             return roofline
-        return _Beside(
-            roofline,
-            self.roofline,
-            min(lengths) if len(lengths) == 1 else None,
-            min(loads) if len(loads) == 1 else None,
-        )
+        length = min(lengths) if len(lengths) == 1 else None
+        return _Beside(roofline, self.roofline, length, min(loads) if len(loads) == 1 else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,8 @@ class SharedTable:
         return self._predicted(layout, context_tokens, concurrency)
 
     def _predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
-        predictions = [
-            table.predict(parallelism, context_tokens, concurrency)
-            for table, parallelism in zip(self._tables, layout.parallelisms, strict=True)
-        ]
+        pairs = zip(self._tables, layout.parallelisms, strict=True)
+        predictions = [table.predict(each, context_tokens, concurrency) for table, each in pairs]
         rates = [each.tokens_per_device_s for each in predictions]
         rate = 1 / sum(1 / rate for rate in rates) if all(rates) else 0.0
         fractions = [each.memory_fraction for each in predictions if each.memory_fraction is not None]

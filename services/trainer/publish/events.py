@@ -7,8 +7,5 @@ from earl.v1 import events_pb2
 
 def weights_published(version: int, keys: list[str], size_bytes: int) -> events_pb2.Event:
     """The event that says: these descriptors together hold this version. size_bytes: of all ranks."""
-    return events_pb2.Event(
-        weights_published=events_pb2.WeightsPublished(
-            version=version, descriptor_keys=keys, size_bytes=size_bytes
-        )
-    )
+    fact = events_pb2.WeightsPublished(version=version, descriptor_keys=keys, size_bytes=size_bytes)
+    return events_pb2.Event(weights_published=fact)

@@ -47,13 +47,9 @@ class RankMesh:
         # By the ranks in it; those that this rank is in are its own to end.
         self._made: dict[tuple[int, ...], Any] = {}
         shared = max(1, tp // spec.kv_heads)
-        self.tensor = TensorParallel(
-            tensor,
-            tp,
-            self._join(ranks.reshape(-1, tp)) if tp > 1 else None,
-            self._join(ranks.reshape(-1, shared)) if shared > 1 else None,
-            shared,
-        )
+        whole = self._join(ranks.reshape(-1, tp)) if tp > 1 else None
+        part = self._join(ranks.reshape(-1, shared)) if shared > 1 else None
+        self.tensor = TensorParallel(tensor, tp, whole, part, shared)
         across = ranks.transpose(1, 2).reshape(-1, cp)
         self.context = ContextParallel(context, cp, self._join(across) if cp > 1 else None)
         self._of_replica = self._join(ranks.reshape(dp, -1)) if cp * tp > 1 else None

@@ -46,13 +46,9 @@ class ReferenceChange(ParallelismChange):
         moves = []
         for name in before:
             item_bytes = old.decoder.get_parameter(name).element_size()
-            moves.append(
-                (
-                    shapes[name],
-                    _memory(old, name, before[name][1], item_bytes, made=True),
-                    _memory(new, name, after[name][1], item_bytes, made=False),
-                )
-            )
+            source = _memory(old, name, before[name][1], item_bytes, made=True)
+            target = _memory(new, name, after[name][1], item_bytes, made=False)
+            moves.append((shapes[name], source, target))
         return moving_tensors(moves, self.group)
 
     def canaries(self, *, new: bool) -> np.ndarray:

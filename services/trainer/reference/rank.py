@@ -109,13 +109,8 @@ class ReferenceRank:
                 if kept:
                     self._policy.fill(self._origin.directory)
                 else:
-                    published = PublishedVersion(
-                        self._io,
-                        self._dispatcher,
-                        keys,
-                        self._config.model.weight_dtype,
-                        self._config.data_plane.read_s,
-                    )
+                    dtype, read_s = self._config.model.weight_dtype, self._config.data_plane.read_s
+                    published = PublishedVersion(self._io, self._dispatcher, keys, dtype, read_s)
                     published.fill(self._policy)
                     if self._group.leads:
                         published.keep(self._origin, self._run_dir / "model", self._policy.spec)

@@ -83,13 +83,9 @@ def _plain(pieces: Pieces, limit: int) -> Iterator[Fetch]:
         stop = int(np.searchsorted(total, before + limit, "right"))
         part = slice(first, min(stop, first + MAX_SPANS))
         offset = total[part] - length[part] - before
-        yield Fetch(
-            start[part],
-            length[part],
-            _out_of_buffer(pieces.take(part), offset),
-            np.zeros((0, 2), np.int64),
-            np.zeros(0, np.int64),
-        )
+        copies = _out_of_buffer(pieces.take(part), offset)
+        block, block_stop = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+        yield Fetch(start[part], length[part], copies, block, block_stop)
         first = part.stop
 
 

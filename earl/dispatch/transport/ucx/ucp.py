@@ -161,15 +161,12 @@ _EVERY_BIT = (1 << 64) - 1
 def send(endpoint: int, worker: int, runs: Runs, tag: int) -> RunsRequest:
     """endpoint, worker: handles (ucp_ep_h, ucp_worker_h)."""
     table = runs.table
-    return RunsRequest(
-        _functions().send(endpoint, table.ctypes.data, len(table), tag, ctypes.byref(_PARAM)), worker
-    )
+    sent = _functions().send(endpoint, table.ctypes.data, len(table), tag, ctypes.byref(_PARAM))
+    return RunsRequest(sent, worker)
 
 
 def receive(worker: int, runs: Runs, tag: int) -> RunsRequest:
     """A message of just this tag, as long as the runs together."""
     table = runs.table
-    return RunsRequest(
-        _functions().receive(worker, table.ctypes.data, len(table), tag, _EVERY_BIT, ctypes.byref(_PARAM)),
-        worker,
-    )
+    start, count, param = table.ctypes.data, len(table), ctypes.byref(_PARAM)
+    return RunsRequest(_functions().receive(worker, start, count, tag, _EVERY_BIT, param), worker)

@@ -20,11 +20,8 @@ class Rendezvous:
 
     def __init__(self, engine: str, ranks: int) -> None:
         several = ranks > 1
-        self._directory = (
-            tempfile.mkdtemp(prefix="earl-engine-", dir=os.environ.get("EARL_SOCKETS") or None)
-            if several
-            else ""
-        )
+        parent = os.environ.get("EARL_SOCKETS") or None
+        self._directory = tempfile.mkdtemp(prefix="earl-engine-", dir=parent) if several else ""
         self.store = str(Path(self._directory) / "store") if several else ""
         self.sums = shm.new_memory(f"{engine}-sums") if several and shm.AVAILABLE else -1
 

@@ -67,11 +67,8 @@ class KvCache:
         self.host: np.ndarray | None = None
         self._mapping: mmap.mmap | None = None
         if device.type == "cpu":
-            self._mapping = mmap.mmap(
-                -1,
-                math.prod(shape) * dtype.itemsize,
-                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE,
-            )
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+            self._mapping = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
             # A huge page would be committed whole for one row of it.
             self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
             self._all = torch.frombuffer(self._mapping, dtype=dtype).view(shape)

@@ -80,11 +80,8 @@ class SlotHandover:
                 offered[session] = before
             if stop > first and known.get(session, 0) <= table.context:
                 ids = table.tokens[slot, first:stop].tolist()
-                sessions.append(
-                    KvSession(
-                        session=session, first=first, offset=offset, ids=ids, fresh=bool(table.fresh[slot])
-                    )
-                )
+                fresh = bool(table.fresh[slot])
+                sessions.append(KvSession(session=session, first=first, offset=offset, ids=ids, fresh=fresh))
                 rows.append(SlotRows(slot, first, offset, stop - first))
                 offset += stop - first
         # Sessions that have ended need not be remembered.

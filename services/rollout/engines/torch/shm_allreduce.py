@@ -41,8 +41,8 @@ def available() -> bool:
 
 class SharedSum:
     """One rank's end of an all-reduce through shared memory. memory: an inherited descriptor of
-    earl.shm.new_memory, the same on all ranks and new for each group; it is closed here. deadline_s: the longest
-    wait of one sum.
+    earl.shm.new_memory, the same on all ranks and new for each group; it is closed here. deadline_s: the
+    longest wait of one sum.
 
     Raises EngineError if not all ranks come within deadline_s.
     """
