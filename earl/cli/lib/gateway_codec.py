@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from earl.env.conformance.offered_tools import tools_of
+from earl.message_fields import from_message
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import env_pb2, env_pb2_grpc
@@ -90,29 +91,22 @@ async def listed(gateway: str, access: Access, deadline_s: float) -> list[Gatewa
 def _listed(entry: Any) -> GatewayEnvironment:
     info = entry.environment
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
-    return GatewayEnvironment(
-        info.name,
-        info.description,
-        info.schema_hash,
-        (info.min_reward, info.max_reward) if bounded else None,
-        [dict(tool) for tool in tools_of(info)],
-        entry.hosts,
-        entry.capacity,
-        entry.open_sessions,
-        entry.queued,
-        entry.quarantined,
-        _latency(entry.reset),
-        _latency(entry.step),
-        entry.faults.count,
-        entry.faults.last,
-        entry.faults.commonest,
-        entry.faults.commonest_count,
-        tuple(entry.quarantines),
+    return from_message(
+        GatewayEnvironment,
+        entry,
+        name=info.name,
+        description=info.description,
+        schema_hash=info.schema_hash,
+        reward_range=(info.min_reward, info.max_reward) if bounded else None,
+        tools=[dict(tool) for tool in tools_of(info)],
+        open=entry.open_sessions,
+        reset=from_message(HostLatency, entry.reset),
+        step=from_message(HostLatency, entry.step),
+        faults=entry.faults.count,
+        last_fault=entry.faults.last,
+        commonest_fault=entry.faults.commonest,
+        commonest_count=entry.faults.commonest_count,
     )
-
-
-def _latency(sent: Any) -> HostLatency:
-    return HostLatency(sent.count, sent.p50_s, sent.p99_s, tuple(sent.counts), sent.longest_s)
 
 
 def signature(tool: Any) -> str:
