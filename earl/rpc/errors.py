@@ -54,14 +54,14 @@ _REMEDIES: dict[type[EarlError], str] = {
 
 
 def catalogue() -> dict[str, type[EarlError]]:
-    """All error classes by name, including those that other modules derive from `EarlError`."""
-    by_code: dict[str, type[EarlError]] = {}
+    """All error classes by name, a base before what is derived from it, in other modules too."""
+    by_name: dict[str, type[EarlError]] = {}
     pending: list[type[EarlError]] = [EarlError]
     while pending:
-        cls = pending.pop()
-        by_code.setdefault(cls.__name__, cls)
-        pending.extend(cls.__subclasses__())
-    return by_code
+        kind = pending.pop(0)
+        by_name.setdefault(kind.__name__, kind)
+        pending += kind.__subclasses__()
+    return by_name
 
 
 def bounded(text: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:

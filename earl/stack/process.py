@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from earl.errors import EarlError, ProcessFailed
+from earl.rpc.errors import catalogue
 from earl.rpc.main import AWAIT_VARIABLE
 from earl.stack.plan import ProcessSpec
 
-TAIL_BYTES = 16 << 10
+TAIL_BYTES, TAIL_LINES = 16 << 10, 12
 LINE_BYTES = 1 << 20
 ERROR_PREFIX = "earl: error: "
 
@@ -128,16 +129,9 @@ class StackProcess:
 
     # --- reason for its end -----------------------------------------------------------------
 
-    def tail(self, lines: int = 12) -> list[str]:
-        """The last lines of its log, oldest first, structured ones as a person would write them."""
-        try:
-            with open(self.log, "rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                text = log.read().decode("utf-8", "replace")
-        except FileNotFoundError:
-            return []
-        readable_lines = [shown for line in text.splitlines() for shown in readable(line)]
-        return [line for line in readable_lines if line.strip()][-lines:]
+    def tail(self, lines: int = TAIL_LINES) -> list[str]:
+        """The last lines of its log."""
+        return last_lines(self.log, lines)
 
     def failure(self, code: int, doing: str) -> EarlError:
         """The reason for its end: the error that it reported if it did, with its last lines as a note.
@@ -146,18 +140,28 @@ class StackProcess:
         launcher then ends with the same code and line, so that a mistake reads the same however
         deep it was found. Anything else is ProcessFailed.
         """
-        errors = [line for line in self.tail(200) if line.startswith(ERROR_PREFIX)]
+        lines = self.tail(200)
+        errors = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
         kind = error_of_exit_code(code) if errors else None
-        if errors and kind is not None:
-            return kind(f"{self.spec.name}: {errors[-1].removeprefix(ERROR_PREFIX)}")
+        if kind is not None:
+            return kind(f"{self.spec.name}: {errors[-1]}")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = (
-            errors[-1].removeprefix(ERROR_PREFIX) if errors else next(iter(self.tail(1)), "its log is empty")
-        )
-        last = last.strip()
+        last = [*lines[-1:], *errors[-1:]][-1].strip() if lines else "its log is empty"
         error = ProcessFailed(f"{self.spec.name} {how} {doing}: {last}", f"see {self.log}")
-        error.add_note("\n".join(self.tail()))
+        error.add_note("\n".join(lines[-TAIL_LINES:]))
         return error
+
+
+def last_lines(log: Path, lines: int = TAIL_LINES) -> list[str]:
+    """The last lines of a log, oldest first, structured ones as a person would write them; else []."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    shown = (part for line in text.splitlines() for part in readable(line))
+    return [line for line in shown if line.strip()][-lines:]
 
 
 def readable(line: str) -> list[str]:
@@ -189,10 +193,5 @@ def metrics_address(line: bytes) -> str:
 
 def error_of_exit_code(code: int) -> type[EarlError] | None:
     """The error that alone ends with this code; None for 0, 1 and codes that are not in the catalogue."""
-    waiting: list[type[EarlError]] = [EarlError]
-    while waiting:
-        kind = waiting.pop(0)
-        if code > 1 and kind.exit_code == code:
-            return kind
-        waiting += kind.__subclasses__()
-    return None
+    kinds = (kind for kind in catalogue().values() if kind.exit_code == code)
+    return next(kinds, None) if code > 1 else None

@@ -26,7 +26,7 @@ from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
-from earl.stack.process import readable
+from earl.stack.process import last_lines
 from earl.stack.record import read_record
 from earl.stack.run_files import DASHBOARD_LINK, LOGS
 from earl.stack.rundir import run_path
@@ -37,7 +37,6 @@ app = typer.Typer(add_completion=False)
 GIVEN_UP_S = 20.0
 # Beyond what bounds every step of a launch: imports, and the end of what is left.
 SLACK_S = 60.0
-TAIL_LINES = 12
 
 
 @app.command(
@@ -226,7 +225,7 @@ def reason(news: LaunchNews, directory: Path, code: int) -> EarlError:
             error.add_note(note)
         return error
     log = directory / LOGS / "earl.log"
-    last = tail(log)
+    last = last_lines(log)
     error = ProcessFailed(
         f"the launcher ended with exit code {code} before the run was ready"
         + (f": {last[-1].strip()}" if last else ""),
@@ -235,14 +234,6 @@ def reason(news: LaunchNews, directory: Path, code: int) -> EarlError:
     if last:
         error.add_note("\n".join(last))
     return error
-
-
-def tail(log: Path) -> list[str]:
-    """The last lines of a log as a person would write them."""
-    with suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        return [shown for line in lines for shown in readable(line)][-TAIL_LINES:]
-    return []
 
 
 def shown_on(console: Console) -> Show:
