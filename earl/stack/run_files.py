@@ -6,15 +6,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 LOCK = "launcher.lock"
 LOGS = "logs"
 FAILURE = "failure.json"
+# The figures of a run that has ended.
+RESULT = "result.json"
 LAUNCH = "launch.json"
 # A link to the dashboard, for users who may read the file; replaced when it was used.
 DASHBOARD_LINK = "dashboard.url"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def replace(path: Path, text: str) -> None:

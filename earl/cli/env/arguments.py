@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from earl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from earl.rpc.access import Access
 
 GATEWAY = "The gateway's host:port; else EARL_GATEWAY."
 Gateway = Annotated[str, typer.Option("--gateway", metavar="HOST:PORT", help=GATEWAY)]
@@ -38,12 +35,3 @@ def gateway_of(given: str) -> str:
     if not address:
         raise ConfigError("no gateway is given", "give --gateway HOST:PORT or set EARL_GATEWAY")
     return address
-
-
-def access(*roles: str) -> Access:
-    """Returns a command's access to services of this machine or fleet, as the first of `roles` that it has a
-    token of. Raises ConfigError."""
-    from earl.rpc.access import Access
-    from earl.rpc.token_file import Role
-
-    return Access.of(*map(Role, roles))

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from earl.cli.env.arguments import AsJson, Task, access, task_of
+from earl.cli.env.arguments import AsJson, Task, task_of
 from earl.cli.lib import completion
 from earl.env.conformance.card import Card, Check, CheckVerdict
 from earl.env.conformance.plan import ExamPlan, chosen, recorded
@@ -120,6 +120,8 @@ async def _examined(
     from earl.env.conformance.examine import examine
     from earl.env.conformance.servicer import examining
     from earl.env.conformance.spawned import spawned
+    from earl.rpc.access import Access
+    from earl.rpc.token_file import Role
     from earl.rpc.tokens import current
 
     subject = ""
@@ -139,7 +141,7 @@ async def _examined(
             spawned(examiner, target, secret, plan) as bench,
         ):
             return await examine(bench, names, report)
-    allowed = access("environment")
+    allowed = Access.of(Role.ENVIRONMENT)
     secret = current(allowed.token)
     async with examining(listen or "127.0.0.1:0", secret, tls=allowed.tls) as examiner:
         if dial:

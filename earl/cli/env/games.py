@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from earl.cli.env.arguments import access
 from earl.cli.lib.gateway_codec import CALL_S, listed
 from earl.env import Action, Ending, GatewayClient, Limits, Observation
 from earl.env.codec import observation
@@ -19,6 +18,8 @@ from earl.env.conformance.spawned import spawned
 from earl.env.session import Session
 from earl.errors import UnknownEnvironment
 from earl.message_fields import from_message
+from earl.rpc.access import Access
+from earl.rpc.token_file import Role
 
 # A person thinks for as long as it takes; what the environment does is bounded.
 LIMITS = Limits(queue_s=30.0, reset_s=120.0, step_s=120.0, episode_s=86_400.0)
@@ -103,7 +104,7 @@ async def at_host(target: str, name: str) -> AsyncIterator[Game]:
 @asynccontextmanager
 async def at_gateway(address: str, name: str) -> AsyncIterator[Game]:
     """Opens an environment at the gateway host:port. Raises UnknownEnvironment, ServiceUnavailable."""
-    allowed = access("operator")
+    allowed = Access.of(Role.OPERATOR)
     served = {environment.name: environment for environment in await listed(address, allowed, CALL_S)}
     name = chosen(name, list(served), f"the gateway at {address}")
     client = GatewayClient(address, token=allowed.token, tls=allowed.tls)

@@ -12,11 +12,9 @@ snapshot never fails because a service does.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -34,7 +32,7 @@ from earl.rpc.token_file import READERS, Role
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import why_ended
 from earl.stack.record import LaunchRecord, is_held, read_record
-from earl.stack.run_files import FAILURE
+from earl.stack.run_files import FAILURE, read_object
 from earl.stack.status import ProcessState, RunStatus, TicketLease
 
 SNAPSHOT_S = 2.0
@@ -174,7 +172,7 @@ class RunMonitor:
             environments,
             metrics_of(self.directory) if state.is_active else {},
             silent if state.is_active or self.directory == NOWHERE else {},
-            failure_of(self.directory),
+            read_object(self.directory / FAILURE),
             elapsed_s(record, status),
             leases,
         )
@@ -246,14 +244,6 @@ def elapsed_s(record: LaunchRecord | None, status: RunStatus) -> float:
     if record is None or not record.started_ns:
         return status.elapsed_s
     return ((record.ended_ns or time.time_ns()) - record.started_ns) / 1e9
-
-
-def failure_of(directory: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError):
-        failure = json.loads((directory / FAILURE).read_bytes())
-        if isinstance(failure, dict):
-            return failure
-    return {}
 
 
 def monitor_of(run: Path | None, scheduler: str, gateway: str) -> RunMonitor:

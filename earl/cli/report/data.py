@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
 from earl.obs.metrics import flat, read_lines
 from earl.obs.outcomes import has_winners
+from earl.stack.run_files import FAILURE, RESULT, read_object
 
 Record = Mapping[str, Any]
 Spans = dict[str, list[tuple[str, float, float]]]
@@ -62,17 +62,12 @@ def read_run(directory: Path) -> RecordedRun:
         metrics=metrics,
         evaluations=judged(read_lines(directory / "evaluations.jsonl"), newest),
         spans=in_seconds(spans, origin_ns),
-        result=read_object(directory / "result.json"),
+        result=read_object(directory / RESULT),
         decisions=read_decisions(directory),
         endings=list(read_lines(directory / "endings.jsonl")),
         switches=timed(read_lines(directory / "switches.jsonl"), origin_ns),
-        failure=read_object(directory / "failure.json"),
+        failure=read_object(directory / FAILURE),
     )
-
-
-def read_object(path: Path) -> Record:
-    """A JSON object; an empty one where there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def winners_in(metrics: Sequence[Record], evaluations: Iterable[Record]) -> bool:

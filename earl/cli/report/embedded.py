@@ -6,7 +6,7 @@ All of it is bounded: curves are thinned, and of many conversations some are lef
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,7 @@ class EmbeddedRun:
     trajectories: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "sections": self.sections,
-            "answers": self.answers,
-            "metrics": self.metrics,
-            "trajectories": self.trajectories,
-        }
+        return asdict(self)
 
 
 def embedded(directory: Path, config: RunConfig) -> EmbeddedRun:

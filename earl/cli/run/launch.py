@@ -28,10 +28,9 @@ from earl.obs.processor import flags
 from earl.stack import auto_dtype
 from earl.stack.ending import why_ended
 from earl.stack.launcher import LaunchOutcome, Signals, launch
+from earl.stack.run_files import RESULT
 from earl.stack.rundir import check_directory, run_path
 
-# The figures, in the run's directory.
-RESULT = "result.json"
 OVERRIDES = "earl.overrides"
 # Signals that stop a run, and what is then said to have stopped it.
 STOPPED_BY = {

@@ -6,7 +6,6 @@ asking its services.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 from earl.config.run import RunConfig
 from earl.stack.ending import why_ended
 from earl.stack.record import read_record
-from earl.stack.run_files import FAILURE
+from earl.stack.run_files import FAILURE, RESULT, read_object
 from earl.stack.status import RunStatus
 
-RESULT = "result.json"
 TILES = ("win_rate", "reward_mean", "tokens_per_s", "staleness_mean", "staleness_max", "length_mean",
          "phase_left_s")  # fmt: skip
 
@@ -92,12 +90,3 @@ def evaluating(status: RunStatus) -> dict[str, Any] | None:
 def model_text(config: RunConfig) -> str:
     scratch = config.model.scratch
     return config.model.path or f"{scratch.family} from scratch, {scratch.layers} × {scratch.hidden_size}"
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
