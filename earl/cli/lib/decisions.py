@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,19 +102,22 @@ def read_decisions(directory: Path) -> dict[str, list[DecisionRecord]]:
 def surviving(records: Iterable[Mapping[str, Any]]) -> dict[str, list[DecisionRecord]]:
     """Decisions by stage.
 
-    A later line replaces all earlier ones for its step and later steps; malformed lines are skipped.
+    A later line replaces all earlier ones for its step and later steps.
     """
     by_stage: dict[str, list[DecisionRecord]] = {}
-    for record in records:
-        try:
-            line = DecisionRecord.model_validate(record)
-        except (ValidationError, IllegalParallelism):
-            continue
+    for line in understood(records):
         lines = by_stage.setdefault(line.stage, [])
         while lines and lines[-1].step >= line.step:
             lines.pop()
         lines.append(line)
     return by_stage
+
+
+def understood(records: Iterable[Mapping[str, Any]]) -> Iterator[DecisionRecord]:
+    """The decisions in the lines of a file; malformed lines are skipped."""
+    for record in records:
+        with suppress(ValidationError, IllegalParallelism):
+            yield DecisionRecord.model_validate(record)
 
 
 def changes(lines: Sequence[DecisionRecord]) -> list[DecisionRecord]:

@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
-from earl.cli.lib.decisions import DecisionRecord
+from earl.cli.lib.decisions import DecisionRecord, understood
 from earl.cli.report.sections.layouts import bands
-from earl.cli.report.sections.series import thinned
-from earl.errors import IllegalParallelism
+from earl.cli.report.sections.series import fewer, thinned
 
 # Decisions of a stage that are drawn; of more, every other one of the older half goes.
 STEPS = 10_000
@@ -48,13 +45,12 @@ class Chosen:
     def __init__(self) -> None:
         self._stages: dict[str, Stage] = {}
 
+    def clear(self) -> None:
+        self._stages.clear()
+
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Adds lines of decisions.jsonl; malformed ones are skipped."""
-        for record in records:
-            try:
-                line = DecisionRecord.model_validate(record)
-            except (ValidationError, IllegalParallelism):
-                continue
+        for line in understood(records):
             stage = self._stages.setdefault(line.stage, Stage())
             while stage.changes and stage.changes[-1][0] >= line.step:
                 stage.changes.pop()
@@ -63,8 +59,7 @@ class Chosen:
             workload = line.seen
             tokens = (workload.max_tokens, workload.p95_tokens, workload.mean_tokens)
             stage.steps.append(DecidedStep(line.step, tokens, str(line.verdict.after), str(line.running)))
-            if len(stage.steps) > STEPS:
-                stage.steps = [*stage.steps[: STEPS // 2 : 2], *stage.steps[STEPS // 2 :]]
+            stage.steps = fewer(stage.steps, STEPS)
             stage.last = line
             if line.verdict.switched:
                 stage.changes.append((line.step, line.verdict.reason))

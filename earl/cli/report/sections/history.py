@@ -19,7 +19,7 @@ from earl.cli.report.sections.chosen import Chosen
 from earl.cli.report.sections.layouts import bands, layout_text
 from earl.cli.report.sections.lengths import columns
 from earl.cli.report.sections.missing import not_measured
-from earl.cli.report.sections.series import thinned
+from earl.cli.report.sections.series import fewer, thinned
 from earl.config.run import RunConfig
 from earl.obs.tail import Tail
 
@@ -41,15 +41,19 @@ class RunHistory:
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self._config = config
         self._timeline = directory / "timeline.jsonl"
-        self._tails = {
-            name: Tail(directory / f"{name}.jsonl")
-            for name in ("metrics", "evaluations", "switches", "endings", "decisions")
-        }
         self._metrics: list[Record] = []
         self._evaluations: list[Record] = []
         self._switches: list[RecordedSwitch] = []
         self._endings: dict[str, int] = {}
         self._chosen = Chosen()
+        self._stores = {
+            "metrics": self._metrics,
+            "evaluations": self._evaluations,
+            "switches": self._switches,
+            "endings": self._endings,
+            "decisions": self._chosen,
+        }
+        self._tails = {name: Tail(directory / f"{name}.jsonl") for name in self._stores}
         self._begun = False
 
     @property
@@ -86,10 +90,10 @@ class RunHistory:
     def _read(self, name: str, tail: Tail) -> bool:
         new = tail.read()
         if tail.renewed:
-            self._forget(name)
+            self._stores[name].clear()
         if name == "metrics" and new:
             steps = surviving([*self._metrics, *map(kept, new)])
-            self._metrics = steps if len(steps) <= STEPS else [*steps[: STEPS // 2 : 2], *steps[STEPS // 2 :]]
+            self._metrics[:] = fewer(steps, STEPS)
         elif name == "evaluations":
             # Every episode's reward is in the file; the page shows their means.
             self._evaluations += [
@@ -106,18 +110,6 @@ class RunHistory:
                     if kind != "time_s" and isinstance(count, int):
                         self._endings[kind] = self._endings.get(kind, 0) + count
         return bool(new) or tail.renewed
-
-    def _forget(self, name: str) -> None:
-        if name == "metrics":
-            self._metrics = []
-        elif name == "evaluations":
-            self._evaluations = []
-        elif name == "switches":
-            self._switches = []
-        elif name == "decisions":
-            self._chosen = Chosen()
-        else:
-            self._endings = {}
 
     # --- sections ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from earl.obs.metrics import flat
 from earl.obs.tail import Tail
@@ -20,6 +20,7 @@ STEPS = 40_000
 # Names at most: a file of another program may have any number.
 NAMES = 1_000
 AXES = ("step", "time_s")
+Value = TypeVar("Value")
 # Points of a curve that are sent.
 POINTS = 480
 
@@ -100,6 +101,12 @@ class MetricTable:
         for name, column in self._columns.items():
             self._columns[name] = column[:half:2] + column[half:]
         self._length = -(-half // 2) + self._length - half
+
+
+def fewer(records: Sequence[Value], most: int) -> list[Value]:
+    """All of them, or, if there are more than `most`, without every other one of the older half."""
+    half = most // 2 if len(records) > most else 0
+    return [*records[:half:2], *records[half:]]
 
 
 def stretched(name: str, column: Sequence[float], size: int) -> list[float]:

@@ -99,17 +99,14 @@ class Trajectories:
 
     def _related(self, record: Record) -> dict[str, Any]:
         """siblings: of its group, which played the same task; evaluated: the same task in all evaluations."""
-        trained, evaluated = [], []
-        for other in self._kept.values():
-            if other.get("evaluation"):
-                evaluated.append(other)
-            else:
-                trained.append(other)
-        if record.get("evaluation"):
-            task = record.get("index")
-            return {"siblings": [], "evaluated": [beginning(e) for e in evaluated if e.get("index") == task]}
-        group = record.get("group")
-        return {"siblings": [beginning(t) for t in trained if t.get("group") == group], "evaluated": []}
+        is_evaluated = bool(record.get("evaluation"))
+        kind, key = ("evaluated", "index") if is_evaluated else ("siblings", "group")
+        alike = [
+            beginning(other)
+            for other in self._kept.values()
+            if bool(other.get("evaluation")) == is_evaluated and other.get(key) == record.get(key)
+        ]
+        return {"siblings": [], "evaluated": [], kind: alike}
 
 
 def beginning(record: Record) -> dict[str, Any]:
