@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from earl.errors import ConfigError, DeadlineExceeded
+from earl.errors import DeadlineExceeded
 from earl.loopback import is_loopback
 from earl.obs import tracing
 from earl.rpc import auth, options
@@ -52,7 +52,8 @@ class Client:
         self._token = token
         self._tls = tls
         self._make_stub = stub
-        self._authority = WatchedFiles(tls.authority) if tls is not None and tls.authority else None
+        watched = tls.authority if tls is not None else None
+        self._authority = WatchedFiles("the authority", watched) if watched else None
         self._closing: set[asyncio.Task[None]] = set()
         self._connect()
 
@@ -70,16 +71,11 @@ class Client:
         """The stub's method, over a new connection if calls fail and the authority's file has changed."""
         former = self._channel
         failing = self._authority is not None and former.get_state() is _FAILING
-        if self._authority is not None and failing and self._authority.changed():
-            try:
-                self._connect()
-            except ConfigError as error:
-                log.error("the authority changed and is not taken: %s", error)
-            else:
-                log.info("the authority changed: %s is called again", self.address)
-                closing = asyncio.ensure_future(former.close(FORMER_S))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+        if self._authority is not None and failing and self._authority.taken(self._connect):
+            log.info("the authority changed: %s is called again", self.address)
+            closing = asyncio.ensure_future(former.close(FORMER_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         return getattr(self._stub, name)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:

@@ -33,7 +33,7 @@ class ServerCertificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
         self._key = key
-        self._watched = WatchedFiles(certificate, key)
+        self._watched = WatchedFiles("the certificate", certificate, key)
         self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -59,15 +59,10 @@ class ServerCertificate:
 
     def _renewed(self) -> bool:
         """Loads files that have changed; returns whether another certificate is shown from now on."""
-        if not self._watched.changed():
-            return False
-        try:
-            self._load()
-        except ConfigError as error:
-            log.error("the certificate changed and is not taken: %s", error)
-            return False
-        log.info("the certificate %s changed: new connections are shown the new one", self._certificate)
-        return True
+        renewed = self._watched.taken(self._load)
+        if renewed:
+            log.info("the certificate %s changed: new connections are shown the new one", self._certificate)
+        return renewed
 
     def _load(self) -> None:
         self._context, self._pair = self._usable()

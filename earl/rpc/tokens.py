@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from earl.errors import ConfigError, EarlError, Unauthenticated
+from earl.errors import ConfigError, Unauthenticated
 from earl.rpc import token_file
 from earl.rpc.token_file import Entry, Role
 from earl.rpc.watched_files import WatchedFiles
@@ -144,7 +144,7 @@ class TokenFile(AcceptedTokens):
         super().__init__()
         self.path = path
         self._entries: list[Entry] = []
-        self._watched = WatchedFiles(path)
+        self._watched = WatchedFiles("the token file", path)
         self._load()
 
     def _load(self) -> None:
@@ -152,13 +152,7 @@ class TokenFile(AcceptedTokens):
         self._accept((entry.role, entry.token, entry.expires) for entry in self._entries)
 
     def refresh(self) -> bool:
-        if not self._watched.changed():
-            return False
-        try:
-            self._load()
-        except EarlError as error:
-            log.error("the token file changed and is not taken: %s", error)
-            self._notify(f"not taken: {error.message}")
+        if not self._watched.taken(self._load, lambda error: self._notify(f"not taken: {error.message}")):
             return False
         log.info("the token file changed: %d tokens", len(self._entries))
         names = (f"{entry.role} {token_id(entry.token)}" for entry in self._entries)
@@ -192,10 +186,10 @@ class SecretFile:
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises ConfigError if that fails or it is empty."""
         self._path = path
-        self._watched = WatchedFiles(path)
-        self._tokens = self._read()
+        self._watched = WatchedFiles("the token file", path)
+        self._load()
 
-    def _read(self) -> tuple[str, ...]:
+    def _load(self) -> None:
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
@@ -203,18 +197,14 @@ class SecretFile:
         tokens = tuple(line.strip() for line in lines if line.strip())
         if not tokens:
             raise ConfigError(f"token file {self._path} is empty", "check EARL_TOKEN_FILE")
-        return tokens
+        self._tokens = tokens
 
     def __call__(self) -> str:
         return self.all()[-1]
 
     def all(self) -> tuple[str, ...]:
         """The tokens that the file holds now."""
-        if self._watched.changed():
-            try:
-                self._tokens = self._read()
-            except ConfigError as error:
-                log.error("the token file changed and is not taken: %s", error)
+        self._watched.taken(self._load)
         return self._tokens
 
 

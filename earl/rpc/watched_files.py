@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+from earl.errors import EarlError
+
+log = logging.getLogger(__name__)
 
 
 class WatchedFiles:
-    """Tells whether these files have changed; through links, which mounted secrets are."""
+    """Tells whether these files have changed; through links, which mounted secrets are.
 
-    def __init__(self, *paths: Path) -> None:
+    what: how logs call them, "the token file".
+    """
+
+    def __init__(self, what: str, *paths: Path) -> None:
+        self._what = what
         self._paths = paths
         self._last_stamps = self._stamps()
 
@@ -19,6 +29,23 @@ class WatchedFiles:
         changed = stamps != self._last_stamps
         self._last_stamps = stamps
         return changed
+
+    def taken(self, load: Callable[[], None], on_refused: Callable[[EarlError], None] | None = None) -> bool:
+        """Loads them if a file has changed; whether that was so, and succeeded.
+
+        load: raises an EarlError for files that cannot be used, and leaves all as it was; that is logged, and
+        given to `on_refused`.
+        """
+        if not self.changed():
+            return False
+        try:
+            load()
+        except EarlError as error:
+            log.error("%s changed and is not taken: %s", self._what, error)
+            if on_refused is not None:
+                on_refused(error)
+            return False
+        return True
 
     def _stamps(self) -> list[tuple[int, ...]]:
         return [_stamp(path) for path in self._paths]
