@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import statistics
 import sys
 import time
@@ -20,10 +22,13 @@ from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_e
 from earl.config.auto_dtype import auto_keys
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
+from earl.env.base import Observation
+from earl.env.serve import load
 from earl.obs.metrics import read_lines
 from earl.stack.auto_dtype import settle
 from earl.stack.launcher import LaunchOutcome
 from earl.stack.rundir import free_name
+from services.scheduler.state.seeds import env_seed
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
@@ -45,7 +50,9 @@ COMPARES = (
     "the first training step. Where the run file begins "
     "with imitation (warmup), start_win_rate and start_mean_reward are what that imitation alone has taught, "
     "and imitation_alone has another run of each seed, which imitates for as many episodes as the first one "
-    "imitated and learned from in all, and is evaluated on the same tasks before any reinforcement learning."
+    "imitated and learned from in all, and is evaluated on the same tasks before any reinforcement learning. "
+    "distinct_tasks: texts among the tasks of the evaluation; reordered_in_training: those of these tasks "
+    "whose words and numbers training had too, in another order."
 )
 
 
@@ -157,6 +164,45 @@ def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig], runs: li
         outcome = to_end(config)
         directory = Path(config.runs_dir) / config.name
         runs.append({**figures(outcome, seed), **first_step(directory, outcome.seconds)})
+        runs[-1] |= task_counts(config, runs[-1]["trained"])
+
+
+def task_counts(config: RunConfig, trained: int) -> dict[str, int]:
+    """How much the tasks of the evaluation repeat each other and those of training, by their first text.
+
+    distinct_tasks: texts that differ from each other. reordered_in_training: tasks of the evaluation whose
+    words and numbers training had too, in another order. trained: episodes that were trained on, the warm-up
+    included; instances that took the place of others are left out. Empty if the run starts no environment
+    itself, or one whose reset is a coroutine.
+    """
+    if not config.environment.serve:
+        return {}
+    environment = load(config.environment.serve)[config.environment.name]()
+    if inspect.iscoroutinefunction(environment.reset):
+        return {}
+    imitated_on = min(trained, config.warmup.batches * config.warmup.batch_episodes)
+    groups = -(-(trained - imitated_on) // config.scheduler.group_size)
+    texts: dict[str, list[str]] = {}
+    for purpose, count in (
+        ("evaluate", config.evaluation.episodes),
+        ("warmup", imitated_on),
+        ("train", groups),
+    ):
+        texts[purpose] = []
+        for index in range(count):
+            observation = environment.reset(
+                env_seed(config.seed, purpose, index), dict(config.environment.task)
+            )
+            texts[purpose].append(observation.text if isinstance(observation, Observation) else observation)
+    seen = {*texts["warmup"], *texts["train"]}
+    orders = {words(text) for text in seen}
+    reordered = [text for text in texts["evaluate"] if text not in seen and words(text) in orders]
+    return {"distinct_tasks": len(set(texts["evaluate"])), "reordered_in_training": len(reordered)}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words and numbers of a text, sorted."""
+    return tuple(sorted(re.findall(r"\w+", text.lower())))
 
 
 def first_step(directory: Path, seconds: float) -> dict[str, Any]:

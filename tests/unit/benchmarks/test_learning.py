@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.learning import app, first_step, imitating, published, result_name, summary
+from benchmarks.learning import app, first_step, imitating, published, result_name, summary, task_counts
 from earl.config.auto_dtype import resolve
 from earl.config.load import load_run
+from earl.env.adapters.held_out import is_evaluation
+from earl.env.base import Environment
 from tests.support.paths import ROOT
 
 ARITHMETIC = ROOT / "examples" / "smollm2_arithmetic.toml"
@@ -87,3 +89,40 @@ def test_the_first_step_is_timed_from_the_start_of_the_command(tmp_path: Path) -
     assert first_step(tmp_path, 60.0) == {"first_step_s": None}
     (tmp_path / "evaluations.jsonl").write_text('{"time_s": 10.0}\n{"time_s": 50.0}\n')
     assert first_step(tmp_path, 57.5) == {"first_step_s": 27.5}
+
+
+class Sums(Environment):
+    """Sums of two numbers below 4, of which the evaluation has only those with 0 first."""
+
+    name = "test/sums"
+
+    def reset(self, seed: int, task: dict[str, Any]) -> str:
+        first = 0 if is_evaluation(seed) else 1 + seed % 3
+        return f"{first} + {task['add'] if is_evaluation(seed) else 0} ="
+
+
+class Later(Environment):
+    name = "test/later"
+
+    async def reset(self, seed: int, task: dict[str, Any]) -> str:
+        return ""
+
+
+def test_repeated_and_reordered_tasks_are_counted() -> None:
+    def counts(environment: str, trained: int, add: int = 2) -> dict[str, int]:
+        named = [
+            ("environment.serve", f"{__name__}:{environment}"),
+            ("environment.name", f"test/{environment.lower()}"),
+        ]
+        config = load_run(TOOL, named)
+        task = {"add": add}
+        return task_counts(
+            config.model_copy(update={"environment": config.environment.model_copy(update={"task": task})}),
+            trained,
+        )
+
+    # All 256 tasks of the evaluation are "0 + 2 =", and training has "2 + 0 =" among three texts.
+    assert counts("Sums", 1280) == {"distinct_tasks": 1, "reordered_in_training": 256}
+    assert counts("Sums", 1280, add=5) == {"distinct_tasks": 1, "reordered_in_training": 0}
+    assert counts("Sums", 0)["reordered_in_training"] == 0
+    assert counts("Later", 1280) == {}
