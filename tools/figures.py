@@ -26,8 +26,10 @@ value of it (`where engine=torch`). With a line `may be empty` a table without r
 expressions tools/results.py tells.
 
 Without --write nothing is changed: a figure that differs from the record is printed as `file:line: what`, and
-the exit code is 1. Results whose measured code has changed much are listed, which fails nothing
-(tools/staleness.py), and so are starts of benchmarks in runs.jsonl that have no end.
+the exit code is 1. So it is if a result names a commit that does not lead to HEAD, unless
+benchmarks/record/notes.toml lists it or the git history is not there. Results whose measured code has changed
+much are listed, which fails nothing (tools/staleness.py), and so are starts of benchmarks in runs.jsonl that
+have no end.
 """
 
 from __future__ import annotations
@@ -331,6 +333,9 @@ def main(arguments: list[str]) -> int:
         for line, fault in sorted(page.faults):
             print(f"{page.path.relative_to(ROOT)}:{line}: {fault}")
         failed += len(page.faults)
+    for fault in staleness.outside_history(record()):
+        print(f"{RESULTS.relative_to(ROOT)}/{fault}")
+        failed += 1
     shown = {name: [page.path for page in done if name in page.shown] for page in done for name in page.shown}
     for line in [*staleness.report(record(), shown), *no_end(RUNS)]:
         print(line)

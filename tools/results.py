@@ -78,6 +78,16 @@ class BenchmarkResult:
         return head[:COMMIT_DIGITS] + plus + changes
 
     @property
+    def head(self) -> str:
+        """The commit of the measured tree, whether or not the tree differed from it; "" if none is known."""
+        return str(self.figures["commit"] or "").partition("+")[0]
+
+    @property
+    def measured_code(self) -> Mapping[str, str]:
+        """Git's object id of each measured file and folder; empty for results that do not keep them."""
+        return self.figures.get("measured_code", {})
+
+    @property
     def _named(self) -> re.Match[str]:
         named = NAMED.fullmatch(self.name)
         assert named is not None
@@ -85,10 +95,12 @@ class BenchmarkResult:
 
 
 class Record:
-    """All results of a folder, by name."""
+    """All results of a folder, by name. missing: those whose commits are known to be in no history."""
 
     def __init__(self, results: Path = RESULTS, notes: Path = NOTES) -> None:
-        machines = tomllib.loads(notes.read_text(encoding="utf-8"))["machines"]
+        noted = tomllib.loads(notes.read_text(encoding="utf-8"))
+        machines = noted["machines"]
+        self.missing = {name for names in noted.get("missing_commits", {}).values() for name in names}
         self.results: dict[str, BenchmarkResult] = {}
         for path in sorted(results.glob("*.json")):
             if NAMED.fullmatch(path.stem):

@@ -10,6 +10,10 @@ does: when it adds or removes one, or when the syntax tree of one differs in mor
 
 So a commit that only moves files, or follows such a move, does not count; one that renames an identifier
 does. Of other files (scripts of the store, contracts, run files) any change of a line counts.
+
+A result also keeps the object ids of what it measured (benchmarks/record/measured.py), so its content can be
+compared with today's where its commit is not in the history. A commit that is not there is a fault of
+tools/figures.py, except for the results that benchmarks/record/notes.toml lists.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ import ast
 import hashlib
 import re
 import subprocess
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.record.measured import measured_code, object_ids, of_benchmark
 from tools.results import ROOT, Record
 
 LIMIT = 50
@@ -210,39 +214,24 @@ def _counts(change: Change, blobs: Blobs) -> bool:
 # --- benchmarks -----------------------------------------------------------------------------
 
 
-def measured_code(root: Path = ROOT) -> dict[str, tuple[str, ...]]:
-    """The paths that each benchmark measures, as its module names them, by the benchmark's name."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    points: Mapping[str, str] = project["entry-points"]["earl.benchmarks"]
-    return {name: _declared(root, point.partition(":")[0]) for name, point in points.items()}
-
-
-def _declared(root: Path, module: str) -> tuple[str, ...]:
-    tree = ast.parse((root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [
-            "MEASURED_CODE"
-        ]:
-            return tuple(ast.literal_eval(node.value))
-    return ()
-
-
 def report(known: Record, shown: Mapping[str, list[Path]], root: Path = ROOT) -> list[str]:
     """A line for each shown result whose measured code has changed in more than LIMIT commits since.
 
-    shown: names of results, and the pages that show each.
+    shown: names of results, and the pages that show each. Of a result whose commit is not in the history, the
+    line says whether the content that it measured is the same as today's, if the result keeps its ids.
     """
     measured = measured_code(root)
-    commits = {name: known.results[name].commit.partition("+")[0] for name in shown}
-    there = {commit for commit in commits.values() if commit and _leads_to_head(root, commit)}
+    commits = {name: known.results[name].head for name in shown}
+    there = {commit for commit in commits.values() if commit and leads_to_head(root, commit)}
     history = History.since(there, root) if there else History(root, [])
     lines = []
     with Blobs(root) as blobs:
         for name in sorted(shown):
-            paths = _of_benchmark(known.results[name].benchmark, measured)
+            paths = of_benchmark(known.results[name].benchmark, measured)
             if commits[name] not in there:
                 lines.append(
-                    f"stale? {name}: its commit is not in this history ({commits[name] or 'none known'})"
+                    f"stale? {name}: its commit is not in this history ({commits[name] or 'none known'}): "
+                    + same_content(known.results[name].measured_code, root)
                 )
             elif not paths:
                 lines.append(f"stale? {name}: its benchmark has no MEASURED_CODE")
@@ -252,15 +241,44 @@ def report(known: Record, shown: Mapping[str, list[Path]], root: Path = ROOT) ->
     return lines
 
 
-def _leads_to_head(root: Path, commit: str) -> bool:
+def same_content(measured: Mapping[str, str], root: Path = ROOT) -> str:
+    """Whether the measured files and folders are today what they were, by their object ids."""
+    if not measured:
+        return "the result does not keep what it measured"
+    now = object_ids(root, measured)
+    changed = [path for path, name in measured.items() if now.get(path) != name]
+    return f"changed since: {', '.join(changed)}" if changed else "same code"
+
+
+def outside_history(known: Record, root: Path = ROOT) -> list[str]:
+    """A line for each result whose commit does not lead to HEAD, except those that notes.toml lists.
+
+    Empty where the whole history is not there: in a shallow clone, or outside a checkout.
+    """
+    if not has_history(root):
+        return []
+    results = [result for name, result in sorted(known.results.items()) if name not in known.missing]
+    there = {head for head in {result.head for result in results} if head and leads_to_head(root, head)}
+    return [
+        f"{result.name}: its commit {result.head or '(none)'} does not lead to HEAD"
+        for result in results
+        if result.head not in there
+    ]
+
+
+def has_history(root: Path = ROOT) -> bool:
+    """Whether the whole history that leads to HEAD can be read."""
+    try:
+        git(root, "rev-parse", "--verify", "HEAD")
+        return git(root, "rev-parse", "--is-shallow-repository").strip() == "false"
+    except (subprocess.CalledProcessError, OSError):
+        return False
+
+
+def leads_to_head(root: Path, commit: str) -> bool:
     """Whether a commit is in the history; not so in a shallow clone, or outside a checkout."""
     try:
         git(root, "merge-base", "--is-ancestor", commit, "HEAD")
     except (subprocess.CalledProcessError, OSError):
         return False
     return True
-
-
-def _of_benchmark(name: str, measured: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The paths of a result's benchmark, whose name may be followed by that of a run file."""
-    return next((paths for kind, paths in measured.items() if f"{name}-".startswith(f"{kind}-")), ())

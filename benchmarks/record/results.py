@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record import checkout as checkouts
 from benchmarks.record.checkout import Checkout, UncommittedTree, checkout, in_record, require_committed
 from benchmarks.record.execution import CURRENT, Execution
 from benchmarks.record.machine import described
+from benchmarks.record.measured import measured_code, object_ids, of_benchmark
 from earl.obs.machine import installed
 
 
@@ -27,6 +29,7 @@ def publish(name: str, figures: dict[str, Any], results: Path, *, as_json: bool)
         "benchmark": name,
         "commit": state.label,
         **({} if state.commit else {"commit_unknown": f"EARL {installed('earl')}, not of a git checkout"}),
+        **identity(name, state),
         "machine": described(),
         "load_before": execution.load,
         "wall_s": round(execution.seconds, 1),
@@ -44,6 +47,18 @@ def publish(name: str, figures: dict[str, Any], results: Path, *, as_json: bool)
     if as_json:
         print(json.dumps(result))
     return path
+
+
+def identity(name: str, state: Checkout) -> dict[str, dict[str, str]]:
+    """measured_code: git's object id of each path that the benchmark measures.
+
+    Empty where the measured code is not that of a commit, and for a benchmark that names no paths.
+    """
+    if state.commit is None or state.changes:
+        return {}
+    paths = of_benchmark(name, measured_code(checkouts.ROOT))
+    ids = object_ids(checkouts.ROOT, paths, state.commit)
+    return {"measured_code": ids} if ids else {}
 
 
 def over_time(first: Checkout, last: Checkout) -> Checkout:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks.record.measured import object_ids
 from tests.support.paths import ROOT
 from tools import staleness
-from tools.staleness import Blobs, History, changes, digest, measured_code
+from tools.results import NOTES, Record
+from tools.staleness import Blobs, History, changes, digest, has_history, measured_code, outside_history
 
 CODE = '''"""What it is."""
 from services.old import book
@@ -107,6 +110,53 @@ def test_the_report_names_results_and_pages(monkeypatch: pytest.MonkeyPatch) -> 
     from tools.results import record
 
     name = record().select("demo-*")[0].name
-    monkeypatch.setattr(staleness, "_leads_to_head", lambda root, commit: False)
+    monkeypatch.setattr(staleness, "leads_to_head", lambda root, commit: False)
     (line,) = staleness.report(record(), {name: [ROOT / "README.md"]})
-    assert name in line and "not in this history" in line
+    assert name in line and "not in this history" in line and "does not keep what it measured" in line
+
+
+def a_repository(root: Path) -> str:
+    """A new repository with one commit; its id."""
+    subprocess.run(["git", "-C", str(root), "init", "-q"], check=True)
+    return commit(root, services__a="a = 1\n", earl__b="b = 1\n")
+
+
+def test_content_is_compared_where_a_commit_is_missing(tmp_path: Path) -> None:
+    a_repository(tmp_path)
+    kept = object_ids(tmp_path, ["services", "earl/b.py", "missing"])
+    assert kept.keys() == {"services", "earl/b.py"}
+    commit(tmp_path, services__a="a = 2\n")
+    assert staleness.same_content(kept, tmp_path) == "changed since: services"
+    commit(tmp_path, services__a="a = 1\n")
+    assert staleness.same_content(kept, tmp_path) == "same code"
+    commit(tmp_path, earl__b=None)
+    assert staleness.same_content(kept, tmp_path) == "changed since: earl/b.py"
+
+
+def test_a_commit_that_does_not_lead_to_head_is_a_fault(tmp_path: Path) -> None:
+    root, folder = tmp_path / "checkout", tmp_path / "results"
+    root.mkdir()
+    folder.mkdir()
+    head = a_repository(root)
+    notes = tmp_path / "notes.toml"
+    notes.write_text(NOTES.read_text().partition("[missing_commits]")[0] + "[missing_commits]\n[machines]\n")
+    results = {"good": head[:12], "changed": f"{head[:12]}+changes", "bad": "0123456789ab", "none": None}
+    for name, at in results.items():
+        machine = {"instruction_sets": [], "processor": "x", "cores": 2}
+        path = folder / f"{name}-20261125-000000.json"
+        path.write_text(json.dumps({"commit": at, "machine": machine}))
+    found = outside_history(Record(folder, notes), root)
+    assert [line.partition(":")[0] for line in found] == ["bad-20261125-000000", "none-20261125-000000"]
+    notes.write_text(
+        notes.read_text().replace("[machines]", '"0123456789ab" = ["bad-20261125-000000"]\n[machines]')
+    )
+    assert len(outside_history(Record(folder, notes), root)) == 1
+    assert outside_history(Record(folder, notes), tmp_path) == []  # no checkout
+
+
+def test_each_result_names_a_commit_of_this_history_or_is_noted() -> None:
+    if not has_history():
+        pytest.skip("no whole git history")
+    known = Record()
+    assert outside_history(known) == []
+    assert {name for name in known.missing if known.results[name].order[0] != "20261123"} == set()

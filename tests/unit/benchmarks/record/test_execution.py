@@ -141,6 +141,24 @@ def test_a_result_names_commit_machine_and_load(record: Path, capsys: pytest.Cap
     assert result["load_before"]["load_1m"] >= 0
 
 
+def test_a_result_keeps_the_ids_of_what_it_measured(record: Path) -> None:
+    root = record.parents[1]
+    (root / "pyproject.toml").write_text(
+        '[project.entry-points."earl.benchmarks"]\nx = "benchmarks.x:app"\nother = "benchmarks.x:app"\n'
+    )
+    (root / "benchmarks" / "x.py").write_text('MEASURED_CODE = ("earl", "earl/code.py")\n')
+    commit(root)
+    kept = json.loads(publish("x-run_file", {}, record, as_json=False).read_text())["measured_code"]
+    shown = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD:earl", "HEAD:earl/code.py"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert list(kept.items()) == list(zip(("earl", "earl/code.py"), shown.stdout.split(), strict=True))
+    # A benchmark that names nothing, and a tree that is no commit's.
+    assert "measured_code" not in json.loads(publish("y", {}, record, as_json=False).read_text())
+    assert results.identity("x", Checkout("0123456789ab", ("earl/code.py",))) == {}
+
+
 def test_outside_a_checkout_a_result_says_that_no_commit_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
