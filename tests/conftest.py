@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from earl.models.source import resolve
+from tests.support.slow_results import LEFT_OUT
 
 # torch's threads, here and in processes that tests start: small matrices are no work for more than one, and
 # two workers of pytest-xdist have no more cores than one has.
@@ -26,6 +27,11 @@ def pytest_collection_finish() -> None:
     """What the imports made stays, and is never looked through again (`earl.bulk_import`)."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash.setdefault(LEFT_OUT, []).append(item)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,21 +2,23 @@
 
     python tools/slow_tests.py check               each has an entry, none is too old (`make check`)
     python tools/slow_tests.py run                 runs all and renews their entries (`make test-slow`)
-    python tools/slow_tests.py run --minutes 15    those that ran longest ago, as many as fit (`.ci/run`)
+    python tools/slow_tests.py run --missing       those that have not passed at this code yet
+    python tools/slow_tests.py run --minutes 15    those whose turn it is at this landing (`.ci/run`)
     python tools/slow_tests.py landing             raises the counter of landings, once before each landing
 
 The default suite leaves tests marked `slow` out, so without a record nobody would know whether they still
-pass. An entry names the commit and the date of the last run in which every parameter of the test passed,
-how long it took, and the landing at which that was. A test that was skipped keeps its commit and date and
-says why it was skipped; one that failed keeps its entry, and the run's exit code is 1. Entries are written
-only on a clean tree: what a changed tree does says nothing about a commit.
+pass. An entry names the commit, its tree and the date of the last run in which every parameter of the test
+passed, how long it took, and the landing at which that was. A test that was skipped, or of which parameters
+were, keeps its entry, which ages, and says why; one that failed or did not end keeps its entry as it is, and
+the run's exit code is not 0. Entries are written while the run goes on, on a clean tree only: what a changed
+tree does says nothing about a commit.
+
+Tests run two side by side, a file's one after the other; those of ALONE follow, one at a time.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import os
 import signal
@@ -24,136 +26,40 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "tests" / "slow_tests.json"
-# An entry may be this many landings old.
-LANDINGS = 4
-# Assumed of a test that never ran.
-UNKNOWN_S = 60.0
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.slow_record import (
+    RECORD_PATH,
+    ROOT,
+    WORKERS,
+    elsewhere,
+    faults,
+    is_alone,
+    ordered,
+    read,
+    renewed,
+    slow_tests,
+    turn,
+    write,
+)
+from tools.staleness import leads_to_head
+
+# More commits than any landing has had: the counter was forgotten.
+LANDING_COMMITS = 200
+PAIRED = ("-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder")
 # What a bounded run may take beyond what its tests took last time.
 SLACK = 2.0
+# How often the entries of a run are written.
+POLL_S = 1.0
 # What pytest gets to tear down after Ctrl-C.
 STOP_S = 60.0
-
-Entries = dict[str, dict[str, Any]]
-
-
-def is_slow(node: ast.AST) -> bool:
-    """Whether `pytest.mark.slow` stands anywhere in the expression."""
-    return any(isinstance(part, ast.Attribute) and part.attr == "slow" for part in ast.walk(node))
-
-
-def slow_in(source: str) -> list[str]:
-    """Names of the tests of one module that are slow or have parameters that are.
-
-    A class that is marked stands as CLASS::METHOD for each of its test methods. A class without any
-    inherits unittest's `runTest`, as Hypothesis' state machines do.
-    """
-    module = ast.parse(source)
-    whole = any(
-        isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
-        and is_slow(node.value)
-        for node in module.body
-    )
-    names: list[str] = []
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and (
-            whole or any(is_slow(decorator) for decorator in node.decorator_list)
-        ):
-            names += _tests_of(node)
-    return names
-
-
-def _tests_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[str]:
-    if not isinstance(node, ast.ClassDef):
-        return [node.name] if node.name.startswith("test_") else []
-    if not node.name.startswith("Test"):
-        return []
-    methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [f"{node.name}::{name}" for name in methods if name.startswith("test_")] or [
-        f"{node.name}::runTest"
-    ]
-
-
-def slow_tests(root: Path = ROOT) -> list[str]:
-    """Node ids of all slow tests, without parameters, sorted."""
-    return sorted(
-        f"{file.relative_to(root).as_posix()}::{name}"
-        for file in (root / "tests").rglob("test_*.py")
-        for name in slow_in(file.read_text(encoding="utf-8"))
-    )
-
-
-def read(file: Path = RECORD) -> tuple[int, Entries]:
-    """The counter of landings, and each test's entry."""
-    record = json.loads(file.read_text(encoding="utf-8"))
-    return int(record["landing"]), record["tests"]
-
-
-def write(landing: int, entries: Mapping[str, Mapping[str, Any]], file: Path = RECORD) -> None:
-    record = {"landing": landing, "tests": {name: entries[name] for name in sorted(entries)}}
-    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def faults(landing: int, entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str]) -> Iterator[str]:
-    """The faults of the record: tests without an entry, entries without a test, entries too old."""
-    tests = set(tests)
-    for name in sorted(tests - entries.keys()):
-        yield f"{name} has no entry; run it with: python tools/slow_tests.py run --only {name}"
-    for name in sorted(entries.keys() - tests):
-        yield f"{name} is no slow test any more; remove its entry"
-    for name in sorted(tests & entries.keys()):
-        age = landing - int(entries[name]["landing"])
-        if age > LANDINGS:
-            yield f"{name} ran {age} landings ago, at most {LANDINGS} are allowed; run make test-slow"
-
-
-def oldest(
-    entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str], seconds: float, seed: str = ""
-) -> list[str]:
-    """The tests that ran longest ago, as many as fit into `seconds` by what each took last time; at least
-    one. seed: orders tests of the same landing, so that another commit gets others of them."""
-
-    def age(name: str) -> tuple[int, str]:
-        landing = int(entries.get(name, {}).get("landing", -1))
-        return landing, hashlib.sha256(f"{seed} {name}".encode()).hexdigest()
-
-    chosen: list[str] = []
-    for name in sorted(tests, key=age):
-        cost = float(entries.get(name, {}).get("seconds") or UNKNOWN_S)
-        if chosen and cost > seconds:
-            continue
-        chosen.append(name)
-        seconds -= cost
-    return chosen
-
-
-def renewed(
-    entries: Entries, lines: Iterable[Mapping[str, Any]], *, landing: int, commit: str, date: str
-) -> Entries:
-    """The entries after a run. lines: of tests/support/slow_results.py, one for each set of parameters."""
-    by_test: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for line in lines:
-        by_test[str(line["test"])].append(line)
-    result = dict(entries)
-    for name, runs in by_test.items():
-        outcomes = {str(run["outcome"]) for run in runs}
-        seconds = round(sum(float(run["seconds"]) for run in runs), 1)
-        before = entries.get(name, {"commit": None, "date": None, "seconds": None, "landing": landing})
-        if "failed" in outcomes:
-            result[name] = {**before}
-        elif "passed" in outcomes:
-            result[name] = {"commit": commit, "date": date, "seconds": seconds, "landing": landing}
-        else:
-            reason = next(str(run["reason"]) for run in runs)
-            result[name] = {**before, "landing": landing, "skipped": reason}
-    return result
+INTERRUPTED = 130
 
 
 def git(*arguments: str) -> str:
@@ -164,50 +70,155 @@ def git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def pytest_within(command: list[str], environment: Mapping[str, str], limit_s: float | None) -> int:
-    """pytest's exit code, 1 if it did not end in time. Ctrl-C ends it as its own does, so that nothing is
-    left."""
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+def of_this_code() -> Callable[[Mapping[str, Any]], bool]:
+    """Whether an entry's tree is HEAD's, but for the record itself."""
+
+    @cache
+    def same(tree: str) -> bool:
+        command = ["git", "-C", str(ROOT), "diff", "--quiet", tree, "HEAD", "--", ".", f":!{RECORD_PATH}"]
+        return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+
+    return lambda entry: bool(entry.get("tree")) and same(entry["tree"])
+
+
+def raised_before() -> int:
+    """How many commits came since the one that raised the counter of landings last."""
+    raised = git("log", "-1", "--format=%H", '-G^ "landing": ', "--", RECORD_PATH)
+    return int(git("rev-list", "--count", f"{raised}..HEAD") or 0) if raised else 0
+
+
+def changed_tree() -> bool:
+    """Whether something that is committed was changed, but for the record."""
+    return bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORD_PATH}"))
+
+
+class Renewal:
+    """Writes the entries of a run that goes on, as its results come in; keep=False writes none.
+
+    It stops for good when the tree is changed or another commit is checked out.
+    """
+
+    def __init__(self, results: Path, keep: bool) -> None:
+        self._results, self._keep = results, keep
+        self._landing, self._entries = read()
+        self._size = 0
+        self._tested = {
+            "commit": git("rev-parse", "--short=12", "HEAD"),
+            "tree": git("rev-parse", "HEAD^{tree}"),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+
+    def write(self) -> None:
+        if not self._keep or self._results.stat().st_size == self._size:
+            return
+        if changed_tree() or git("rev-parse", "HEAD^{tree}") != self._tested["tree"]:
+            self._keep = False
+            print("slow tests: uncommitted changes, so the record stays as it is; commit and run again")
+            return
+        text = self._results.read_text(encoding="utf-8")
+        self._size = len(text.encode())
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        write(self._landing, renewed(self._entries, lines, landing=self._landing, **self._tested))
+
+
+def pytest_within(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    limit_s: float | None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> int:
+    """pytest's exit code, INTERRUPTED after Ctrl-C, 1 if it did not end in time. It and its workers are then
+    interrupted as by Ctrl-C, so that tests end what they started. meanwhile: called again and again."""
+    ends = None if limit_s is None else time.monotonic() + limit_s
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
         try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
+            while ends is None or time.monotonic() < ends:
+                try:
+                    return process.wait(POLL_S if limit_s is None else min(POLL_S, limit_s))
+                except subprocess.TimeoutExpired:
+                    meanwhile()
             print(f"slow tests: stopped after {limit_s:.0f} s; what had ended by then counts", flush=True)
-            process.send_signal(signal.SIGINT)
+            return 1
         except KeyboardInterrupt:
-            pass  # the terminal has told pytest, too
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    return 1
+            return INTERRUPTED
+        finally:
+            _end(process)
 
 
-def run(only: list[str], minutes: float, keep: bool) -> int:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and those that it started, unless it has ended."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(tests: list[str], limit_s: float | None, keep: bool) -> int:
     """Runs slow tests and renews their entries. Returns pytest's exit code."""
-    landing, entries = read()
-    tests = only or slow_tests()
-    limit_s = None
-    if minutes:
-        tests = oldest(entries, tests, minutes * 60, git("rev-parse", "HEAD"))
-        limit_s = minutes * 60 * SLACK
-        print(f"slow tests: the {len(tests)} that ran longest ago", flush=True)
-    clean = not git("status", "--porcelain", "--untracked-files=no")
+    _, entries = read()
+    ends = None if limit_s is None else time.monotonic() + limit_s
+    paired = ordered(entries, (name for name in tests if not is_alone(name)))
+    alone = ordered(entries, filter(is_alone, tests))
+    print(f"slow tests: {len(tests)} to run", flush=True)
+    code = 0
     with tempfile.TemporaryDirectory() as directory:
         results = Path(directory) / "results.jsonl"
         results.touch()
+        renewal = Renewal(results, keep)
         command = [sys.executable, "-m", "pytest", "-m", "slow", "-rs", "-p", "tests.support.slow_results"]
         environment = {**os.environ, "EARL_SLOW_RESULTS": str(results)}
-        code = pytest_within([*command, *tests], environment, limit_s)
-        lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    if not keep:
-        return code
-    if not clean:
-        print("slow tests: uncommitted changes, so the record stays as it is; commit and run again")
-        return code
-    commit, date = git("rev-parse", "--short=12", "HEAD"), time.strftime("%Y-%m-%d", time.gmtime())
-    write(landing, renewed(entries, lines, landing=landing, commit=commit, date=date))
-    print(f"slow tests: {RECORD.relative_to(ROOT)} is renewed; commit it")
+        for arguments, names in ((PAIRED, paired), ((), alone)):
+            left_s = None if ends is None else ends - time.monotonic()
+            if code == INTERRUPTED or not names or (left_s is not None and left_s <= 0):
+                continue
+            print(f"slow tests: {len(names)} {'side by side' if arguments else 'one at a time'}", flush=True)
+            ended = pytest_within([*command, *arguments, *names], environment, left_s, renewal.write)
+            renewal.write()
+            code = max(code, ended)
+    if keep:
+        print(f"slow tests: {RECORD_PATH} has what passed; commit it. What has not: run --missing")
     return code
+
+
+def chosen(given: argparse.Namespace) -> list[str]:
+    """The tests that the command line of `run` asks for."""
+    landing, entries = read()
+    tests = given.only or slow_tests()
+    if parameters := [name for name in given.only if "[" in name]:
+        raise SystemExit(f"slow tests: an entry is of all parameters together: {parameters}")
+    if given.missing:
+        passed = of_this_code()
+        tests = [name for name in tests if not passed(entries.get(name, {}))]
+    if given.minutes:
+        tests = turn(landing, entries, tests, given.minutes * 60)
+    return tests
+
+
+def raise_landing() -> int:
+    landing, entries = read()
+    committed = json.loads(git("show", f"HEAD:{RECORD_PATH}") or '{"landing": 0}')["landing"]
+    if landing != committed or raised_before() == 0:
+        print(f"slow tests: the counter of landings was raised to {landing} already, for this landing")
+        return 1
+    write(landing + 1, entries)
+    return 0
+
+
+def check() -> int:
+    landing, entries = read()
+    wrong = list(faults(landing, entries, slow_tests()))
+    if (count := raised_before()) > LANDING_COMMITS:
+        wrong.append(
+            f"the counter of landings was raised {count} commits ago: before a landing, type "
+            "python tools/slow_tests.py landing"
+        )
+    trees = git("log", "--format=%T").split()
+    warnings = elsewhere(entries, lambda commit: leads_to_head(ROOT, commit), trees)
+    print("\n".join([*warnings, *wrong, f"slow tests: {len(entries)} entries, {len(wrong)} findings"]))
+    return 1 if wrong else 0
 
 
 def main() -> int:
@@ -218,19 +229,18 @@ def main() -> int:
     commands.add_parser("check", help="look for tests without an entry and entries that are too old")
     commands.add_parser("landing", help="raise the counter of landings")
     runs = commands.add_parser("run", help="run slow tests and renew their entries")
-    runs.add_argument("--minutes", type=float, default=0.0, help="only the oldest, as many as fit")
+    runs.add_argument(
+        "--minutes", type=float, default=0.0, help="only those whose turn it is at this landing"
+    )
     runs.add_argument("--only", nargs="+", default=[], metavar="TEST", help="only these")
+    runs.add_argument("--missing", action="store_true", help="only those that have not passed at this code")
     runs.add_argument("--no-record", action="store_true", help="leave the record as it is")
     given = parser.parse_args()
     if given.command == "run":
-        return run(given.only, given.minutes, keep=not given.no_record)
-    landing, entries = read()
-    if given.command == "landing":
-        write(landing + 1, entries)
-        return 0
-    wrong = list(faults(landing, entries, slow_tests()))
-    print("\n".join([*wrong, f"slow tests: {len(entries)} entries, {len(wrong)} findings"]))
-    return 1 if wrong else 0
+        limit_s = given.minutes * 60 * SLACK or None
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return run(chosen(given), limit_s, keep=not given.no_record)
+    return raise_landing() if given.command == "landing" else check()
 
 
 if __name__ == "__main__":

@@ -159,6 +159,7 @@ ANOTHER_MACHINE = "takes a second machine and its sshd"
 SPOKEN: Mapping[str, Mapping[str, str]] = {
     "CONTRIBUTING.md": {
         "python tools/containers.py setup": "takes root and Debian's packages: before tests/containers",
+        "python tools/slow_tests.py run --missing": "runs slow tests: tests/unit/tools/test_slow_tests.py",
         "python tools/slow_tests.py landing": "changes a committed file: tests/unit/tools/test_slow_tests.py",
     },
     "docs/adapters.md": {"pytest -m slow tests/integration/test_adapters_sweep.py": SUITE},
