@@ -22,7 +22,7 @@ ALONE = {
     "tests/browser/": "a browser, which draws with all cores",
     "tests/containers/": "containers share names, ports and the machine's memory",
     "tests/integration/test_bench_": "benchmarks bound or compare rates",
-    "tests/integration/test_memory_peaks.py": "peaks of memory are compared",
+    "tests/integration/test_memory_peaks.py::test_the_peak_of_several": "peaks depend on who waits for whom",
     "tests/integration/test_profile.py": "rates are measured and compared",
     "tests/unit/benchmarks/test_profile.py": "rates are measured and compared",
     "tests/integration/test_readme_path.py": "a training on all cores, to a result",

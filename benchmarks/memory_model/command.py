@@ -73,10 +73,12 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     }
 
 
-async def measure(cases: Mapping[str, MemoryCase]) -> list[dict[str, Any]]:
-    """Measures the cases one after the other and returns a record for each."""
+async def measure(cases: Mapping[str, MemoryCase], base_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Measures the cases one after the other and returns a record for each.
+
+    base_bytes: what an engine of a few kilobytes takes, as engine.measure gives it; None: to be measured.
+    """
     runs: list[dict[str, Any]] = []
-    base_bytes: int | None = None
     for name, case in cases.items():
         if case.stage == "rollout":
             if base_bytes is None:
