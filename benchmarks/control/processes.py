@@ -69,6 +69,7 @@ class BenchProcesses:
         self._client = client
 
     async def status(self) -> scheduler_pb2.GetStatusResponse:
+        """The scheduler's answer as it came: an OperatorClient would make values of thousands of workers."""
         return await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=RPC_S)
 
     async def durability(self, fsync: str) -> None:
