@@ -194,9 +194,9 @@ def task_counts(config: RunConfig, trained: int) -> dict[str, int]:
                 env_seed(config.seed, purpose, index), dict(config.environment.task)
             )
             texts[purpose].append(observation.text if isinstance(observation, Observation) else observation)
-    seen = {*texts["warmup"], *texts["train"]}
-    orders = {words(text) for text in seen}
-    reordered = [text for text in texts["evaluate"] if text not in seen and words(text) in orders]
+    trained_on = {*texts["warmup"], *texts["train"]}
+    orders = {words(text) for text in trained_on}
+    reordered = [text for text in texts["evaluate"] if text not in trained_on and words(text) in orders]
     return {"distinct_tasks": len(set(texts["evaluate"])), "reordered_in_training": len(reordered)}
 
 
