@@ -52,14 +52,20 @@ _Values = dict[tuple[float, float], float]
 
 def _seconds(rows: Iterable[ProfileRow]) -> _Values:
     """Seconds of a device per token where they were measured: a sum of the terms of a roofline."""
-    measured = [row for row in rows if row.tokens_per_device_s]
-    return {(row.context_tokens, row.concurrency): 1 / row.tokens_per_device_s for row in measured}
+    return {
+        (row.context_tokens, row.concurrency): 1 / row.tokens_per_device_s
+        for row in rows
+        if row.tokens_per_device_s
+    }
 
 
 def _fractions(rows: Iterable[ProfileRow]) -> _Values:
     """Fractions of a device's memory, where they were measured."""
-    measured = [row for row in rows if row.peak_memory_fraction]
-    return {(row.context_tokens, row.concurrency): row.peak_memory_fraction for row in measured}
+    return {
+        (row.context_tokens, row.concurrency): row.peak_memory_fraction
+        for row in rows
+        if row.peak_memory_fraction
+    }
 
 
 class _Pool:

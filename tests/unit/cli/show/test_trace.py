@@ -29,7 +29,7 @@ def run_directory(tmp_path_factory):
         stall_s=0.5, seconds=2.0, sequences_continued=7,
     )  # fmt: skip
     report.switched("rollout", switch, 38 * NS)
-    report.switched("rollout", SwitchRecord(epoch=2, before=(1, 2, 1, 1), after=(2, 1, 1, 1), by=By.MEND,
+    report.switched("rollout", SwitchRecord(epoch=2, before=(1, 2, 1, 1), after=(2, 1, 1, 1), by=By.REALIGN,
                                       rolled_back=True, message="no", seconds=1.0), 39 * NS)  # fmt: skip
     report.close()
     return directory

@@ -120,7 +120,7 @@ def test_if_one_worker_rolls_back_the_others_are_brought_back() -> None:
     ended, mended = world.ended
     assert ended.switch.rolled_back and ended.switch.message == "w1: engines did not start"
     assert ended.switch.epoch == 1 and mended.switch.epoch == 2 and world.stage.costs_s == []
-    assert mended.switch.by is By.MEND and world.stage.last is ended.switch
+    assert mended.switch.by is By.REALIGN and world.stage.last is ended.switch
     assert world.replicas() == [TP1] * 3 and world.stage.replica == TP1
     # What failed is not chosen again for a while.
     assert world.switching.barred(STAGE, world.now) == {TP2: "w1: engines did not start"}
@@ -177,7 +177,7 @@ def test_no_answer_in_time_is_a_failure_and_heartbeats_tell_what_it_came_to() ->
     assert mended.worker == "w1" and mended.switch.parallelism == Parallelism(4)
     world.obey()
     assert world.replicas() == [TP1, TP1]
-    assert [one.switch.by for one in world.ended] == [By.OPERATOR, By.MEND, By.MEND]
+    assert [one.switch.by for one in world.ended] == [By.OPERATOR, By.REALIGN, By.REALIGN]
 
 
 def test_a_worker_lost_in_the_middle_takes_the_others_back() -> None:
@@ -234,7 +234,7 @@ def test_who_joins_in_another_cut_is_told_the_stages() -> None:
     assert "w1: another parallelism than rollout's" in command.switch.reason
     world.tell(command)
     world.commands()
-    assert world.ended[-1].switch.by is By.MEND and world.replicas() == [TP4, TP4]
+    assert world.ended[-1].switch.by is By.REALIGN and world.replicas() == [TP4, TP4]
     assert len(world.stage.costs_s) == 1  # of a switch of all of them alone
 
 
