@@ -40,10 +40,10 @@ from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.episode import columns
-from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.metrics import figures

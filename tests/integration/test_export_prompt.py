@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.rollout.episode.test_agent import TICKET, WON, Says, Sessions
 from transformers import AutoTokenizer, GenerationConfig
 
 from earl.config.model import ModelConfig
@@ -13,12 +14,11 @@ from earl.config.run import RunConfig
 from earl.env.base import Limits, Observation
 from earl.models.create import create_model
 from earl.models.tokenizer import Tokenizer
-from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.worker.agent import EpisodeAgent
 from services.trainer.checkpoint.export import write
 from tests.integration.test_play_checkpoint import earl, folder
 from tests.support.chat_checkpoint import QWEN, chat_model
-from tests.unit.rollout.episode.test_agent import TICKET, WON, Says, Sessions
 
 SYSTEM = 'You "have" a calculator.\n{{ Use it }}'
 PREFIX = "The answer\nis"

@@ -38,9 +38,9 @@ from services.rollout import service as rollout_service
 from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.episode import columns
-from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.reader_leases import ReaderLeases

@@ -1,1 +1,1 @@
-"""One episode: the agent loop, its token columns, its transcript."""
+"""What an episode leaves: its token columns, its transcript, its spans of time, its tokenizer. Pure."""

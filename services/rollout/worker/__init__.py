@@ -1,1 +1,1 @@
-"""A rollout worker: leases, episodes, reports, weights, heartbeats."""
+"""A rollout worker: leases, the agent that plays them, reports, weights, heartbeats."""

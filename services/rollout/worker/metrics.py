@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from earl.obs.catalogue import Sample, transferred
-from services.rollout.episode.agent import EpisodeAgent
+from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.worker import RolloutWorker
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
-from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
+from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
 
 # A message is one line for a person to read: a longer one only costs the ledger memory.
 MESSAGE_CHARACTERS = 500

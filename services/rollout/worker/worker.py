@@ -29,8 +29,8 @@ from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.env.base import Ending
 from earl.errors import EarlError
 from earl.scheduler_client import SchedulerClient
-from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.gauges import Gauges, WorkerLoad
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.rollout.episode.agent import EpisodeTicket
+from services.rollout.worker.agent import EpisodeTicket
 from services.rollout.worker.leases import Leases
 
 TICKET = EpisodeTicket(

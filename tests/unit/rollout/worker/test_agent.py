@@ -10,8 +10,8 @@ from msgspec import structs
 from earl.env.base import Ending, Limits, Observation
 from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
 from services.rollout.engines.contract.engine import Generation
-from services.rollout.episode.agent import EpisodeAgent, EpisodeTicket
 from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.worker.agent import EpisodeAgent, EpisodeTicket
 
 TICKET = EpisodeTicket(
     ticket_id=7,
