@@ -288,9 +288,8 @@ class PoolSwitch:
 
     async def _score_new(self) -> list[tuple[float, ...]]:
         """Log-probs of the canary prompts, by new engine; none before the first version."""
-        return list(
-            await asyncio.gather(*(self._canary.score_prompts(engine) for engine in self._live_engines()))
-        )
+        canary, engines = self._canary, self._live_engines()
+        return await asyncio.gather(*(canary.score_prompts(engine) for engine in engines))
 
     def _live_engines(self) -> list[Engine]:
         return [replica.engine for replica in self._new.live if replica.engine is not None]
@@ -310,13 +309,10 @@ class PoolSwitch:
         if old_scores is None:
             await asyncio.gather(*(engine.stats() for engine in engines))
             return
-        logprobs = await asyncio.gather(
-            *(self._canary.score_session(engine, old_scores.follow) for engine in engines)
-        )
-        for engine, logprob in zip(engines, logprobs, strict=True):
-            self._check_parity(
-                engine.spec.name, "the canary session", difference(old_scores.session, logprob)
-            )
+        scores = (self._canary.score_session(engine, old_scores.follow) for engine in engines)
+        for engine, logprob in zip(engines, await asyncio.gather(*scores), strict=True):
+            apart = difference(old_scores.session, logprob)
+            self._check_parity(engine.spec.name, "the canary session", apart)
 
     def _check_parity(self, engine: str, what: str, apart: float) -> None:
         self._note(

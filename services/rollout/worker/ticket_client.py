@@ -48,12 +48,8 @@ class TicketClient:
         Those not accepted (refused, or to be tried again) come back with the reason: nobody will read
         their columns.
         """
-        request = scheduler_pb2.CompleteTicketsRequest(
-            worker=self._scheduler.worker,
-            results=[
-                encode_result(report.ticket, report.outcome, report.descriptor_key) for report in reports
-            ],
-        )
+        results = [encode_result(each.ticket, each.outcome, each.descriptor_key) for each in reports]
+        request = scheduler_pb2.CompleteTicketsRequest(worker=self._scheduler.worker, results=results)
         answer = await self._scheduler.call("CompleteTickets", request)
         tickets = {(report.ticket.ticket_id, report.ticket.attempt): report.ticket for report in reports}
         return [
