@@ -90,8 +90,11 @@ class Fleet:
         os.kill(process.pid, signal.SIGKILL)
 
 
+# The default suite kills one of them, once.
+DEFAULT = "an old engine"
+# What is killed, and the stage that is switched meanwhile.
 VICTIMS: dict[str, tuple[str, Callable[[Fleet], None]]] = {
-    "an old engine": ("rollout", lambda fleet: fleet.kill("services.rollout ", child=1)),
+    DEFAULT: ("rollout", lambda fleet: fleet.kill("services.rollout ", child=1)),
     "the newest process of the worker": ("rollout", lambda fleet: fleet.kill("services.rollout ", child=-1)),
     "the worker": ("rollout", lambda fleet: fleet.kill("services.rollout ")),
     "the scheduler": ("rollout", lambda fleet: fleet.kill("services.scheduler ")),
@@ -100,22 +103,26 @@ VICTIMS: dict[str, tuple[str, Callable[[Fleet], None]]] = {
 }
 
 
-# The default suite kills one of them, at half of the moments.
-DEFAULT = "an old engine"
+def of(stage: str) -> list[str]:
+    return [name for name, (switched, _) in VICTIMS.items() if switched == stage]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("victim", "moments"),
+    ("victims", "moments"),
     [
-        pytest.param(DEFAULT, MOMENTS[1:2], id=f"{DEFAULT}, once"),
-        *(pytest.param(name, MOMENTS, id=name, marks=pytest.mark.slow) for name in VICTIMS),
+        pytest.param([DEFAULT], MOMENTS[1:2], id=f"{DEFAULT}, once"),
+        *(
+            pytest.param(of(stage), MOMENTS, id=f"while the {stage} is switched", marks=pytest.mark.slow)
+            for stage in ("rollout", "trainer")
+        ),
     ],
 )
 def test_the_fleet_stays_of_one_cut_and_trains_on(
-    launched: Launched, victim: str, moments: Sequence[float]
+    launched: Launched, victims: Sequence[str], moments: Sequence[float]
 ) -> None:
-    stage, kill = VICTIMS[victim]
+    """One run for the victims of a stage: before each kill it has settled after the one before."""
+    [stage] = {VICTIMS[victim][0] for victim in victims}
     launched.start(
         scheduler__steps="99999",
         scheduler__profile_s="0",
@@ -131,11 +138,12 @@ def test_the_fleet_stays_of_one_cut_and_trains_on(
     assert left_alone is not None and not left_alone.rolled_back, left_alone
     assert 0 < left_alone.seconds < SETTLE_S
 
-    for moment, tp in zip(moments, itertools.cycle((1, 2))):
+    for (victim, moment), tp in zip(itertools.product(victims, moments), itertools.cycle((1, 2))):
+        print(f"{victim} at {moment}")  # shown if the test fails
         before = fleet.stage(stage).running
         epoch = fleet.ask(stage, tp)
         time.sleep(moment * left_alone.seconds)
-        kill(fleet)
+        VICTIMS[victim][1](fleet)
         state = fleet.settled(stage, epoch)
         assert state.last is not None
         wanted = {1: "dp2", 2: "tp2"}[tp]
