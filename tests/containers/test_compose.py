@@ -1,5 +1,8 @@
-"""deploy/compose as it stands, under podman: the demo trained in containers, taken down in between, played by
-a host in a container and then by one outside of them, and looked at by its dashboard."""
+"""deploy/compose as it stands, under podman: a shorter demo trained in containers, taken down in between,
+played by a host in a container and then by one outside of them, and looked at by its dashboard.
+
+That the whole demo learns to win, `make demo` and `earl bench demo` show.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,15 @@ from tests.support import containers
 from tests.support.containers import DEPLOY, inside, podman
 
 SERVICES = ("valkey", "scheduler", "gateway", "trainer", "rollout", "dashboard")
-# Three seeds reach 96 to 97 % (README.md); a machine that others use trains fewer steps in train_limit_s.
-WIN_RATE = 0.90
-# In the middle of the 190 steps of training: what was done is worth keeping, and there is more to do.
+# The run file of containers, shorter: enough that the interval of the gain lies above 0.
+RUN_FILE = DEPLOY / "k8s" / "overlays" / "cpu-demo" / "run.toml"
+SHORTER = {
+    "steps = 140": "steps = 30",
+    "batches = 6": "batches = 3",
+    "batch_episodes = 1024": "batch_episodes = 512",
+    "minibatches = 32": "minibatches = 16",
+}
+# In the middle of these steps: what was done is worth keeping, and there is more to do.
 TAKEN_DOWN_AT = 5
 PROFILES = ("--profile", "cpu", "--profile", "env")
 
@@ -32,7 +41,7 @@ PROFILES = ("--profile", "cpu", "--profile", "env")
 class Compose:
     """The project under a name of its own, its ports free ones."""
 
-    def __init__(self, secrets: Path) -> None:
+    def __init__(self, secrets: Path, run_file: Path) -> None:
         self.scheduler, self.gateway, self.dashboard = (
             resolve_bind("127.0.0.1:0", key) for key in ("scheduler", "gateway", "dashboard")
         )
@@ -40,6 +49,7 @@ class Compose:
         self._environment = {
             **containers.tool.environment(),
             "EARL_IMAGE": containers.IMAGE,
+            "EARL_RUN_FILE": str(run_file),
             "EARL_SECRETS": str(secrets),
             "EARL_ARENAS_PAGES": str((1 << 30) // 4096),
             "EARL_SCHEDULER_PORT": self.scheduler.rpartition(":")[2],
@@ -69,9 +79,19 @@ class Compose:
         return [name for name in containers.names(kind) if name.startswith(self.project)]
 
 
+def shortened(run_file: str) -> str:
+    for long, short in SHORTER.items():
+        assert long in run_file
+        run_file = run_file.replace(long, short)
+    return run_file
+
+
 @pytest.fixture
-def compose(secrets: Path) -> Iterator[Compose]:
-    made = Compose(secrets)
+def compose(secrets: Path, tmp_path: Path) -> Iterator[Compose]:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(shortened(RUN_FILE.read_text(encoding="utf-8")), encoding="utf-8")
+    run_file.chmod(0o644)
+    made = Compose(secrets, run_file)
     try:
         yield made
     finally:
@@ -80,7 +100,7 @@ def compose(secrets: Path) -> Iterator[Compose]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-async def test_the_demo_is_learned_in_containers(compose: Compose, secrets: Path, tmp_path: Path) -> None:
+async def test_the_demo_learns_in_containers(compose: Compose, secrets: Path, tmp_path: Path) -> None:
     before = await half_of_it(compose, secrets)
     await asyncio.to_thread(compose, "--profile", "cpu", "up", "-d", "--no-build")
     all_of_them = [compose.container(name) for name in SERVICES]
@@ -94,9 +114,9 @@ async def test_the_demo_is_learned_in_containers(compose: Compose, secrets: Path
         )
         # podman-compose stops all containers at once: the trainer saves with nobody left.
         assert again.phase == before.phase == "train" and resumed(trainer) >= before.version
-        status = await containers.finished(client, 1200.0, all_of_them)
+        status = await containers.finished(client, 600.0, all_of_them)
         final = status.evaluations[-1]
-        assert final.win_rate >= WIN_RATE, final
+        assert final.gain is not None and final.gain.bounds is not None and final.gain.bounds.low > 0, final
         ledger = status.ledger
         assert ledger.issued == ledger.trained + ledger.evaluated + ledger.dropped_total + ledger.live
         # One tmpfs for all: trajectories and weights went through shared memory.
