@@ -8,13 +8,14 @@ from tests.integration.test_stack_run import ROOT, Launched, assert_ledger_adds_
 
 __all__ = ["launched"]
 
+WARMUP, EVALUATED = 32, 4
 FEW = {
     "scheduler.steps": "2",
     "scheduler.group_size": "4",
     "scheduler.batch_groups": "2",
-    "warmup.batch_episodes": "64",
-    "warmup.minibatches": "4",
-    "evaluation.episodes": "8",
+    "warmup.batch_episodes": str(WARMUP),
+    "warmup.minibatches": "2",
+    "evaluation.episodes": str(EVALUATED),
     "rollout.max_sequences": "16",
 }
 
@@ -31,8 +32,8 @@ def test_smollm2_trains_on_real_tools(launched: Launched, smollm2, example, trie
     code, figures = launched.finish(800.0)
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
-    assert (figures["trained"], figures["dropped"], figures["live"]) == (64 + 2 * 8, 0, 0)
-    assert figures["evaluated"] == 2 * 8
+    assert (figures["trained"], figures["dropped"], figures["live"]) == (WARMUP + 2 * 8, 0, 0)
+    assert figures["evaluated"] == 2 * EVALUATED
     warmup, *trained = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
     # Legal actions are calls: all of the warm-up's run, some with what was asked for.
     assert warmup["turns_mean"] == 2.0 and warmup[f"{tried}_mean"] == 1.0 and 0 < warmup[f"{right}_mean"] < 1
