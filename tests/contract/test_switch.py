@@ -36,13 +36,16 @@ ONE, TWO = Parallelism(2, 1), Parallelism(1, 2)
 TURNS, PROMPT, NEW = 4, 24, 900
 
 
-def command(epoch: int, parallelism: Parallelism, logprob_tolerance: float = 0.01) -> SwitchCommand:
+def command(epoch: int, parallelism: Parallelism) -> SwitchCommand:
     deadlines = SwitchDeadlines(prepare_s=300.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0)
-    return SwitchCommand(epoch, parallelism, deadlines, logprob_tolerance)
+    return SwitchCommand(epoch, parallelism, deadlines, logprob_tolerance=0.01)
 
 
 class Engines(list[EngineProcess]):
-    """All that the pool made. at: by method name, what runs before an engine's next such call."""
+    """All that the pool made.
+
+    at: by method name, what runs before an engine's next such call; for "load" the keys that it loads.
+    """
 
     def __init__(self) -> None:
         self.at = {}
@@ -74,6 +77,9 @@ class Watched(EngineProcess):
     async def begin_update(self, version):
         self.at.pop("begin_update", lambda engine: None)(self)
         await super().begin_update(version)
+
+    async def load(self, version, keys, deadline_s):
+        return await super().load(version, self.at.pop("load", keys), deadline_s)
 
 
 def kill(engine: EngineProcess) -> None:
@@ -212,10 +218,13 @@ async def test_other_logprobs_leave_the_old_engines(devices, weights):
     async with ready(devices, weights) as (pool, made):
         turns = Turns(pool)
         turns.begin()
-        report = await pool.reparallelize(command(1, TWO, -1.0))
+        _, others = await weights.publish(MODELS[1])
+        made.at["load"] = others
+        report = await pool.reparallelize(command(1, TWO))
         assert report.rolled_back and "tp2: engine pool/engine-0-epoch-1 differs by" in report.message
         assert len(made) == 3 and pool.live == 2
         await turns.end()
+        await weights.remove(others)
 
 
 @pytest.mark.slow

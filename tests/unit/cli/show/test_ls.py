@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     status = RunStatus(run="first", phase="train", step=2, steps=2, metrics={"reward_mean": 0.25})
     hour_ago = now - 3600 * 10**9
     ended_run(Path("runs"), "first", outcome="complete", status=status, started_ns=hour_ago, ended_ns=now)
-    time.sleep(0.01)  # run.json of the second is newer
+    os.utime("runs/first/run.json", ns=(hour_ago, hour_ago))
     ended_run(Path("runs"), "second", outcome="failed", started_ns=now, ended_ns=now)
     return tmp_path / "runs"
 

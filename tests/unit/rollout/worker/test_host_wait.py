@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from types import SimpleNamespace
 
 import pytest
 
 from earl.errors import ServiceUnavailable, UnknownEnvironment
 from services.rollout.worker import host_wait
 from services.rollout.worker.host_wait import HostWait
+from tests.support.clock import stopped_clock
 
 NAME = "pettingzoo/connect_four"
 
@@ -53,16 +55,41 @@ async def test_it_waits_for_a_gateway_and_a_host_that_come_late(caplog: pytest.L
     assert "earl env serve MODULE:CLASS --gateway 127.0.0.1:7000 within 60 s" in record.message
 
 
-async def test_how_long_it_has_waited_is_known_while_it_waits() -> None:
-    wait = HostWait(Gateway(()), NAME, 60.0)
+@pytest.fixture
+async def advance(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[float], None]]:
+    """Moves the clock of the loop and of the wait, which stands still otherwise."""
+    with stopped_clock() as move:
+        clock = SimpleNamespace(monotonic=asyncio.get_running_loop().time)
+        monkeypatch.setattr(host_wait, "time", clock)
+        yield move
+
+
+async def has_asked(gateway: Gateway, times: int) -> None:
+    while gateway.asked < times:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_how_long_it_has_waited_is_known_while_it_waits(advance: Callable[[float], None]) -> None:
+    gateway = Gateway(())
+    wait = HostWait(gateway, NAME, 60.0)
     waiting = asyncio.create_task(wait.served())
-    await asyncio.sleep(0.01)
-    assert wait.seconds > 0.0
+    await has_asked(gateway, 1)
+    advance(5.0)
+    assert wait.seconds == pytest.approx(5.0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert wait.seconds == 0.0
 
 
-async def test_it_gives_up_after_its_bound_and_names_what_is_served() -> None:
-    with pytest.raises(UnknownEnvironment, match=r"within 0\.01 s; hosts serve other/game; start one with"):
-        await HostWait(Gateway(["other/game"]), NAME, 0.01).served()
+async def test_it_gives_up_after_its_bound_and_names_what_is_served(
+    advance: Callable[[float], None],
+) -> None:
+    gateway = Gateway(["other/game"])
+    waiting = asyncio.create_task(HostWait(gateway, NAME, 60.0).served())
+    await has_asked(gateway, 1)
+    advance(59.0)
+    await has_asked(gateway, 2)
+    assert not waiting.done()
+    advance(1.0)
+    with pytest.raises(UnknownEnvironment, match=r"within 60 s; hosts serve other/game; start one with"):
+        await waiting
