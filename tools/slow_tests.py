@@ -52,7 +52,8 @@ from tools.staleness import leads_to_head
 
 # More commits than any landing has had: the counter was forgotten.
 LANDING_COMMITS = 200
-PAIRED = ("-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder")
+# Beside another a test takes longer: those that name no bound get twice pytest's.
+PAIRED = ("-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "240")
 # What a bounded run may take beyond what its tests took last time.
 SLACK = 2.0
 # How often the entries of a run are written.
