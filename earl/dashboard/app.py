@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from earl.dashboard.runs import RunFolder, ViewedRun, differences
 from earl.dashboard.watch import RunWatch
 from earl.errors import ConfigError
 from earl.stack.run_files import LOGS
+from earl.waiting import until_first
 
 # A browser that takes nothing for so long has lost its stream.
 STUCK_S = 30.0
@@ -211,14 +213,10 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         events = self._feed.follow(self._last_id)
-        telling = asyncio.create_task(self._tell(events, send))
-        leaving = asyncio.create_task(left(receive))
         try:
-            await asyncio.wait([telling, leaving], return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):  # the browser is stuck
+                await until_first(self._tell(events, send), left(receive))
         finally:
-            for task in (telling, leaving):
-                task.cancel()
-            await asyncio.gather(telling, leaving, return_exceptions=True)
             await events.aclose()
 
     async def _tell(self, events: AsyncIterator[bytes], send: Send) -> None:
