@@ -22,6 +22,11 @@ def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
             yield from fields(field.annotation, f"{key}.")
 
 
+def leaves() -> dict[str, FieldInfo]:
+    """The keys that hold values, without the sections."""
+    return {key: field for key, field in fields() if not is_section(field)}
+
+
 def field_of(key: str) -> FieldInfo | None:
     """The field of a dotted key; None if there is none (or it lies inside a free table)."""
     return dict(fields()).get(key)
@@ -81,11 +86,7 @@ def describe(annotation: Any) -> str:
 
 def with_last_word(word: str) -> list[str]:
     """Keys of sections whose last word this is: "lr" → ["trainer.lr", "warmup.lr"]."""
-    return [
-        key
-        for key, field in fields()
-        if not is_section(field) and "." in key and key.rsplit(".", 1)[-1] == word
-    ]
+    return [key for key in leaves() if "." in key and key.rsplit(".", 1)[-1] == word]
 
 
 def closest(key: str) -> str:
@@ -94,9 +95,9 @@ def closest(key: str) -> str:
     A near spelling of the whole key wins, then the same last word in another section, then a key
     that abbreviates it ("trainer.learning_rate" is trainer.lr).
     """
-    known = [name for name, field in fields() if not is_section(field)]
+    known = list(leaves())
     # A section is only ever meant where a section could stand.
-    candidates = [name for name, field in fields() if not is_section(field) or "." not in key]
+    candidates = known if "." in key else [name for name, _ in fields()]
     near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.8)
     if near:
         return near[0]

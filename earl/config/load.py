@@ -121,8 +121,7 @@ def toml_value(text: str) -> Any:
 
 
 def example_of(section: str) -> str:
-    leaves = (name for name, field in keys.fields() if not keys.is_section(field))
-    return next(name for name in leaves if name.startswith(f"{section}."))
+    return next(name for name in keys.leaves() if name.startswith(f"{section}."))
 
 
 # --- validation -----------------------------------------------------------------------------

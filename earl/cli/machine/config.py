@@ -60,8 +60,8 @@ def described(words: str) -> list[KeyDescription]:
             field.default is PydanticUndefined,
             description(key),
         )
-        for key, field in keys.fields()
-        if not keys.is_section(field) and words in key
+        for key, field in keys.leaves().items()
+        if words in key
     ]
     if not descriptions:
         near = keys.closest(words)
