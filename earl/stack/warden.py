@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 # One value for all processes of a launch, and one for each process and what it starts.
@@ -52,18 +53,19 @@ def marked(mark: str, variable: str = MARK_VARIABLE) -> dict[int, int]:
     return descriptors
 
 
-def send(descriptors: dict[int, int], signal_number: int) -> None:
-    for descriptor in descriptors.values():
+def send(descriptors: Collection[int], signal_number: int) -> None:
+    """Signals the processes of these pidfds; those that have ended get nothing."""
+    for descriptor in descriptors:
         try:
             signal.pidfd_send_signal(descriptor, signal_number)
         except ProcessLookupError:
             continue
 
 
-def wait_all(descriptors: dict[int, int], timeout_s: float) -> None:
-    """Returns when all have ended or the time has passed. A pidfd is readable once its process ended."""
+def wait_all(descriptors: Collection[int], timeout_s: float) -> bool:
+    """Whether all have ended within that time. A pidfd is readable once its process ended."""
     poll = select.poll()
-    for descriptor in descriptors.values():
+    for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     left = len(descriptors)
     deadline = time.monotonic() + timeout_s
@@ -71,6 +73,7 @@ def wait_all(descriptors: dict[int, int], timeout_s: float) -> None:
         for descriptor, _ in poll.poll(remaining * 1000):
             poll.unregister(descriptor)
             left -= 1
+    return not left
 
 
 def sweep(mark: str, *, variable: str = MARK_VARIABLE, grace_s: float = GRACE_S) -> list[int]:
@@ -81,8 +84,8 @@ def sweep(mark: str, *, variable: str = MARK_VARIABLE, grace_s: float = GRACE_S)
     for signal_number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, GRACE_S)):
         descriptors = marked(mark, variable)
         ended += [pid for pid in descriptors if pid not in ended]
-        send(descriptors, signal_number)
-        wait_all(descriptors, wait_s)
+        send(descriptors.values(), signal_number)
+        wait_all(descriptors.values(), wait_s)
         for descriptor in descriptors.values():
             os.close(descriptor)
     return ended

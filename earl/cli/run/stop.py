@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from earl.cli.lib.notices import waiting
 from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed
-from earl.stack import leftovers
+from earl.stack import leftovers, warden
 from earl.stack.leftovers import Leftovers
 from earl.stack.record import is_held, read_record
 
@@ -151,14 +150,14 @@ def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:
         bounds = bounds[1:]
     try:
         for number, bound_s in bounds:
-            send(launcher, number)
+            warden.send([launcher], number)
             doing = "ends" if number is signal.SIGUSR1 else "ends its step and saves a checkpoint"
             with waiting(f"{directory} {doing}", bound_s):
-                if wait(launcher, bound_s):
+                if warden.wait_all([launcher], bound_s):
                     return
             sys.stderr.write(f"{directory} has not ended within {bound_s:g} s: signalled again\n")
-        send(launcher, signal.SIGKILL)
-        wait(launcher, WARDEN_S)
+        warden.send([launcher], signal.SIGKILL)
+        warden.wait_all([launcher], WARDEN_S)
     finally:
         os.close(launcher)
 
@@ -184,20 +183,6 @@ def opened(directory: Path) -> int | None:
             )
         time.sleep(POLL_S)
     return None
-
-
-def send(descriptor: int, number: signal.Signals) -> None:
-    try:
-        signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return
-
-
-def wait(descriptor: int, bound_s: float) -> bool:
-    """Returns whether the process ended within the bound. A pidfd is readable once it has."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(bound_s * 1000))
 
 
 def until_ended(directory: Path) -> None:
