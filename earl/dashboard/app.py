@@ -54,9 +54,8 @@ def application(door: Door, hosts: frozenset[str], folder: RunFolder, first: str
 
 def routes(folder: RunFolder, first: str) -> FastAPI:
     """Builds the application behind the guard."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=of_a_run.routes)
     app.state.folder = folder
-    app.include_router(of_a_run)
     files = page_files()
 
     @app.exception_handler(ConfigError)
