@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from earl.errors import EarlError, EngineError
+from earl.models.spec import ModelSpec
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import LoadReport
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, LoadReport
 from services.rollout.engines.contract.shard_report import ShardReport
 
 VOCABULARY, LOGPROB = 61, -0.5
 REUSED = 3
+MODEL = ModelSpec("llama", 64, 1, 2, 1, 32, 48, 61)
 
 
 class VllmCore:
@@ -191,3 +193,24 @@ def told(outbox: list[Any]) -> list[Any]:
     replies = [msgspec.to_builtins(reply)[:7] for reply in outbox]
     outbox.clear()
     return replies
+
+
+def spec(**fields: Any) -> EngineSpec:
+    """An engine of two sequences of 64 tokens."""
+    return EngineSpec(name="e", model_dir="m", device="cpu", max_sequences=2, max_context_tokens=64, **fields)
+
+
+def ask(name: str, new: int = 2, **fields: Any) -> GenerateRequest:
+    """A request of four tokens, in a session of its own name."""
+    return GenerateRequest(request_id=name, ids=[5, 6, 7, 8], max_new_tokens=new, session=name, **fields)
+
+
+def tokens(name: str, ids: list[int], version: int, finish: str, reused: int = REUSED) -> list[Any]:
+    """The reply that `told` gives for these tokens."""
+    return ["Generation", name, ids, [LOGPROB] * len(ids), [version] * len(ids), finish, reused]
+
+
+def refusal(engine: Any, request: GenerateRequest) -> str:
+    """The name of the error that a request is refused with."""
+    engine.submit(request, False)
+    return engine.outbox.pop().error.kind

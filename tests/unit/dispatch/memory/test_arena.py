@@ -1,4 +1,4 @@
-"""Arenas: allocation, generations, lives of owners, and descriptors as bytes."""
+"""Arenas: allocation, generations, lives of owners."""
 
 from __future__ import annotations
 
@@ -9,26 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import Descriptor, ShardRef, TensorShards
-from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
-from earl.dispatch.layout.box import Box
+from earl.dispatch.describe.regions import Regions
 from earl.dispatch.memory import arena_file
 from earl.dispatch.memory.arena import Arena, MappedArena
-from earl.dispatch.read.reader import refuse_unmet
-from earl.dispatch.registry import codec
-from earl.dispatch.serve.server_process import ServingProcess
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import (
     ArenaFull,
     ConfigError,
-    InsecureBind,
     LayoutError,
     RegionGone,
-    TransportUnavailable,
 )
 
 
@@ -189,57 +180,3 @@ def test_the_arena_directory_is_the_runs_own(tmp_path: Path):
     assert one == arena_file.arena_directory(config, tmp_path / "x" / ".." / "runs" / "a")
     assert one != arena_file.arena_directory(config, tmp_path / "runs2" / "a")
     assert one.parent == Path("/dev/shm") and one.name.startswith("earl-a-")
-
-
-def sample(strides: tuple[int, ...] = (16, 4)) -> Descriptor:
-    arena = ArenaRef("o", 3, "/dev/shm/x", 4, 1 << 20, "127.0.0.1:1", "cpu", "host")
-    region = RegionRef(arena, 5, 7, 4096, 640, (1, (1 << 64) - 1), 512)
-    shard = ShardRef(Box((0, 0), (10, 4)), region, 0, strides)
-    column = TensorShards("tokens", "int32", (100,), (ShardRef(Box((3,), (9,)), region, 320, (4,)),))
-    return Descriptor("weights/7/o", 7, (TensorShards("w", "float32", (20, 4), (shard,)), column))
-
-
-@pytest.mark.parametrize("strides", [(16, 4), (64, 4)])
-def test_descriptors_survive_their_bytes(strides: tuple[int, ...]):
-    assert codec.decode(codec.encode(sample(strides))) == sample(strides)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
-def test_damaged_descriptors_are_refused_or_harmless(at: int, junk: bytes):
-    data = bytearray(codec.encode(sample()))
-    at %= len(data)
-    data[at : at + len(junk)] = junk
-    try:
-        codec.decode(bytes(data))
-    except LayoutError:
-        pass
-
-
-def test_a_shard_past_its_region_is_refused():
-    with pytest.raises(LayoutError, match="region of 640"):
-        codec.decode(codec.encode(sample((128, 4))))
-
-
-def test_requirements_that_cannot_be_met_are_refused():
-    with pytest.raises(TransportUnavailable, match="no verbs"):
-        refuse_unmet(DataPlaneConfig(require="rdma", transport="ucx"))
-    with pytest.raises(TransportUnavailable, match="memory"):
-        refuse_unmet(DataPlaneConfig(require="rdma", transport="shm"))
-    for transport in ("ucx", "nixl"):
-        with pytest.raises(TransportUnavailable):
-            refuse_unmet(DataPlaneConfig(require="shm", transport=transport))
-    refuse_unmet(DataPlaneConfig(require="shm"))
-
-
-async def test_off_loopback_needs_a_trusted_network(arena: Arena, monkeypatch: pytest.MonkeyPatch):
-    for bind in ("10.0.0.1", "0.0.0.0"):
-        with pytest.raises(InsecureBind, match="trusted_network"):
-            await ServingProcess.start(arena.ref, DataPlaneConfig(transport="ucx", bind=bind), b"s")
-    monkeypatch.setenv("EARL_ADVERTISE", "10.0.0.7")
-    config = DataPlaneConfig(transport="ucx", bind="0.0.0.0", trusted_network=True)
-    serving = await ServingProcess.start(arena.ref, config, b"s")
-    try:
-        assert serving.address.startswith("10.0.0.7:")
-    finally:
-        await serving.stop()
