@@ -77,4 +77,7 @@ def test_a_run_is_watched_and_a_model_talked_to(folder: Path):
 def test_a_mistake_is_one_line(folder: Path, arguments: tuple[str, ...], said: str):
     done = earl(folder, *arguments)
     assert done.returncode in (2, 9) and done.stdout == ""
-    assert done.stderr.startswith("earl: error: ") and said in done.stderr and done.stderr.count("\n") == 1
+    # On a slow machine the work before the mistake is long enough to be told.
+    *waits, error = done.stderr.splitlines()
+    assert error.startswith("earl: error: ") and said in error
+    assert all(line.startswith("writing the checkpoint as a model: ") for line in waits)
