@@ -32,7 +32,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OPEN = "/grpc.health.v1.Health/Check"
 # What gRPC itself serves, for every role.
 COMMON = ("grpc.reflection.", "grpc.health.")
-# Of a stream that is let in and then waits for its first message; and of any other call, which is answered.
+# Calls that are no streams and wait all the same: here nobody trains, so no step ends after which to save.
+WAITS = {"/earl.v1.TrainerService/SaveCheckpoint"}
+# Of a call that is let in and then waits, as a stream does for its first message; and of any other, which is
+# answered.
 LET_IN_S = 0.1
 ANSWER_S = 20.0
 REFUSED = (errors.Unauthenticated, errors.PermissionDenied)
@@ -47,8 +50,8 @@ class Method(NamedTuple):
     server_streams: bool
 
     @property
-    def is_stream(self) -> bool:
-        return self.client_streams or self.server_streams
+    def waits(self) -> bool:
+        return self.client_streams or self.server_streams or self.path in WAITS
 
 
 def reflection(channel: grpc.aio.Channel) -> Any:
@@ -78,9 +81,9 @@ async def described(channel: grpc.aio.Channel, token: str) -> AsyncIterator[Meth
 
 
 async def called(channel: grpc.aio.Channel, method: Method, token: str, timeout: float) -> Exception | None:
-    """What a call with an empty message fails with; None if it does not, or is a stream that waits that long.
+    """What a call with an empty message fails with; None if it does not, or is one that waits that long.
 
-    A call that is no stream has to be answered, be it with an error: without an answer the test fails.
+    Any other call has to be answered, be it with an error: without an answer the test fails.
     """
     metadata, raw = auth.metadata(token), b""
     try:
@@ -94,7 +97,7 @@ async def called(channel: grpc.aio.Channel, method: Method, token: str, timeout:
             await channel.unary_unary(method.path)(raw, metadata=metadata, timeout=timeout)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and sent_by_service(error) is None:
-            assert method.is_stream, f"{method.path} gave no answer within {timeout:g} s"
+            assert method.waits, f"{method.path} gave no answer within {timeout:g} s"
             return None
         return from_call(error, method.path)
     return None
@@ -138,7 +141,7 @@ async def walked(channel, method, entries, expired):
     for role in Role:
         refusal = await called(channel, method, expired[role].token, ANSWER_S)
         assert isinstance(refusal, errors.Unauthenticated) and "expired at" in str(refusal), (method, refusal)
-        timeout = LET_IN_S if role in allowed and method.is_stream else ANSWER_S
+        timeout = LET_IN_S if role in allowed and method.waits else ANSWER_S
         answer = await called(channel, method, entries[role].token, timeout)
         if role in allowed:
             assert not isinstance(answer, REFUSED), (method, role, answer)
