@@ -16,6 +16,7 @@ from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import CONTEXT, MODELS, ask, assert_close, prompt, recompute
+from tests.support.preloaded import preloaded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, weights = engines.run, engines.model_dir, engines.weights
@@ -53,7 +54,8 @@ async def start(spec: EngineSpec, *changes: dict[str, Any]) -> list[EngineProces
         EngineProcess(msgspec.structs.replace(spec, name=f"engine-{number}", **fields))
         for number, fields in enumerate(changes)
     ]
-    await asyncio.gather(*(engine.start() for engine in made))
+    with preloaded():
+        await asyncio.gather(*(engine.start() for engine in made))
     return made
 
 

@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 async def left_alone(directory: Path, workers: int, **sections: dict[str, Any]) -> Outcome:
-    async with Exact(directory, workers, **sections) as run:
+    async with Exact(directory, workers, as_launched=True, **sections) as run:
         await run.up()
         await run.finish()
         return run.outcome()

@@ -318,10 +318,15 @@ def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
 # --- bad input ------------------------------------------------------------------------------
 
 
-def assert_refused(launched: Launched, code: int, *words: str) -> None:
-    """One line of error with the value and the remedy, the documented exit code, and nothing left."""
-    returned, figures = launched.finish()
-    assert (returned, figures) == (code, {}), launched.said
+def assert_refused(launched: Launched, code: int, *words: str, **overrides: str) -> None:
+    """One line of error with the value and the remedy, the documented exit code, and nothing left.
+
+    overrides: keys of a run that is launched in this process, where none was begun in one of its own.
+    """
+    if launched.process is None:
+        assert launched.refused_here(**overrides) == code, launched.said
+    else:
+        assert launched.finish() == (code, {}), launched.said
     errors = [line for line in launched.said.splitlines() if line.startswith("earl: error: ")]
     assert len(errors) == 1 and launched.said.endswith(errors[0] + "\n")
     assert all(word in errors[0] for word in words), errors[0]
@@ -335,15 +340,15 @@ def assert_refused(launched: Launched, code: int, *words: str) -> None:
 def test_a_port_that_is_taken(launched: Launched, section: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        launched.start(**{f"{section}__bind": f"127.0.0.1:{port}"})
-        assert_refused(launched, 5, f'{section}.bind = "127.0.0.1:{port}"', "free the port")
+        given = {f"{section}__bind": f"127.0.0.1:{port}"}
+        assert_refused(launched, 5, f'{section}.bind = "127.0.0.1:{port}"', "free the port", **given)
     assert not launched.run_directory.exists()  # it was found before anything was started
 
 
 def test_a_redis_that_is_not_there(launched: Launched):
     port = free_port("127.0.0.1")
-    launched.start(bus__redis_url=f"redis://:secret@127.0.0.1:{port}")
-    assert_refused(launched, 7, f"127.0.0.1:{port}", "start the server or correct bus.redis_url")
+    given = {"bus__redis_url": f"redis://:secret@127.0.0.1:{port}"}
+    assert_refused(launched, 7, f"127.0.0.1:{port}", "start the server or correct bus.redis_url", **given)
     assert "secret" not in launched.said
 
 
@@ -351,8 +356,7 @@ def test_an_incomplete_model_directory(launched: Launched):
     model = launched.directory / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4}))
-    launched.start(model__path=str(model))
-    assert_refused(launched, 3, str(model))
+    assert_refused(launched, 3, str(model), model__path=str(model))
 
 
 def test_an_environment_that_names_itself_twice(launched: Launched):
@@ -371,8 +375,8 @@ def test_an_environment_that_names_itself_twice(launched: Launched):
         return [One, Two]
     """
     (launched.directory / "doubled.py").write_text(textwrap.dedent(source))
-    launched.start(environment__name="twice", environment__serve="doubled:environments")
-    assert_refused(launched, 10, "twice")
+    given = {"environment__name": "twice", "environment__serve": "doubled:environments"}
+    assert_refused(launched, 10, "twice", **given)
 
 
 def test_an_environment_that_nobody_serves(launched: Launched):
@@ -418,8 +422,7 @@ def test_an_environment_that_always_fails_ends_the_run(launched: Launched, envir
 
 
 def test_environments_that_cannot_be_imported(launched: Launched):
-    launched.start(environment__serve="no.such.module:environments")
-    assert_refused(launched, 2, "no.such.module")
+    assert_refused(launched, 2, "no.such.module", environment__serve="no.such.module:environments")
 
 
 def test_a_run_that_exists_is_not_overwritten(launched: Launched):

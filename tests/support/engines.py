@@ -31,6 +31,7 @@ from earl.models.spec import spec_of
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.engines.vllm.core import BLOCK_TOKENS
+from tests.support.preloaded import preloaded
 
 SELECTED = os.environ.get("EARL_TEST_ENGINES", "torch").split(",")
 # Every engine that the suite can run against. vLLM's start is the dear part of it, with two ranks
@@ -169,7 +170,8 @@ def spec(request, model_dir, run) -> EngineSpec:
 async def shared(spec):
     """One engine for the tests that leave it as it was."""
     engine = EngineProcess(spec)
-    await engine.start()
+    with preloaded():
+        await engine.start()
     yield engine
     await engine.stop()
 
@@ -196,7 +198,8 @@ async def own(spec):
     async def make(**changes) -> EngineProcess:
         engine = EngineProcess(msgspec.structs.replace(spec, **changes))
         engines.append(engine)
-        await engine.start()
+        with preloaded():
+            await engine.start()
         return engine
 
     yield make

@@ -71,10 +71,16 @@ def exact(directory: Path, workers: int, **sections: dict[str, Any]) -> RunConfi
 
 
 class Exact:
-    """One deterministic run under a test's control, alive over any number of kills."""
+    """One deterministic run under a test's control, alive over any number of kills.
 
-    def __init__(self, directory: Path, workers: int = 1, **sections: dict[str, Any]) -> None:
-        self.stack = Stack(exact(directory, workers, **sections))
+    as_launched: as for Stack. Of two runs that are compared one is: its processes have seeds of Python's
+    hashes of their own, which nothing may depend on.
+    """
+
+    def __init__(
+        self, directory: Path, workers: int = 1, *, as_launched: bool = False, **sections: dict[str, Any]
+    ) -> None:
+        self.stack = Stack(exact(directory, workers, **sections), as_launched=as_launched)
         self._workers = [f"rollout-{index}" for index in range(workers)]
         self._bus: Bus | None = None
         self._after = ""

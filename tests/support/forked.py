@@ -14,29 +14,58 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 # Modules whose functions are run.
 PROGRAMS = [
     f"tests.support.{name}"
-    for name in ("dispatch_owner", "dispatch_reader", "layout_ranks", "mesh_trainer", "mover", "switcher")
-]
+    for name in (
+        "dispatch_owner", "dispatch_reader", "layout_ranks", "mesh_trainer", "mover", "preloaded",
+        "sliced_decoder", "summing_rank", "switcher",
+    )
+]  # fmt: skip
+# EARL's own processes that `preloaded.py` forks, and what each would import.
+MODULES: dict[str, tuple[str, ...]] = {
+    "services.rollout.engines.process": (
+        "services.rollout.engines.torch.leader",
+        "services.rollout.engines.torch.ranks",
+    ),
+    "services.scheduler": ("services.scheduler.service",),
+    "services.rollout": ("services.rollout.service",),
+    "services.env_gateway": ("services.env_gateway.serve",),
+    "services.trainer": ("services.trainer.service",),
+    "services.trainer.reference": ("services.trainer.reference.service",),
+    "earl.env.host": ("earl.env.serve",),
+    "earl.models": ("earl.models.create",),
+    "earl.stack.valkey": ("earl.bus.embedded",),
+}
+PRELOADED = [*PROGRAMS, *(name for names in MODULES.values() for name in names)]
 # The server ignores a module that does not exist: each process would then import it by itself.
-assert all(map(importlib.util.find_spec, PROGRAMS)), PROGRAMS
+assert all(map(importlib.util.find_spec, PRELOADED)), PRELOADED
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PROGRAMS)
+_context.set_forkserver_preload(PRELOADED)
+
+
+class Inherited(tuple[int, ...]):
+    """Descriptors on their way to a forked process, which finds objects that detach() to its own."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, ([DupFd(number) for number in self],)
 
 
 class Forked:
     """`main(pipe, *arguments)` in a process of its own, at the other end of a pipe.
 
-    Whatever waits for it raises TimeoutError after `timeout_s`.
+    Whatever waits for it raises TimeoutError after `timeout_s`. inherited: descriptors that `main` gets as
+    one more argument, a tuple whose items detach() to its own. sentinel: readable once the process has ended.
     """
 
-    def __init__(self, main: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, main: Callable[..., None], *arguments: Any, inherited: tuple[int, ...] = ()) -> None:
         self._pipe, theirs = _context.Pipe()
+        given = (*arguments, Inherited(inherited)) if inherited else arguments
         # A daemon: it goes with the test's process.
-        self._process = _context.Process(target=main, args=(theirs, *arguments), daemon=True)
+        self._process = _context.Process(target=main, args=(theirs, *given), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -44,6 +73,10 @@ class Forked:
     def pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        return self._process.sentinel
 
     @property
     def running(self) -> bool:

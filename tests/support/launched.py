@@ -1,8 +1,11 @@
-"""`earl train` as a process of a test's own, everything that it starts marked in the environment."""
+"""`earl train`: as a process of a test's own, everything that it starts marked in the environment; or in the
+test's process, for starts that are refused."""
 
 from __future__ import annotations
 
+import io
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -10,13 +13,17 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
+
+from earl.cli.main import main
+from tests.support.preloaded import preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 TICTACTOE = ROOT / "examples" / "tictactoe.toml"
@@ -57,12 +64,41 @@ class Launched:
         return self.directory / self.name
 
     def start(self, *arguments: str, **overrides: str) -> Launched:
+        self._popen(*self._new_run(overrides), *arguments)
+        return self
+
+    def refused_here(self, **overrides: str) -> int:
+        """`earl train` to its end in this process, its services forked (`preloaded.py`); the exit code.
+
+        For a run that is refused while it starts: what the warden and the supervisor find by the mark in an
+        environment, they do not find of a forked process. Standard error is `said`.
+        """
+        words = ["earl", "train", *self._new_run(overrides), "--plain", "--json"]
+        output, errors = io.StringIO(), io.StringIO()
+        with (
+            preloaded(),
+            mock.patch.object(sys, "argv", words),
+            mock.patch.dict(os.environ, self._environment()),
+            chdir(self.directory),
+            redirect_stdout(output),
+            redirect_stderr(errors),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+        self.said = errors.getvalue()
+        assert output.getvalue() == "" and multiprocessing.active_children() == []
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+    def _new_run(self, overrides: dict[str, str]) -> list[str]:
         given = SMALL | {key.replace("__", "."): value for key, value in overrides.items()}
         dotted = [text for key, value in given.items() for text in (f"--{key}", value)]
-        self._popen(
-            str(TICTACTOE), "--name", self.name, "--runs-dir", str(self.directory), *dotted, *arguments
-        )
-        return self
+        return [str(TICTACTOE), "--name", self.name, "--runs-dir", str(self.directory), *dotted]
+
+    def _environment(self) -> dict[str, str]:
+        """The mark, and where modules are: what a test put into its directory, and this tree, whichever is
+        installed."""
+        return {MARK: self.name, "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}"}
 
     def resume(self) -> Launched:
         self._popen(str(self.run_directory / "run.toml"), "--resume")
@@ -76,8 +112,7 @@ class Launched:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.directory,
-            # What a test put into its directory, and this tree, whichever is installed.
-            env={**os.environ, MARK: self.name, "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}"},
+            env={**os.environ, **self._environment()},
         )
 
     def until(self, pattern: str) -> None:

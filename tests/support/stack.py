@@ -7,8 +7,8 @@
         code = await stack.terminate("rollout-0")
 
 Every process but the model's job is the one that `earl train` starts (earl.stack.plan), with its own log
-below the run's directory. Leaving ends whatever still runs; a process that ended when it should not have
-fails the test with the end of its log.
+below the run's directory; it is forked with its imports unless the stack is `as_launched`. Leaving ends
+whatever still runs; a process that ended when it should not have fails the test with the end of its log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,20 @@ from earl.stack import plan
 from earl.stack.ports import resolve_bind
 from earl.stack.process import StackProcess
 from earl.v1.events_pb2 import Event
+from tests.support.preloaded import preloaded
 
 START_S = 60.0
 END_S = 30.0
 
 
 class Stack:
-    """One run's directory and processes. config.runs_dir is where the directory is made."""
+    """One run's directory and processes. config.runs_dir is where the directory is made.
 
-    def __init__(self, config: RunConfig) -> None:
+    as_launched: processes are begun anew, as by `earl train`, not forked with their imports (`preloaded.py`).
+    """
+
+    def __init__(self, config: RunConfig, *, as_launched: bool = False) -> None:
+        self._preloaded = not as_launched
         self.config = config.model_copy(
             update={
                 "scheduler": config.scheduler.model_copy(
@@ -112,7 +118,8 @@ class Stack:
         if name == plan.MODEL:
             create_model(self.directory / "model", self.config.model, self.config.seed)
             return process
-        await process.start(self._environment() | dict(environment or {}))
+        with preloaded() if self._preloaded else nullcontext():
+            await process.start(self._environment() | dict(environment or {}))
         ready, ended = asyncio.create_task(process.ready.wait()), asyncio.create_task(process.wait())
         try:
             await asyncio.wait([ready, ended], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
