@@ -95,7 +95,7 @@ demo: $(DEMO_STAMP)
 	@$(BIN)/earl demo --seed $(SEED)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --dist worksteal --durations=15
 
 test-slow: $(STAMP)
 	@$(BIN)/python tools/slow_tests.py run
