@@ -109,25 +109,28 @@ def of(stage: str) -> list[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("victims", "moments"),
+    ("victims", "moments", "ranks"),
     [
-        pytest.param([DEFAULT], MOMENTS[1:2], id=f"{DEFAULT}, once"),
+        pytest.param([DEFAULT], MOMENTS[1:2], 1, id=f"{DEFAULT}, once"),
         *(
-            pytest.param(of(stage), MOMENTS, id=f"while the {stage} is switched", marks=pytest.mark.slow)
+            pytest.param(of(stage), MOMENTS, 2, id=f"while the {stage} is switched", marks=pytest.mark.slow)
             for stage in ("rollout", "trainer")
         ),
     ],
 )
 def test_the_fleet_stays_of_one_cut_and_trains_on(
-    launched: Launched, victims: Sequence[str], moments: Sequence[float]
+    launched: Launched, victims: Sequence[str], moments: Sequence[float], ranks: int
 ) -> None:
-    """One run for the victims of a stage: before each kill it has settled after the one before."""
+    """One run for the victims of a stage: before each kill it has settled after the one before.
+
+    ranks: of the trainer; a switch of rollout does not touch them.
+    """
     [stage] = {VICTIMS[victim][0] for victim in victims}
     launched.start(
         scheduler__steps="99999",
         scheduler__profile_s="0",
         rollout__engines="2",
-        trainer__ranks="2",
+        trainer__ranks=str(ranks),
         evaluation__episodes="0",
         stack__restarts="99",
         switch__retry_s="0",
