@@ -1,4 +1,4 @@
-"""The scheduler: issues tickets, keeps the ledger, plans batches, and says when the run is done.
+"""The scheduler: issues tickets, keeps the ledger, plans batches, and ends the run.
 
 servicer ──decode──► Scheduler ──► Ledger + Program (pure: they decide, time is an argument)
                          │                │ changes and facts

@@ -114,7 +114,7 @@ class RunLoop:
     def may_leave(self) -> bool:
         """Nobody needs the workers' memory any more."""
         tables = self.ledger.tables
-        return self.stopping and (tables.batch is None or tables.run.trainer not in tables.members)
+        return self.stopping and (tables.batch is None or tables.run.trainer not in tables.workers)
 
     @property
     def message(self) -> str:

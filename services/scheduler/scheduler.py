@@ -24,10 +24,10 @@ from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.workers import STAGES, WorkerReport
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.run import Batch
 from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
+from services.scheduler.state.workers import WorkerRecord
 from services.scheduler.status import SchedulerStatus, status_of
 from services.scheduler.wakeup import CALL_WAIT_S
 
@@ -62,12 +62,12 @@ class Scheduler:
     @property
     def membership_s(self) -> float:
         """Seconds without a heartbeat after which a worker counts as lost, at the fleet's size now."""
-        return self.loop.ledger.members.membership_s
+        return self.loop.Xhip_s
 
     @property
     def heartbeat_s(self) -> float:
         """Seconds between two heartbeats of a worker, at the fleet's size now."""
-        return self.loop.ledger.members.heartbeat_s
+        return self.loop.ledger.membership.heartbeat_s
 
     def traceparent(self, ticket_id: int) -> str:
         """The traceparent of a leased ticket, "" if it is not traced."""
@@ -75,17 +75,17 @@ class Scheduler:
 
     # --- workers' calls ---------------------------------------------------------------------
 
-    async def join(self, member: WorkerRecord) -> tuple[int, list[str]]:
+    async def join(self, worker: WorkerRecord) -> tuple[int, list[str]]:
         """Adds a worker: (newest published version, keys of its shards' descriptors)."""
-        self.loop.ledger.members.join(member, time.monotonic())
+        self.loop.ledger.membership.join(worker, time.monotonic())
         await self.loop.settled()
         run = self.loop.ledger.tables.run
         return run.published, list(run.weight_keys)
 
     async def leave(self, name: str, incarnation: int, reason: str) -> None:
         """Removes a worker: others play the tickets that it held. Raises UnknownWorker."""
-        self.loop.ledger.members.member(name, incarnation)
-        self.loop.ledger.members.leave(name, reason or "left", drained=True)
+        self.loop.ledger.membership.worker(name, incarnation)
+        self.loop.ledger.membership.leave(name, reason or "left", drained=True)
         await self.loop.settled()
 
     def heartbeat(
@@ -94,14 +94,14 @@ class Scheduler:
     ) -> bool:  # fmt: skip
         """Records a worker's heartbeat; returns whether the worker may leave. Raises UnknownWorker.
 
-        parallelism, epoch: what it runs with and since which switch; None if it does not say.
+        parallelism, epoch: what it runs with and since which switch; None if not reported.
         """
-        member = self.loop.ledger.members.member(name, incarnation)
-        before = member.version
-        self.loop.ledger.members.mark_alive(name, incarnation, report.seen_s, report.version)
-        self.loop.fleet.heard(name, report)
-        self.loop.monitor.heard(STAGES.get(member.stage, ""), name, report.gauges)
-        self.loop.parallelism.heartbeat(member, parallelism, epoch, report.gauges, now=report.seen_s)
+        worker = self.loop.ledger.membership.worker(name, incarnation)
+        before = worker.version
+        self.loop.ledger.membership.mark_alive(name, incarnation, report.received_s, report.version)
+        self.loop.fleet.reported(name, report)
+        self.loop.monitor.reported(STAGES.get(worker.stage, ""), name, report.gauges)
+        self.loop.parallelism.heartbeat(worker, parallelism, epoch, report.gauges, now=report.received_s)
         self.loop.report.spans(name, spans)
         if report.version != before:
             self.loop.tickets_available.notify_name(name)  # it may take tickets that want those weights
@@ -113,7 +113,7 @@ class Scheduler:
         """Up to `credit` tickets, waiting for the first, and whether the run is ending."""
 
         def attempt(now: float) -> list[Ticket] | None:
-            self.loop.ledger.members.mark_alive(name, incarnation, now)
+            self.loop.ledger.membership.mark_alive(name, incarnation, now)
             if self.loop.stopping:
                 return []
             return self.loop.ledger.lease(name, incarnation, credit, now) or None
@@ -137,7 +137,7 @@ class Scheduler:
         transcripts: Sequence[Sequence[TranscriptTurn]],
     ) -> list[tuple[TicketVerdict, str]]:  # fmt: skip
         """Takes finished attempts with their conversations; a verdict and its reason for each."""
-        self.loop.ledger.members.mark_alive(name, incarnation, time.monotonic())
+        self.loop.ledger.membership.mark_alive(name, incarnation, time.monotonic())
         verdicts = []
         for (attempt, result), transcript in zip(results, transcripts, strict=True):
             ticket = self.loop.ledger.tables.tickets.get(attempt.ticket_id)
@@ -205,7 +205,7 @@ class Scheduler:
     ) -> None:
         """The batch's tickets are trained.
 
-        Its line in the metrics is written first: a scheduler that dies in between hears it again and
+        Its line in the metrics is written first: a scheduler that dies in between receives it again and
         writes it twice, and the last one counts.
         """
         self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
@@ -237,7 +237,7 @@ class Scheduler:
         consumers.require(self.loop.columns, role)
 
         def attempt(now: float) -> tuple[ColumnLease, bool] | None:
-            self.loop.ledger.members.mark_alive(name, incarnation, now)
+            self.loop.ledger.membership.mark_alive(name, incarnation, now)
             if self.loop.may_leave:
                 return ColumnLease(), True
             stage, ledger = (name, incarnation), self.loop.ledger
@@ -257,7 +257,7 @@ class Scheduler:
     ) -> int:  # fmt: skip
         """Takes where a role's columns lie, and what could not be read; the number of results refused."""
         consumers.require(self.loop.columns, role)
-        self.loop.ledger.members.mark_alive(name, incarnation, time.monotonic())
+        self.loop.ledger.membership.mark_alive(name, incarnation, time.monotonic())
         consumers.follow(self.loop.columns, self.loop.ledger)
         refused, gone = self.loop.columns.complete(role, (name, incarnation), fence, results, lost)
         consumers.lose(self.loop.ledger, gone)
@@ -265,7 +265,7 @@ class Scheduler:
         return refused
 
     async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
-        """A manifest with these tickets stands."""
+        """Records that a manifest with these tickets exists."""
         self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
         more = True
         while more:
@@ -277,7 +277,7 @@ class Scheduler:
         self, name: str, incarnation: int, version: int, next_batch: int, consumed: RangeSet
     ) -> int:
         """Brings the ledger to a manifest; the number of tickets rolled back."""
-        self.loop.ledger.members.mark_alive(name, incarnation, time.monotonic())
+        self.loop.ledger.membership.mark_alive(name, incarnation, time.monotonic())
         rolled_back = reconcile(self.loop.ledger, name, incarnation, version, next_batch, consumed)
         await self.loop.settled()
         return rolled_back

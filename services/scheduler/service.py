@@ -29,7 +29,7 @@ COLLECT = (5_000, 20, 50)
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
-    """Serves until `stop`, and sends its traces where the run file says.
+    """Serves until `stop`, and sends its traces to the run file's address.
 
     Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced.
     """

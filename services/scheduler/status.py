@@ -19,15 +19,15 @@ from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workers import STAGES, WorkerReport
 from services.scheduler.selector.stage_policies import SelectorVerdict
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import StageRecord
+from services.scheduler.state.workers import WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """A worker that takes part. report: its last one, silent_s old; None before the first."""
 
-    member: WorkerRecord
+    worker: WorkerRecord
     report: WorkerReport | None
     silent_s: float
 
@@ -120,7 +120,7 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         message=loop.message,
         progress=consumers.progress(loop.columns, ledger),
         stage_views=_stages(loop),
-        heartbeat_s=ledger.members.heartbeat_s,
+        heartbeat_s=ledger.membership.heartbeat_s,
         since_commit_s=max(0.0, elapsed_s - (loop.report.last_step_s or loop.opened_s)),
         episodes=loop.endings.totals,
         failing_tickets=ledger.attempts.given_up,
@@ -132,11 +132,11 @@ def _workers(loop: RunLoop) -> list[WorkerView]:
     """The workers, sorted by name."""
     now = time.monotonic()
     views = []
-    for name, member in sorted(loop.ledger.tables.members.items()):
+    for name, worker in sorted(loop.ledger.tables.workers.items()):
         report = loop.fleet.reports.get(name)
-        if report is None or report.incarnation != member.incarnation:
+        if report is None or report.incarnation != worker.incarnation:
             report = None
-        views.append(WorkerView(member, report, now - report.seen_s if report is not None else 0.0))
+        views.append(WorkerView(worker, report, now - report.received_s if report is not None else 0.0))
     return views
 
 

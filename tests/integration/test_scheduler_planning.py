@@ -14,8 +14,8 @@ from earl.ticket_ranges import RangeSet
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import Location
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, TicketVerdict
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.runs import tictactoe
 
 
@@ -32,7 +32,7 @@ async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
             await scheduler.join(WorkerRecord(name="w", incarnation=1, stage=1, capacity=16))
             await scheduler.join(WorkerRecord(name="t", incarnation=1, stage=3))
             await scheduler.reconcile("t", 1, 1, 1, RangeSet())
-            scheduler.loop.ledger.members.mark_alive("w", 1, time.monotonic(), 1)
+            scheduler.loop.ledger.membership.mark_alive("w", 1, time.monotonic(), 1)
             tickets, _ = await scheduler.lease("w", 1, 16, 5.0)
             results = [
                 (
@@ -77,7 +77,7 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
         await scheduler.complete_columns("reference", "ref", 1, lease.fence, made, [])
 
         def leave() -> None:
-            scheduler.loop.ledger.members.leave("ref", "left", drained=True)
+            scheduler.loop.ledger.membership.leave("ref", "left", drained=True)
             consumers.follow(scheduler.loop.columns, scheduler.loop.ledger)
 
         asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))

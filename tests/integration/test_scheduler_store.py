@@ -19,9 +19,9 @@ from earl.v1.events_pb2 import Event
 from services.scheduler.journal.redis_store import LedgerStore
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.facts import BatchCommitted, TrajectoryReady
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.stored import KINDS, LedgerChanges
 from services.scheduler.state.tickets import EpisodeResult, Purpose
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image, World
 
 
@@ -41,13 +41,13 @@ async def opened(bus: Bus) -> tuple[LedgerStore, Ledger]:
 
 async def test_what_was_applied_is_read_again_with_its_events(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.members.join(WorkerRecord(name="w", incarnation=5, capacity=9), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=5, capacity=9), 0.0)
     ledger.attempts.issue(Purpose.TRAIN, 3, 1, 1.0, index=0)
     ledger.lease("w", 5, 2, 0.0)
     await store.apply(ledger.tables.take_changes())
     _, again = await opened(bus)
     assert again.tables.counts() == {"leased": 2, "pending": 1}
-    assert again.tables.members["w"].capacity == 9 and again.tables.run == ledger.tables.run
+    assert again.tables.workers["w"].capacity == 9 and again.tables.run == ledger.tables.run
     assert again.lease("w", 5, 5, 0.0)[0].id == 3
     async for _, event in bus.follow("0"):
         assert event.worker_joined.worker.name == "w" and event.source == "test"
@@ -88,7 +88,7 @@ async def test_a_newer_scheduler_fences_the_older(bus: Bus) -> None:
 
 async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.members.join(WorkerRecord(name="w", incarnation=5), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=5), 0.0)
     changes = ledger.tables.take_changes()
     await store.apply(changes)
     store._revision -= 1
@@ -98,7 +98,7 @@ async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus
 
 async def test_a_record_that_is_not_what_was_believed_stops_the_scheduler(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.members.join(WorkerRecord(name="w", incarnation=5), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=5), 0.0)
     ledger.attempts.issue(Purpose.TRAIN, 2, 1, 1.0, index=0)
     await store.apply(ledger.tables.take_changes())
     await bus.redis.hset(bus.key("ledger", "ticket"), "2", b"leased:99|x")  # type: ignore[misc]

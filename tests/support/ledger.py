@@ -17,7 +17,6 @@ from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.facts import BatchCommitted
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.stored import LedgerChanges
@@ -30,6 +29,7 @@ from services.scheduler.state.tickets import (
     TicketState,
     TicketVerdict,
 )
+from services.scheduler.state.workers import WorkerRecord
 
 RULES = Rules(
     seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,
@@ -177,7 +177,7 @@ class World:
         return WorkerRecord(name=rollout.name, incarnation=rollout.incarnation)
 
     def join(self, rollout: Rollout) -> None:
-        self.act(lambda: self.ledger.members.join(self.member(rollout), self.now))
+        self.act(lambda: self.ledger.membership.join(self.member(rollout), self.now))
         rollout.joined = True
 
     def kill(self, rollout: Rollout) -> None:
@@ -190,7 +190,7 @@ class World:
     def load(self, rollout: Rollout) -> None:
         rollout.version = self.published
         self.act(
-            lambda: self.ledger.members.mark_alive(
+            lambda: self.ledger.membership.mark_alive(
                 rollout.name, rollout.incarnation, self.now, rollout.version
             )
         )
@@ -247,7 +247,7 @@ class World:
         name, held = "trainer", self.parameters
         ranges = RangeSet.of(held.consumed)
         member = WorkerRecord(name=name, incarnation=self.trainer)
-        self.act(lambda: self.ledger.members.join(member, self.now))
+        self.act(lambda: self.ledger.membership.join(member, self.now))
         self.act(lambda: reconcile(self.ledger, name, self.trainer, held.version, held.next_batch, ranges))
         self.reconciled = True
         self.publish()
@@ -329,7 +329,7 @@ class World:
     def revise_members(self) -> None:
         """A worker whose membership lapsed finds out with its next call."""
         for rollout in self.rollouts:
-            known = self.ledger.tables.members.get(rollout.name)
+            known = self.ledger.tables.workers.get(rollout.name)
             rollout.joined = known is not None and known.incarnation == rollout.incarnation
 
     def attempt(self, step, *arguments, **named) -> bool:
@@ -370,7 +370,7 @@ class World:
             assert frozenset(ids_of(tables, "trained")) == self.parameters.consumed
         for ticket in tables.tickets.values():
             if ticket.state is TicketState.READY and ticket.result is not None:
-                member = tables.members.get(ticket.worker)
+                member = tables.workers.get(ticket.worker)
                 assert member is not None and member.incarnation == ticket.incarnation, "arena is gone"
                 holder = next(r for r in self.rollouts if r.name == ticket.worker)
                 alive = holder.incarnation == ticket.incarnation and holder.joined
@@ -387,11 +387,11 @@ class World:
         for rollout in self.rollouts:
             if not rollout.joined:
                 self.join(rollout)
-        if not self.reconciled or "trainer" not in self.ledger.tables.members:
+        if not self.reconciled or "trainer" not in self.ledger.tables.workers:
             self.reconcile_or_rejoin()
         for rollout in self.rollouts:  # who was silent for long says so before time passes
             self.load(rollout)
-        self.ledger.members.mark_alive("trainer", self.trainer, self.now)
+        self.ledger.membership.mark_alive("trainer", self.trainer, self.now)
         for _ in range(2000):
             if phases.phase(self.ledger) == phases.DONE:
                 break
@@ -402,7 +402,7 @@ class World:
                 self.lease(rollout, 16)
                 for number in list(rollout.playing):
                     self.complete(rollout, number, EpisodeEnding.OK)
-            self.ledger.members.mark_alive("trainer", self.trainer, self.now)
+            self.ledger.membership.mark_alive("trainer", self.trainer, self.now)
             self.train(manifest_first=False)
             self.check()
         assert phases.phase(self.ledger) == phases.DONE, self.ledger.tables.counts()
@@ -416,7 +416,7 @@ class World:
     def reconcile_or_rejoin(self) -> None:
         if self.reconciled and self.trainer_is_current():
             member = WorkerRecord(name="trainer", incarnation=self.trainer)
-            self.act(lambda: self.ledger.members.join(member, self.now))
+            self.act(lambda: self.ledger.membership.join(member, self.now))
         else:
             self.reconcile()
 

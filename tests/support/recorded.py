@@ -16,8 +16,8 @@ from services.scheduler.files.samples import SampleFile
 from services.scheduler.monitor.workers import TransferRates
 from services.scheduler.monitor.workload import Monitor
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
@@ -63,7 +63,7 @@ def recorded(
         for index in (0, TASKS - 1):
             number += 1
             one = ticket(number, Purpose.EVALUATE, index, step + 3, rewards[index], name)
-            samples.heard(step, one, one.result or EpisodeResult(), talk(text, rewards[index]))
+            samples.observe(step, one, one.result or EpisodeResult(), talk(text, rewards[index]))
         return evaluation(name, step + 3, rewards)
 
     evaluations = [judged("start", 0)]
@@ -91,12 +91,12 @@ def recorded(
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
         seen = monitor.step(
-            members=members, device_slots=16, batch_tokens=tokens, now_s=10.0 * step,
+            workers=members, device_slots=16, batch_tokens=tokens, now_s=10.0 * step,
             trainer={"train_tokens_per_s": 5000.0, "memory_fraction": 0.4},
         )  # fmt: skip
         number += 1
         one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
-        samples.heard(step - 1, one, one.result or EpisodeResult(), talk(text, 1.0))
+        samples.observe(step - 1, one, one.result or EpisodeResult(), talk(text, 1.0))
         samples.trained(step, [one.id])
         report.step(
             step=step, phase="train", version=step + 3, time_s=10.0 * step,

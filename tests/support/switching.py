@@ -10,7 +10,6 @@ from earl.reparallelize import SwitchFigures, SwitchOutcome
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -19,6 +18,7 @@ from services.scheduler.state.switch_records import (
     SwitchRecord,
     WorkerCommand,
 )
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image
 
 STAGE, NUMBER = "rollout", 1
@@ -153,17 +153,17 @@ class World:
             name=worker.name, incarnation=worker.incarnation, stage=NUMBER, address="here",
             parallelism=(parallelism.dp, *parallelism.replica),
         )  # fmt: skip
-        self.ledger.members.join(member, self.now)
+        self.ledger.membership.join(member, self.now)
 
     def heartbeat(self, worker: Worker) -> None:
-        member = self.tables.members.get(worker.name)
+        member = self.tables.workers.get(worker.name)
         if member is not None and member.incarnation == worker.incarnation:
             self.switching.reported(member, whole(worker.replica), worker.epoch)
 
     def lose(self, worker: Worker) -> None:
         """It dies, and its membership ends."""
         worker.alive = False
-        self.ledger.members.leave(worker.name, "silent")
+        self.ledger.membership.leave(worker.name, "silent")
 
     def worker(self, name: str) -> Worker:
         return next(worker for worker in self.workers if worker.name == name)

@@ -18,7 +18,6 @@ from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.journal.events import ENDINGS, PURPOSES, STAGE_NUMBERS
 from services.scheduler.monitor.workers import STAGES
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
@@ -27,6 +26,7 @@ from services.scheduler.state.tickets import (
     Ticket,
     TicketVerdict,
 )
+from services.scheduler.state.workers import WorkerRecord
 
 MESSAGE_CHARACTERS = 500
 METRICS = 64
@@ -72,7 +72,7 @@ class TicketEncoder:
         )
 
 
-def decode_member(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
+def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
     """The worker that joins. Raises LedgerError for a worker without a name."""
     if not request.worker.name or len(request.worker.name) > 128:
         raise LedgerError(

@@ -37,11 +37,11 @@ def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.Ledge
 
 
 def encode_worker_view(view: WorkerView) -> scheduler_pb2.WorkerStatus:
-    member, report = view.member, view.report or WorkerReport(view.member.incarnation, 0.0)
+    worker, report = view.worker, view.report or WorkerReport(view.worker.incarnation, 0.0)
     message = fill(scheduler_pb2.WorkerStatus(silent_s=view.silent_s), report, without=("transfers",))
-    fill(message.worker, member)
-    message.capacity = member.capacity
-    message.parallelism.CopyFrom(encode_parallelism(Parallelism(*member.parallelism)))
+    fill(message.worker, worker)
+    message.capacity = worker.capacity
+    message.parallelism.CopyFrom(encode_parallelism(Parallelism(*worker.parallelism)))
     for path, rates in report.transfers.items():
         fill(message.transfers.add(path=path), rates)
     return message

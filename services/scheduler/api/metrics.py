@@ -79,12 +79,12 @@ def _batch(status: SchedulerStatus) -> Iterator[Sample]:
 
 
 def _fleet(status: SchedulerStatus) -> Iterator[Sample]:
-    stages = [STAGES.get(view.member.stage, "") for view in status.worker_views]
+    stages = [STAGES.get(view.worker.stage, "") for view in status.worker_views]
     for stage, count in Counter(stages).items():
         yield Sample("earl_scheduler_workers", float(count), {"stage": stage})
     for stage, view in zip(stages, status.worker_views, strict=True):
         if view.report is not None:
-            labels = {"worker": view.member.name, "stage": stage}
+            labels = {"worker": view.worker.name, "stage": stage}
             yield Sample("earl_scheduler_worker_silent_seconds", view.silent_s, labels)
 
 

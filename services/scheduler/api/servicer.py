@@ -32,7 +32,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._tickets = codec.TicketEncoder(scheduler.config)
 
     async def Join(self, request, context):
-        version, keys = await self._scheduler.join(codec.decode_member(request))
+        version, keys = await self._scheduler.join(codec.decode_worker(request))
         return scheduler_pb2.JoinResponse(
             lease_s=self._scheduler.membership_s, version=version, weight_keys=keys
         )
@@ -46,7 +46,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         worker = request.worker
         report = WorkerReport(
             incarnation=worker.incarnation,
-            seen_s=time.monotonic(),
+            received_s=time.monotonic(),
             running=request.running,
             version=request.version,
             gauges=_finite(request.gauges),

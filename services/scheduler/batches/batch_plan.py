@@ -1,4 +1,4 @@
-"""From a planned batch to what each trainer rank gets, and to what a committed one says of itself. Pure."""
+"""Splits a planned batch over trainer ranks, and summarises a committed one. Pure."""
 
 from __future__ import annotations
 

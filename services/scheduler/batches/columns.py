@@ -197,8 +197,8 @@ class ColumnRegistry:
     ) -> tuple[int, list[TrajectoryRef]]:
         """(results refused, leased trajectories whose sampled columns are lost). Keys: (ticket, attempt).
 
-        A result says where the role's columns lie. What was leased and is in neither waits again. Repeating a
-        call refuses nothing.
+        A result names the place of the role's columns. What was leased and is in neither waits again.
+        Repeating a call refuses nothing.
         """
         work = self._works[role]
         refused = 0

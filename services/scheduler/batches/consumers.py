@@ -46,8 +46,8 @@ def follow(columns: ColumnRegistry, ledger: Ledger) -> None:
         return  # nobody makes columns of them
     for role, stage in columns.stages.items():
         if stage is not None:
-            member = tables.members.get(stage[0])
-            if member is None or member.incarnation != stage[1]:
+            worker = tables.workers.get(stage[0])
+            if worker is None or worker.incarnation != stage[1]:
                 columns.left(role)
     for number in tables.take_moved():
         trajectory = _trajectory(tables.tickets.get(number))

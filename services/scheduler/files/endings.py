@@ -35,7 +35,7 @@ class Endings:
     def count(self, result: EpisodeResult) -> None:
         """An attempt ended, whether it may be trained or comes to nothing."""
         self._add(result.ending)
-        # An error's name stands before what it says: see services.rollout.worker.agent.
+        # An error's name precedes its message: see services.rollout.worker.agent.
         if result.message.startswith(_OUT_OF_MEMORY):
             self._add(OUT_OF_MEMORY)
 

@@ -49,7 +49,7 @@ class RunRecorder:
     ) -> None:
         """Records an accepted attempt. ticket: None if it was accepted before."""
         if ticket is not None and ticket.transcript:
-            self._samples.heard(phases.training_steps(ledger), ticket, result, transcript)
+            self._samples.observe(phases.training_steps(ledger), ticket, result, transcript)
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(
@@ -59,7 +59,7 @@ class RunRecorder:
         """A batch of these results is trained: writes its line; what the step was."""
         tokens = [result.total_tokens for result in results]
         observed = self.monitor.step(
-            members=ledger.tables.members.values(),
+            workers=ledger.tables.workers.values(),
             device_slots=self._device_slots,
             batch_tokens=tokens,
             trainer=trainer,

@@ -38,7 +38,7 @@ class SampleFile:
         self._file = LineFile(path)
         self._thinning = ExpendableFile(path)
 
-    def heard(
+    def observe(
         self, step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[TranscriptTurn]
     ) -> None:
         """Takes an accepted episode. An evaluation's is written at once, training's once it is trained.
@@ -130,7 +130,7 @@ def kind(sample: Mapping[str, Any]) -> str:
 def _strided(lines: Sequence[Mapping[str, Any]], places: Sequence[int], stride: int) -> list[int]:
     steps = {int(lines[index]["step"]) for index in places}
     first, last = min(steps), max(steps)
-    # Evaluations between stand at multiples of their first step.
+    # Evaluations between are at multiples of their first step.
     unit = max(1, first) if kind(lines[places[0]]) else 1
     kept_steps = {step for step in steps if step // unit % stride == 0} | {first, last}
     return [index for index in places if int(lines[index]["step"]) in kept_steps]
@@ -142,6 +142,6 @@ def encoded(sample: Mapping[str, Any]) -> str:
 
 def rewrite(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Replaces the file at once: readers see the old lines or the new ones."""
-    beside = path.with_suffix(".new")
-    beside.write_text("".join(encoded(sample) for sample in lines), encoding="utf-8")
-    os.replace(beside, path)
+    scratch = path.with_suffix(".new")
+    scratch.write_text("".join(encoded(sample) for sample in lines), encoding="utf-8")
+    os.replace(scratch, path)

@@ -20,7 +20,7 @@ SWEEP_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class _Seen:
+class _TicketSpan:
     """A live ticket that is traced: its traceparent, since when it is known, and in this state."""
 
     parent: str
@@ -36,7 +36,7 @@ class TicketTraces:
         self._tables = tables
         self._tickets = tickets
         self._on = tickets.fraction > 0
-        self._live: dict[int, _Seen] = {}
+        self._live: dict[int, _TicketSpan] = {}
         self._next = 1
         self._swept_ns = 0
         if self._on:
@@ -70,9 +70,9 @@ class TicketTraces:
             ticket = self._tables.tickets.get(number)
             if ticket is not None and ticket.state in LIVE and (parent := self._tickets.parent(number)):
                 # A ticket that is leased at once was pending for an instant.
-                self._live[number] = _Seen(parent, now_ns, TicketState.PENDING.value, now_ns)
+                self._live[number] = _TicketSpan(parent, now_ns, TicketState.PENDING.value, now_ns)
 
-    def _follow(self, number: int, span: _Seen, ticket: Ticket | None, now_ns: int) -> None:
+    def _follow(self, number: int, span: _TicketSpan, ticket: Ticket | None, now_ns: int) -> None:
         state = ticket.state.value if ticket is not None else "closed"
         if state == span.state:
             return

@@ -52,10 +52,10 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
             fill(event.batch_committed, fact)
         case EvaluationDone(evaluation, baseline):
             event.evaluation_done.CopyFrom(encode_done(evaluation, baseline))
-        case WorkerJoined(member):
-            fill(event.worker_joined.worker, member)
-        case WorkerLeft(member, reason):
-            fill(event.worker_left.worker, member)
+        case WorkerJoined(worker):
+            fill(event.worker_joined.worker, worker)
+        case WorkerLeft(worker, reason):
+            fill(event.worker_left.worker, worker)
             event.worker_left.reason = reason
         case SwitchEnded():
             event.parallelism_changed.CopyFrom(encode_changed(fact))

@@ -70,7 +70,7 @@ local first = tonumber(ARGV[6])
 for i = 7, #ARGV do
   redis.call('XADD', KEYS[i - 6 <= first and 2 or 3], 'MAXLEN', '~', ARGV[3], '*', 'e', ARGV[i])
 end
--- What befell the run is kept as long as the trajectories beside it: a batch names as many keys as it has.
+-- Events of the run are kept as long as the trajectories: a batch names as many keys as it has.
 if first > 0 and redis.call('XLEN', KEYS[3]) >= tonumber(ARGV[3]) then
   local oldest = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
   redis.call('XTRIM', KEYS[2], 'MINID', '~', oldest[1][1])

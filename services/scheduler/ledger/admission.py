@@ -1,7 +1,7 @@
 """Admission of groups to batches, so that none is trained more than k versions after it began.
 
 Every phase has a schedule: its s-th batch is made of the places [s·B, (s+1)·B), and the group at a
-place has that place's seeds, always. `places` says which may be outstanding while a version is
+place has that place's seeds, always. `places` gives those that may be outstanding while a version is
 trained. With k = 0 a batch is therefore a function of its version alone; with k > 0 a group that is
 slow lets others go ahead, at most k batches far.
 

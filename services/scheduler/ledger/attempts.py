@@ -1,4 +1,4 @@
-"""Tickets one by one: who holds which attempt, and what became of it.
+"""Tickets one by one: who holds which attempt, and its outcome.
 
     issue ─► pending ─lease─► leased ─complete─► ready  (training, warm-up: a batch takes it from here)
                 ▲               │       └──────► evaluated
@@ -18,7 +18,6 @@ from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import BatchCommitted, EvaluationDone, TrajectoryReady
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.seeds import env_seed, sample_seeds
 from services.scheduler.state.tickets import (
@@ -33,6 +32,7 @@ from services.scheduler.state.tickets import (
     TicketState,
     TicketVerdict,
 )
+from services.scheduler.state.workers import WorkerRecord
 
 MAY_TRAIN = frozenset({EpisodeEnding.OK, EpisodeEnding.TRUNCATED})
 # States of a ticket whose attempt was accepted.
@@ -80,10 +80,10 @@ class TicketAttempts:
         )
         return group
 
-    def lease(self, member: WorkerRecord, credit: int, now: float) -> list[Ticket]:
+    def lease(self, worker: WorkerRecord, credit: int, now: float) -> list[Ticket]:
         """Up to `credit` pending tickets, oldest first, now leased to this worker until now + lease_s."""
         tables, run = self.tables, self.tables.run
-        if run.version and member.version > run.version:
+        if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
         while len(leased) < credit and tables.pending:
@@ -96,20 +96,20 @@ class TicketAttempts:
                 TicketState.LEASED,
                 fence=run.fence,
                 attempt=ticket.attempt + 1,
-                floor=max(ticket.min_version, member.version),
-                worker=member.name,
-                incarnation=member.incarnation,
+                floor=max(ticket.min_version, worker.version),
+                worker=worker.name,
+                incarnation=worker.incarnation,
             )
             tables.lease_since[ticket.id] = now
             tables.lease_until.set(ticket.id, now + self.rules.lease_s)
             leased.append(ticket)
         return leased
 
-    def renew(self, member: WorkerRecord, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
+    def renew(self, worker: WorkerRecord, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
         """Prolongs leases by lease_s, up to episode_s after they began; the attempts that are lost."""
         lost = []
         for attempt in attempts:
-            if self._refusal(member.name, member.incarnation, attempt):
+            if self._refusal(worker.name, worker.incarnation, attempt):
                 lost.append(attempt)
                 continue
             end = self.tables.lease_since[attempt.ticket_id] + self.rules.episode_s + self.rules.lease_s
@@ -238,7 +238,7 @@ class TicketAttempts:
         """States that the arenas may forget what was trained or dropped, if it is more than `limit`.
 
         One fact for all workers, though each holds a part: an event a worker would be as many in every step's
-        write, and the ranks of a reference stage need to hear of all.
+        write, and the ranks of a reference stage need to know of all.
         """
         tables = self.tables
         if batch_id or len(tables.freed) > limit:

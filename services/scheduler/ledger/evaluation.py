@@ -34,7 +34,7 @@ class Judgement:
 
 
 def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Judgement:
-    """The figures of an evaluation, which may be in progress, beside those of `baseline`."""
+    """The figures of an evaluation, which may be in progress, with those of `baseline`."""
     reward, won = mean_interval(_done(rewards(evaluation))), _done(wins(evaluation))
     win_rate = wilson_interval(math.fsum(won), len(won))
     if baseline is None or baseline.name == evaluation.name:
@@ -101,7 +101,7 @@ def best_version(evaluations: Iterable[EvaluationRecord]) -> int:
 
     Compared are the instances that every finished evaluation met, so that one of fewer instances is
     not preferred for their being easy, and evaluations of the newest setting. An evaluation most of whose
-    episodes failed says too little.
+    episodes failed proves too little.
     """
     finished = in_order(
         record for record in evaluations if record.finished and 2 * record.done > record.episodes

@@ -31,7 +31,7 @@ HANDOUTS = 5
 
 
 class Ledger:
-    """Workers (`members`), their attempts at tickets (`attempts`), and the batches made of those.
+    """Workers (`membership`), their attempts at tickets (`attempts`), and the batches made of those.
 
     held_back: groups of training that no batch may take yet, though all their tickets are ready; may be a
     view.
@@ -41,7 +41,7 @@ class Ledger:
         self.rules = rules
         self.tables = LedgerTables()
         self.attempts = TicketAttempts(rules, self.tables)
-        self.members = Membership(rules, self.tables, self.attempts)
+        self.membership = Membership(rules, self.tables, self.attempts)
         self._held_back = held_back
 
     @classmethod
@@ -55,28 +55,28 @@ class Ledger:
         """The ledger of stored records; leases and memberships get their full time again from `now`."""
         ledger = cls(rules, held_back)
         ledger.tables.restore(records, now, rules.lease_s)
-        for name in ledger.tables.members:
-            # It heard of a fleet that may have been larger.
-            silent_s = max(ledger.members.membership_s, ledger.tables.run.silent_s)
-            ledger.tables.member_until.set(name, now + silent_s)
+        for name in ledger.tables.workers:
+            # It may know of a larger fleet.
+            silent_s = max(ledger.membership.membership_s, ledger.tables.run.silent_s)
+            ledger.tables.worker_until.set(name, now + silent_s)
         return ledger
 
     def expire(self, now: float) -> None:
         """Ends memberships and leases that have expired."""
         self.tables.now = now
-        self.members.expire(now)
+        self.membership.expire(now)
         self.attempts.expire(now)
 
     def lease(self, name: str, incarnation: int, credit: int, now: float) -> list[Ticket]:
         """Up to `credit` pending tickets, leased to this worker. Raises UnknownWorker, WorkerReplaced."""
-        return self.attempts.lease(self.members.mark_alive(name, incarnation, now), credit, now)
+        return self.attempts.lease(self.membership.mark_alive(name, incarnation, now), credit, now)
 
     def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
         """Prolongs leases; returns the attempts whose leases are lost.
 
         Raises UnknownWorker, WorkerReplaced.
         """
-        return self.attempts.renew(self.members.mark_alive(name, incarnation, now), attempts, now)
+        return self.attempts.renew(self.membership.mark_alive(name, incarnation, now), attempts, now)
 
     def issue_fence(self) -> int:
         """Counts the fence, which orders whatever is leased, and returns it."""
@@ -103,14 +103,14 @@ class Ledger:
     def require_trainer(self, name: str, incarnation: int, now: float) -> None:
         """A sign of life of the trainer group. Raises LedgerError unless that one reconciled last."""
         run = self.tables.run
-        self.members.member(name, incarnation)
+        self.membership.worker(name, incarnation)
         if (run.trainer, run.trainer_incarnation) != (name, incarnation):
             raise LedgerError(
                 f"trainer {name} ({incarnation:x}) has not reconciled; "
                 f"the ledger follows {run.trainer or 'nobody'} ({run.trainer_incarnation:x})",
                 "call Reconcile with the manifest's contents first",
             )
-        self.members.mark_alive(name, incarnation, now)
+        self.membership.mark_alive(name, incarnation, now)
 
     def hand_out_planned(self) -> Batch | None:
         """The batch in the trainer's hands, once more; None if there is none or it cannot be read."""
@@ -123,16 +123,16 @@ class Ledger:
         batch.handouts += 1
         return batch
 
-    def plan(self, purpose: Purpose, groups_wanted: int, *, publish: bool, checkpoint: bool, progress: float,
+    def plan(self, purpose: Purpose, group_count: int, *, publish: bool, checkpoint: bool, progress: float,
              first_of_phase: bool) -> Batch | None:  # fmt: skip
-        """Plans the next batch of `groups_wanted` groups at the current version, or None if it must wait.
+        """Plans the next batch of `group_count` groups at the current version, or None if it must wait.
 
         Training batches obey the staleness bound; groups that nevertheless exceed it are dropped.
         """
         tables, run = self.tables, self.tables.run
         if tables.batch is not None:
             raise LedgerError(f"batch {tables.batch.id} is planned and not committed", "commit it first")
-        chosen = self._choose(purpose, groups_wanted)
+        chosen = self._choose(purpose, group_count)
         if chosen is None:
             return None
         numbers = [number for group in chosen for number in tables.groups[purpose][group]]
@@ -161,7 +161,7 @@ class Ledger:
             )
         if version != batch.version + 1:
             raise LedgerError(
-                f"batch {batch_id} was planned at version {batch.version}, its commit says {version}",
+                f"batch {batch_id} was planned at version {batch.version}, its commit names {version}",
                 f"a committed batch makes version {batch.version + 1}",
             )
         results = self._train(batch)
@@ -221,7 +221,7 @@ class Ledger:
         """True if handing the batch out has failed for longer than a lost worker stays registered: no other
         cause will appear."""
         since = min((self.tables.state_since[number] for number in batch.tickets), default=0.0)
-        return batch.handouts >= HANDOUTS and self.tables.now - since > self.members.membership_s
+        return batch.handouts >= HANDOUTS and self.tables.now - since > self.membership.membership_s
 
     def _choose(self, purpose: Purpose, count: int) -> list[int] | None:
         """Groups in the order of their places, so that a batch does not show what finished when."""

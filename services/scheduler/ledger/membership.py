@@ -1,6 +1,6 @@
 """Workers that take part in a run: when they joined last, whether they live, and what ends with them.
 
-    join ─► member ─┬─ heartbeat, lease, report: it lives ─┐
+    join ─► worker ─┬─ heartbeat, lease, report: it lives ─┐
               ▲     └──────────────────────────────────────┘
               └─ no sign of life for membership_s, or it leaves: its tickets are tried again
 
@@ -16,18 +16,18 @@ from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.ledger.attempts import TicketAttempts
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.facts import WorkerJoined, WorkerLeft
-from services.scheduler.state.members import Lives, WorkerRecord
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.tickets import LIVE, TicketState
+from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 # Incarnations of one name that are remembered.
-LIVES = 16
-# Heartbeats that a member may miss before it counts as gone.
+INCARNATIONS = 16
+# Heartbeats that a worker may miss before it counts as gone.
 MISSED = 3
 
 
 class Membership:
-    """Transitions of workers. attempts: what becomes of the tickets of those that are gone."""
+    """Transitions of workers. attempts: takes the tickets of workers that are gone."""
 
     def __init__(self, rules: Rules, tables: LedgerTables, attempts: TicketAttempts) -> None:
         self.rules = rules
@@ -41,50 +41,52 @@ class Membership:
         Nomad's max_heartbeats_per_second bounds a cluster's beats in this way.
         """
         interval_s = min(self.rules.heartbeat_s, self.rules.membership_s / MISSED)
-        return max(interval_s, len(self.tables.members) / self.rules.heartbeats_per_s)
+        return max(interval_s, len(self.tables.workers) / self.rules.heartbeats_per_s)
 
     @property
     def membership_s(self) -> float:
         """Seconds without a heartbeat after which a worker no longer takes part."""
         return max(self.rules.membership_s, MISSED * self.heartbeat_s)
 
-    def join(self, member: WorkerRecord, now: float) -> None:
+    def join(self, worker: WorkerRecord, now: float) -> None:
         """Adds a worker. An older incarnation of its name loses leases and arena at once.
 
         Raises WorkerReplaced if this is the older one: frozen for a while, it is awake again.
         """
         tables = self.tables
-        self._refuse_replaced(member.name, member.incarnation)
-        lives = tables.lives.get(member.name, Lives()).incarnations
-        if member.incarnation not in lives:
-            tables.lives[member.name] = Lives((*lives, member.incarnation)[-LIVES:])
-        known = tables.members.get(member.name)
-        if known is not None and known.incarnation != member.incarnation:
-            self.leave(member.name, f"replaced by incarnation {member.incarnation:x}")
+        self._refuse_replaced(worker.name, worker.incarnation)
+        incarnations = tables.incarnations.get(worker.name, Incarnations()).incarnations
+        if worker.incarnation not in incarnations:
+            tables.incarnations[worker.name] = Incarnations(
+                (*incarnations, worker.incarnation)[-INCARNATIONS:]
+            )
+        known = tables.workers.get(worker.name)
+        if known is not None and known.incarnation != worker.incarnation:
+            self.leave(worker.name, f"replaced by incarnation {worker.incarnation:x}")
             known = None
-            if member.name == tables.run.trainer:
+            if worker.name == tables.run.trainer:
                 # Its weights lay in the memory of the one that is gone.
                 tables.run.published, tables.run.weight_keys = 0, []
         if known is None:
-            tables.record_fact(WorkerJoined(member))
+            tables.record_fact(WorkerJoined(worker))
         else:
-            member = replace(member, version=known.version)
+            worker = replace(worker, version=known.version)
             if known.epoch:
                 # What a switch has given it since it joined first.
-                member = replace(member, parallelism=known.parallelism, epoch=known.epoch)
-        tables.members[member.name] = member
+                worker = replace(worker, parallelism=known.parallelism, epoch=known.epoch)
+        tables.workers[worker.name] = worker
         if self.membership_s > tables.run.silent_s:
             tables.run.silent_s = self.membership_s
-        tables.member_until.prolong(member.name, now + self.membership_s)
+        tables.worker_until.prolong(worker.name, now + self.membership_s)
 
     def mark_alive(self, name: str, incarnation: int, now: float, version: int | None = None) -> WorkerRecord:
-        """Notes a sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a member."""
-        member = self.member(name, incarnation)
-        self.tables.member_until.prolong(name, now + self.membership_s)
-        if version is not None and version != member.version:
-            member = replace(member, version=version)
-            self.tables.members.set_unstored(name, member)
-        return member
+        """Notes a sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a worker."""
+        worker = self.worker(name, incarnation)
+        self.tables.worker_until.prolong(name, now + self.membership_s)
+        if version is not None and version != worker.version:
+            worker = replace(worker, version=version)
+            self.tables.workers.set_unstored(name, worker)
+        return worker
 
     def leave(self, name: str, reason: str, *, drained: bool = False) -> None:
         """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost.
@@ -92,11 +94,11 @@ class Membership:
         drained: it leaves because it was asked to, so none of its attempts failed.
         """
         tables = self.tables
-        member = tables.members.pop(name, None)
-        if member is None:
+        worker = tables.workers.pop(name, None)
+        if worker is None:
             return
-        tables.member_until.drop(name)
-        for number in sorted(tables.held.get((name, member.incarnation), ())):
+        tables.worker_until.drop(name)
+        for number in sorted(tables.held.get((name, worker.incarnation), ())):
             ticket = tables.tickets.get(number)
             if ticket is None or ticket.state not in LIVE:
                 continue  # fell with its group meanwhile
@@ -104,24 +106,24 @@ class Membership:
                 (self._attempts.retry if drained else self._attempts.fail)(ticket)
             elif tables.batch is not None:
                 tables.batch.lose(number)
-        tables.record_fact(WorkerLeft(member, reason))
+        tables.record_fact(WorkerLeft(worker, reason))
 
     def expire(self, now: float) -> None:
         """Ends memberships that have expired."""
-        for name in self.tables.member_until.take_due(now):
+        for name in self.tables.worker_until.take_due(now):
             self.leave(name, f"sent nothing for {self.membership_s:g} s")
 
-    def member(self, name: str, incarnation: int) -> WorkerRecord:
+    def worker(self, name: str, incarnation: int) -> WorkerRecord:
         self._refuse_replaced(name, incarnation)
-        member = self.tables.members.get(name)
-        if member is None or member.incarnation != incarnation:
+        worker = self.tables.workers.get(name)
+        if worker is None or worker.incarnation != incarnation:
             raise UnknownWorker(
-                f"worker {name} ({incarnation:x}) is not a member of this run", "join (again)"
+                f"worker {name} ({incarnation:x}) is not a worker of this run", "join (again)"
             )
-        return member
+        return worker
 
     def _refuse_replaced(self, name: str, incarnation: int) -> None:
-        known = self.tables.lives.get(name)
+        known = self.tables.incarnations.get(name)
         if known is not None and incarnation in known.incarnations[:-1]:
             raise WorkerReplaced(
                 f"worker {name} ({incarnation:x}) was replaced by ({known.incarnations[-1]:x})",

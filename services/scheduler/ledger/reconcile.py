@@ -1,13 +1,13 @@
 """Brings the ledger to a checkpoint manifest: the manifest is the truth about training.
 
-manifest holds it │ ledger says      │ becomes
+manifest holds it │ in the ledger    │ becomes
 ──────────────────┼──────────────────┼───────────────────────────────────────────────
 yes               │ trained          │ stays
 yes               │ anything else    │ trained (the crash came before the commit)
 no                │ trained          │ dropped(rolled_back); the program issues again
 no                │ planned          │ ready if its arena still exists, otherwise tried again
 no                │ ready, newer than the restored version │ dropped(rolled_back)
-yes               │ never heard of   │ trained (the store was lost); gaps are dropped(forgotten)
+yes               │ unknown          │ trained (the store was lost); gaps are dropped(forgotten)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reconcile(
     Version 1 and no tickets is a fresh start; every committed batch made one version. May be repeated.
     Raises LedgerError on version 0, UnknownWorker if the trainer did not join.
     """
-    ledger.members.member(name, incarnation)
+    ledger.membership.worker(name, incarnation)
     if version < 1:
         raise LedgerError(f"version {version} cannot be trained from", "version 1 is the initial parameters")
     run, batch = ledger.tables.run, ledger.tables.batch

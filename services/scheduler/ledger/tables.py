@@ -17,12 +17,12 @@ from earl.ticket_ranges import RangeSet
 from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
-from services.scheduler.state.members import Lives, WorkerRecord
 from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.stored import LedgerChanges, RecordChange, decode, encode, ranges_of
 from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.tickets import BATCHED, LIVE, Issue, Purpose, Ticket, TicketState
+from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
 # Fields of a ticket that indices depend on.
@@ -33,7 +33,7 @@ class LedgerTables:
     """Records and indices over them. Whatever a transition changes is found when changes are taken.
 
     Every record but three is frozen. Tickets change through `change`, `move` and `compact`, stages and
-    workers through `change_stage` and `change_member`; lives, evaluations and issued groups are replaced in
+    workers through `change_stage` and `change_worker`; lives, evaluations and issued groups are replaced in
     tables that notice it. The three, `run`, `batch` and `freed`, are compared with their stored forms.
     """
 
@@ -44,16 +44,16 @@ class LedgerTables:
         # By group, those of whose tickets some were never touched since, and have no record of their own.
         self.issues: RecordTable[int, Issue] = RecordTable()
         self._untouched: dict[int, set[int]] = {}
-        self.members: RecordTable[str, WorkerRecord] = RecordTable()
+        self.workers: RecordTable[str, WorkerRecord] = RecordTable()
         # By worker name; only the last incarnation of each is not replaced.
-        self.lives: RecordTable[str, Lives] = RecordTable()
+        self.incarnations: RecordTable[str, Incarnations] = RecordTable()
         self.evaluations: RecordTable[str, EvaluationRecord] = RecordTable()
         # By stage; none for a stage that nobody ever asked anything of.
         self.stages: RecordTable[str, StageRecord] = RecordTable()
         # By kind, the tables of frozen records.
         self._frozen: dict[str, RecordTable[Any, Any]] = {
-            "group": self.issues, "lives": self.lives, "member": self.members, "evaluation": self.evaluations,
-            "stage": self.stages,
+            "group": self.issues, "lives": self.incarnations, "member": self.workers,
+            "evaluation": self.evaluations, "stage": self.stages,
         }  # fmt: skip
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
@@ -76,7 +76,7 @@ class LedgerTables:
         # Monotonic seconds; not stored.
         self.lease_until: DeadlineQueue[int] = DeadlineQueue()
         self.lease_since: dict[int, float] = {}
-        self.member_until: DeadlineQueue[str] = DeadlineQueue()
+        self.worker_until: DeadlineQueue[str] = DeadlineQueue()
         # The time that the tables' owner passed last, and when each ticket came into its state.
         self.now = 0.0
         self.state_since: dict[int, float] = {}
@@ -127,9 +127,9 @@ class LedgerTables:
         """Changes what is kept of a stage, of which nothing may be kept yet."""
         self.stages[stage] = structs.replace(self.stages.get(stage) or StageRecord(), **fields)
 
-    def change_member(self, name: str, **fields: Any) -> None:
+    def change_worker(self, name: str, **fields: Any) -> None:
         """Changes what is kept of a worker."""
-        self.members[name] = structs.replace(self.members[name], **fields)
+        self.workers[name] = structs.replace(self.workers[name], **fields)
 
     def compact(self, ticket: Ticket) -> None:
         """Turns a closed ticket's record into one number of its bucket's set; see `close_ranges`."""

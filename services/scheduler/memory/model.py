@@ -72,7 +72,7 @@ def predict(
     load = MemoryLoad(math.ceil(context_tokens), math.ceil(concurrency), shared_tokens, trained_fraction)
     configured = getattr(config, stage).device
     memory = make(config, spec, parallelism, load, device or ("cuda" if configured == "cuda" else "cpu"))
-    return memory.beside(base_bytes)
+    return memory.with_base(base_bytes)
 
 
 def ranks_here(config: RunConfig) -> int:

@@ -47,7 +47,7 @@ class MemoryParts:
         """Bytes by name, in the order above."""
         return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "moment"}
 
-    def beside(self, base_bytes: int) -> MemoryParts:
+    def with_base(self, base_bytes: int) -> MemoryParts:
         """Returns the parts with `base_bytes` for what the process itself takes."""
         return replace(self, base=base_bytes)
 
@@ -78,7 +78,7 @@ def largest(moments: Iterable[MemoryParts]) -> MemoryParts:
 
 
 def together(moments: Iterable[MemoryParts]) -> MemoryParts:
-    """The moment that takes most, in a heap that gives the room of one kind to no other, as glibc's: each
+    """The moment that takes most, in a heap that gives the space of one kind to no other, as glibc's: each
     part's own most counts, wherever it is. The difference is the margin's."""
     moments = list(moments)
     most = largest(moments)

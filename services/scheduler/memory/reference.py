@@ -38,7 +38,7 @@ def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
 
 
 def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
-    """One block's (module.py): attention or MLP, beside the residual stream."""
+    """One block's (module.py): attention or MLP, in addition to the residual stream."""
     hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate
     # The stream twice and its norm; queries and keys before and after rotation, one product each.
     rotating = (3 * hidden + 3 * query + 4 * key) * how.rows

@@ -1,7 +1,7 @@
 """Memory of an engine's rank: weights, what is staged of the next version, KV, and one step. Pure.
 
     staged version ─► weights, on a CPU a second time in the layout that multiplies fastest
-    step: up to `step_tokens` rows through the layers (KV beside them) ─► logits of each sequence ─► sampling
+    step: up to `step_tokens` rows through the layers (with their KV) ─► logits of each sequence ─► sampling
 
 Terms are the torch engine's: runner, linear, staging, cache, slots, attention and sampling in
 services/rollout/engines. vLLM and SGLang differ in that they split the embedding too and take their KV cache
@@ -128,7 +128,8 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
 
 
 def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> int:
-    """Runner._block: queries, keys and values stay until the block's end, beside either attention or the MLP.
+    """Runner._block: queries, keys and values stay until the block's end, next to either attention or the
+    MLP.
 
     attention: bytes of its own.
     """

@@ -28,8 +28,8 @@ from services.scheduler.memory.parts import (
 SLOTS = 2
 # AdamW keeps two moments in float32.
 MOMENTS = 2
-# On a CPU freed room stays in holes: glibc's memalign asks for more than it uses, so that a freed tensor's
-# room does not serve the next one of the same size, and FSDP2 makes tensors of one size for every block.
+# On a CPU freed memory stays in holes: glibc's memalign asks for more than it uses, so that a freed tensor's
+# memory does not serve the next one of the same size, and FSDP2 makes tensors of one size for every block.
 # Measured with glibc 2.36 (`earl bench memory-model`), as copies of all parameters: in float32 (gradients and
 # what is reduced), with one rank and with several; and in the compute dtype what several ranks gather, more
 # of it where activations are computed again in between.
@@ -227,7 +227,7 @@ class _Step:
     def moment(
         self, name: str, weights: int, gradients: int, activations: int, logits: int = 0
     ) -> MemoryParts:
-        """weights: bytes gathered, beside the shards."""
+        """Returns the parts at a moment. weights: bytes gathered, in addition to the shards."""
         model, how, parameters = self.model, self.how, self.parameters
         activations += (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows
         moving = weights + gradients + activations + logits

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from earl.parallelism import Parallelism
-from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.workers import WorkerRecord
 
 # The contract's stages by their numbers.
 STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
@@ -37,10 +37,10 @@ class TransferRates:
 
 @dataclass(slots=True)
 class WorkerReport:
-    """A worker's last heartbeat. seen_s: monotonic."""
+    """A worker's last heartbeat. received_s: monotonic."""
 
     incarnation: int
-    seen_s: float
+    received_s: float
     running: int = 0
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class WorkerFleet:
         self.reports: dict[str, WorkerReport] = {}
         self._former: dict[str, TransferRates] = {}
 
-    def heard(self, name: str, report: WorkerReport) -> None:
+    def reported(self, name: str, report: WorkerReport) -> None:
         """Takes a heartbeat."""
         before = self.reports.get(name)
         if before is not None and before.incarnation != report.incarnation:
@@ -74,17 +74,17 @@ def _total(parts: Iterable[Mapping[str, TransferRates]]) -> dict[str, TransferRa
     return {path: TransferRates(*map(sum, zip(*moved, strict=True))) for path, moved in totals.items()}
 
 
-def stage_parallelism(members: Iterable[WorkerRecord]) -> dict[str, Parallelism]:
+def stage_parallelism(workers: Iterable[WorkerRecord]) -> dict[str, Parallelism]:
     """The parallelism of each stage, over the devices of all its workers together.
 
     A stage whose workers have different replicas has no such answer, and is left out.
     """
     # By stage and by the degrees of one replica: replicas of all its workers.
     replicas: dict[str, Counter[tuple[int, int, int]]] = {}
-    for member in members:
-        stage = STAGES.get(member.stage)
+    for worker in workers:
+        stage = STAGES.get(worker.stage)
         if stage is not None:
-            dp, tp, cp, pp = member.parallelism
+            dp, tp, cp, pp = worker.parallelism
             replicas.setdefault(stage, Counter())[tp, cp, pp] += dp
     return {
         stage: Parallelism(dp, *replica)

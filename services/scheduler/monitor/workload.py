@@ -21,7 +21,7 @@ from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import LengthSketch, Quantiles
 from services.scheduler.monitor.workers import stage_parallelism
 from services.scheduler.selector.decision import Workload
-from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.workers import WorkerRecord
 
 ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
 # Steps that the trend is taken over.
@@ -147,7 +147,7 @@ class Monitor:
         self._means: deque[float] = deque(maxlen=TREND_STEPS)
         # By stage and worker, from the last heartbeat; of rollout workers also their use of KV.
         self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
-        self._kv_heard: dict[str, KvUse] = {}
+        self._kv_reported: dict[str, KvUse] = {}
         # By stage, and by rollout worker, the highest of this step.
         self._memory: dict[str, float] = {}
         self._kv: dict[str, KvUse] = {}
@@ -161,16 +161,16 @@ class Monitor:
         """Records that `sequences` episodes are leased as of `now_s`."""
         self._playing.set(sequences, now_s)
 
-    def heard(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
+    def reported(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
         """Records the gauges of a worker's heartbeat."""
         self._gauges.setdefault(stage, {})[worker] = gauges
         if "memory_fraction" in gauges:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
         if stage == ROLLOUT:
             kv, before = _kv_of(gauges), self._kv.get(worker)
-            self._kv_heard.pop(worker, None)
+            self._kv_reported.pop(worker, None)
             if kv is not None:
-                self._kv_heard[worker] = kv
+                self._kv_reported[worker] = kv
                 if before is None or kv.used_tokens >= before.used_tokens:
                     self._kv[worker] = kv
 
@@ -187,7 +187,7 @@ class Monitor:
     def step(
         self,
         *,
-        members: Collection[WorkerRecord],
+        workers: Collection[WorkerRecord],
         device_slots: float,
         batch_tokens: Sequence[int],
         trainer: Mapping[str, float],
@@ -195,12 +195,12 @@ class Monitor:
     ) -> StepFigures:
         """A training step is committed: what it was, and the next begins.
 
-        members: who takes part. device_slots: sequences that engines hold for each of their devices; what is
+        workers: who takes part. device_slots: sequences that engines hold for each of their devices; what is
         leased beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
-        trainer: what it said of the batch, of all its ranks.
+        trainer: its report on the batch, of all its ranks.
         """
-        self._forget({member.name for member in members})
-        running = stage_parallelism(members)
+        self._forget({worker.name for worker in workers})
+        running = stage_parallelism(workers)
         playing, played, self._played = self._playing.take(now_s), self._played, _Played()
         observed: dict[str, ObservedWorkload] = {}
         batch = _workload_of(batch_tokens) if batch_tokens else None
@@ -233,11 +233,11 @@ class Monitor:
         self._begin()
         return StepFigures(running, observed, growth(self._means), episodes, turns)
 
-    def glance(self, members: Collection[WorkerRecord], device_slots: float) -> StepFigures | None:
+    def glance(self, workers: Collection[WorkerRecord], device_slots: float) -> StepFigures | None:
         """Returns the workload of rollout between two commits, as far as known; None while its workers
         differ.
         """
-        running = stage_parallelism(members)
+        running = stage_parallelism(workers)
         blocked = self.blocked_tokens
         episodes = self.lengths.episodes.summary()
         lengths = _lengths_of(episodes) or (blocked, blocked, blocked)
@@ -251,13 +251,13 @@ class Monitor:
 
     def _forget(self, names: set[str]) -> None:
         """Drops the reports of workers that no longer take part."""
-        for workers in (self._kv_heard, *self._gauges.values()):
+        for workers in (self._kv_reported, *self._gauges.values()):
             for name in workers.keys() - names:
                 del workers[name]
 
     def _begin(self) -> None:
-        """The highest of the next step begin with what was heard last."""
-        self._kv = dict(self._kv_heard)
+        """Starts the maxima of the next step with the last reported values."""
+        self._kv = dict(self._kv_reported)
         for stage, workers in self._gauges.items():
             known = [gauges["memory_fraction"] for gauges in workers.values() if "memory_fraction" in gauges]
             self._memory.pop(stage, None)

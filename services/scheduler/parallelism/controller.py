@@ -27,8 +27,8 @@ from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
+from services.scheduler.state.workers import WorkerRecord
 from services.scheduler.wakeup import CALL_WAIT_S, Wakeup
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ParallelismController:
 
     def heartbeat(
         self,
-        member: WorkerRecord,
+        worker: WorkerRecord,
         parallelism: Parallelism | None,
         epoch: int,
         gauges: Mapping[str, float],
@@ -96,10 +96,10 @@ class ParallelismController:
         now: float,
     ) -> None:
         """Takes a worker's report: its parallelism, None if not reported, and the epoch that led there."""
-        self.switching.reported(member, parallelism, epoch)
+        self.switching.reported(worker, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
-        if blocked > 0 and STAGES.get(member.stage) == ROLLOUT:
-            self._blocked(parallelism or Parallelism(*member.parallelism), blocked, now)
+        if blocked > 0 and STAGES.get(worker.stage) == ROLLOUT:
+            self._blocked(parallelism or Parallelism(*worker.parallelism), blocked, now)
 
     def _blocked(self, parallelism: Parallelism, tokens: float, now: float) -> None:
         """A sequence waits because no engine of a worker can hold it."""
@@ -115,7 +115,7 @@ class ParallelismController:
         if self._relieved == (parallelism.replica, tokens) and now - self._relieved_s < RELIEVE_S:
             return
         self._relieved, self._relieved_s = (parallelism.replica, tokens), now
-        observed = self._monitor.glance(self._tables.members.values(), self._device_slots)
+        observed = self._monitor.glance(self._tables.workers.values(), self._device_slots)
         if observed is None or not self.selector.relieve(observed, now=now):
             self._relieve(running, tokens, now)
         self.driver.wake()

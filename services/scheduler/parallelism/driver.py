@@ -1,7 +1,7 @@
-"""Sends workers their switch commands: a task for every command that stands, none for one that does not.
+"""Sends workers their switch commands: a task for every open command, and for no other.
 
     Switching.advance ─► commands ─► stored ─► a call each ─► answered, failed ─► Switching
-                                                  └─ no answer: the same again, while the command stands
+                                                  └─ no answer: the same again, while the command is open
 
 Every call has a deadline; a worker that gets a command again answers with the outcome that it had.
 """

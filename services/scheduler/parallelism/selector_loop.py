@@ -109,9 +109,9 @@ class SelectorLoop:
         """Decides by this profile from now on. Raises ConfigError."""
         self.decide_by(partial(self._policies, text, name))
         with ExpendableFile(self._directory / PROFILE).written():
-            beside = self._directory / f".{PROFILE}.new"
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self._directory / PROFILE)
+            scratch = self._directory / f".{PROFILE}.new"
+            scratch.write_text(text, encoding="utf-8")
+            scratch.replace(self._directory / PROFILE)
         log.info("parallelism of %s is decided by %s", ", ".join(sorted(self._stages.names)), name)
 
     def decide_by(self, make: Callable[[], Stages]) -> None:
@@ -236,7 +236,7 @@ class SelectorLoop:
         """(epoch of the switch that carries the decision out, 0 if none does; the reason, "" if the stage
         has the parallelism already or is on its way there).
 
-        must_fit: only to what fits: elsewhere the sequence that waits for room would wait on.
+        must_fit: only to what fits: elsewhere the sequence that waits for memory would keep waiting.
         """
         if self._switching is None:
             return 0, ""

@@ -26,7 +26,6 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workers import STAGES
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -35,6 +34,7 @@ from services.scheduler.state.switch_records import (
     SwitchRecord,
     WorkerCommand,
 )
+from services.scheduler.state.workers import WorkerRecord
 
 # Switches whose cost is remembered.
 COSTS = 8
@@ -71,11 +71,11 @@ class Switching:
 
     def devices(self, stage: str) -> list[int]:
         """The number of devices of each worker of the stage."""
-        return [_parallelism(member).devices for member in self._members(stage).values()]
+        return [_parallelism(worker).devices for worker in self._workers(stage).values()]
 
     def running(self, stage: str) -> Parallelism | None:
         """The parallelism of all the stage's workers together; None if there are none, or they differ."""
-        present = [_parallelism(member) for member in self._members(stage).values()]
+        present = [_parallelism(worker) for worker in self._workers(stage).values()]
         if len({parallelism.replica for parallelism in present}) != 1:
             return None
         return _together(present)
@@ -113,8 +113,8 @@ class Switching:
 
         Raises LedgerError (no worker, another switch in progress, a bad replica) and IllegalParallelism.
         """
-        members = self._members(stage)
-        if not members:
+        workers = self._workers(stage)
+        if not workers:
             raise LedgerError(f"no worker of stage {stage} takes part in the run", "wait until one joined")
         record = self.stage(stage)
         if record.switch is not None:
@@ -124,7 +124,7 @@ class Switching:
             )
         if (name := _name(replica)) in record.bad:
             raise LedgerError(f"{name} is not used in this run again: {record.bad[name]}", "choose another")
-        before = {worker: _parallelism(member) for worker, member in members.items()}
+        before = {name: _parallelism(worker) for name, worker in workers.items()}
         after = _spread(before, replica)
         if all(parallelism.replica == replica for parallelism in before.values()):
             self._tables.change_stage(stage, replica=replica)
@@ -142,18 +142,20 @@ class Switching:
 
     # --- workers' reports -------------------------------------------------------------------
 
-    def reported(self, member: WorkerRecord, parallelism: Parallelism | None, epoch: int) -> None:
-        """A heartbeat. parallelism: None from a worker that does not say, which counts as it joined."""
-        stage = STAGES.get(member.stage)
+    def reported(self, worker: WorkerRecord, parallelism: Parallelism | None, epoch: int) -> None:
+        """Takes a heartbeat. parallelism: None if the worker does not report it; then that of its joining
+        counts.
+        """
+        stage = STAGES.get(worker.stage)
         if stage is None:
             return
         if epoch > self.stage(stage).epoch:
             # A store that was lost: no epoch of ours may be one that a worker knows already.
             self._tables.change_stage(stage, epoch=epoch)
-        if parallelism is None or epoch < member.epoch:
+        if parallelism is None or epoch < worker.epoch:
             return
-        if epoch > member.epoch or parallelism != _parallelism(member):
-            self._set(member.name, parallelism, epoch)
+        if epoch > worker.epoch or parallelism != _parallelism(worker):
+            self._set(worker.name, parallelism, epoch)
 
     def answered(self, command: WorkerCommand, outcome: SwitchOutcome, now: float) -> None:
         """A worker carried a command out, or rolled it back; ignored if no switch waits for that answer."""
@@ -162,8 +164,8 @@ class Switching:
             return
         target = command.switch.parallelism.replica
         failed = outcome.rolled_back or outcome.parallelism.replica != target
-        member = self._tables.members[command.worker]
-        self._set(command.worker, outcome.parallelism, member.epoch if failed else command.switch.epoch)
+        worker = self._tables.workers[command.worker]
+        self._set(command.worker, outcome.parallelism, worker.epoch if failed else command.switch.epoch)
         commanded = {name: life for name, life in switch.commanded.items() if name != command.worker}
         switch = replace(switch.with_worker(outcome), commanded=commanded)
         self._tables.change_stage(command.stage, switch=switch)
@@ -198,21 +200,21 @@ class Switching:
         return ended
 
     def commands(self, now: float) -> list[WorkerCommand]:
-        """All that stand now, those that were sent and not answered included; to be stored before sending."""
+        """Returns all open commands, those sent and not answered included; to be stored before sending."""
         commands = []
         for stage, record in list(self._tables.stages.items()):
             switch = record.switch
             if switch is None:
                 continue
-            members = self._members(stage)
+            workers = self._workers(stage)
             if pending := self._pending(stage, switch, now):
-                lives = {name: members[name].incarnation for name in pending}
-                switch = replace(switch, commanded={**switch.commanded, **lives})
+                incarnations = {name: workers[name].incarnation for name in pending}
+                switch = replace(switch, commanded={**switch.commanded, **incarnations})
                 self._tables.change_stage(stage, switch=switch)
             for name, incarnation in switch.commanded.items():
-                member = members.get(name)
-                if member is not None and member.incarnation == incarnation:
-                    commands += self._commands_to(stage, member, switch)
+                worker = workers.get(name)
+                if worker is not None and worker.incarnation == incarnation:
+                    commands += self._commands_to(stage, worker, switch)
         return commands
 
     # --- within -----------------------------------------------------------------------------
@@ -243,8 +245,8 @@ class Switching:
         replica = Parallelism(1, *record.replica)
         unaligned: dict[str, Parallelism] = {}
         after = []
-        for name, member in self._members(stage).items():
-            before = _parallelism(member)
+        for name, worker in self._workers(stage).items():
+            before = _parallelism(worker)
             target = replica.over(before.devices)
             if before.replica != record.replica and target is not None and not self._is_paused(name, now):
                 unaligned[name] = before
@@ -262,11 +264,11 @@ class Switching:
         if switch is None:
             return
         began_s = self._began_s.setdefault(stage, now)
-        members = self._members(stage)
+        workers = self._workers(stage)
         total_s = self._limits.total_s
         for name, incarnation in switch.commanded.items():
-            member = members.get(name)
-            if member is None or member.incarnation != incarnation:
+            worker = workers.get(name)
+            if worker is None or worker.incarnation != incarnation:
                 self._fail(stage, name, incarnation, "lost in the middle of it", now)
             elif now - began_s > total_s:
                 self._fail(stage, name, incarnation, f"no answer within {total_s:g} s", now)
@@ -298,22 +300,22 @@ class Switching:
         tried = self._tried.setdefault(stage, set())
         return [
             name
-            for name, member in self._members(stage).items()
-            if _parallelism(member).replica != switch.target.replica
-            and switch.target.over(_parallelism(member).devices) is not None
+            for name, worker in self._workers(stage).items()
+            if _parallelism(worker).replica != switch.target.replica
+            and switch.target.over(_parallelism(worker).devices) is not None
             and name not in switch.commanded
-            and (name, member.incarnation) not in tried
+            and (name, worker.incarnation) not in tried
             and not (switch.by is By.REALIGN and self._is_paused(name, now))
         ]
 
-    def _commands_to(self, stage: str, member: WorkerRecord, switch: SwitchRecord) -> list[WorkerCommand]:
+    def _commands_to(self, stage: str, worker: WorkerRecord, switch: SwitchRecord) -> list[WorkerCommand]:
         """The command to a worker; none if its devices cannot be split so."""
-        parallelism = switch.target.over(_parallelism(member).devices)
+        parallelism = switch.target.over(_parallelism(worker).devices)
         if parallelism is None:
             return []
         tolerance = self._limits.logprob_tolerance
         command = SwitchCommand(switch.epoch, parallelism, self._limits, tolerance, switch.reason)
-        return [WorkerCommand(stage, member.name, member.incarnation, member.address, command)]
+        return [WorkerCommand(stage, worker.name, worker.incarnation, worker.address, command)]
 
     def _fail(self, stage: str, worker: str, incarnation: int, reason: str, now: float) -> None:
         """One worker did not follow its command: the switch is rolled back."""
@@ -339,8 +341,8 @@ class Switching:
         switch = self.stage(command.stage).switch
         if switch is None or command.switch.epoch != switch.epoch:
             return None
-        member = self._tables.members.get(command.worker)
-        if member is None or member.incarnation != command.incarnation:
+        worker = self._tables.workers.get(command.worker)
+        if worker is None or worker.incarnation != command.incarnation:
             return None
         return switch if switch.commanded.get(command.worker) == command.incarnation else None
 
@@ -349,15 +351,15 @@ class Switching:
 
     def _set(self, name: str, parallelism: Parallelism, epoch: int) -> None:
         degrees = (parallelism.dp, *parallelism.replica)
-        self._tables.change_member(name, parallelism=degrees, epoch=epoch)
+        self._tables.change_worker(name, parallelism=degrees, epoch=epoch)
 
-    def _members(self, stage: str) -> dict[str, WorkerRecord]:
-        members = self._tables.members
-        return {name: member for name, member in members.items() if STAGES.get(member.stage) == stage}
+    def _workers(self, stage: str) -> dict[str, WorkerRecord]:
+        workers = self._tables.workers
+        return {name: worker for name, worker in workers.items() if STAGES.get(worker.stage) == stage}
 
 
-def _parallelism(member: WorkerRecord) -> Parallelism:
-    return Parallelism(*member.parallelism)
+def _parallelism(worker: WorkerRecord) -> Parallelism:
+    return Parallelism(*worker.parallelism)
 
 
 def _name(replica: Replica) -> str:

@@ -1,6 +1,6 @@
 """CSV texts: their lines by the names of the columns, the numbers in them, and how they are written. Pure.
 
-Columns stand in any order, and further ones are left alone; blank lines are skipped.
+Columns are in any order, and further ones are ignored; blank lines are skipped.
 """
 
 from __future__ import annotations

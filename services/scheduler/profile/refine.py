@@ -4,7 +4,7 @@
 
 A step's true throughput differs from the profile's for reasons that all parallelisms share (environments that
 are waited for, prompts that are read and not generated) and for reasons of their own. What was observed of
-some therefore corrects the others too, until they have observations of their own: otherwise the one in use
+some therefore corrects the others too, until they have observations of their own: else the one in use
 would be judged by what happens, and the rest by what was hoped for.
 
     own     of a parallelism: mean over its observations nearby, those that came last counting most
@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 from earl.parallelism import Parallelism
 
-# What a profile can be wrong by in all, and what one observation can say of it.
+# By how much a profile can be wrong in all, and how much one observation can correct it.
 BOUND, STEP = 8.0, 2.0
 # How many observations it takes to outweigh what is believed without any.
 PRIOR = 1.0
 # Each observation of a place makes the earlier ones there count so much less.
 FADING = 0.9
-# Octaves within which observations are kept as one, and within which they say something of each other.
+# Octaves within which observations are kept as one, and within which they inform each other.
 CELL_OCTAVES, REACH_OCTAVES = 0.5, 1.0
 
 _LOG_BOUND, _LOG_STEP = math.log(BOUND), math.log(STEP)
@@ -61,7 +61,7 @@ class Refinement:
         observed: float,
     ) -> None:
         """A step of mean length context_tokens did `observed` tokens per device and second where the profile,
-        without this correction, says `predicted`. What is not above 0 says nothing."""
+        without this correction, is `predicted`. What is not above 0 is ignored."""
         figures = (predicted, observed, context_tokens, concurrency)
         if not all(math.isfinite(figure) and figure > 0 for figure in figures):
             return

@@ -2,7 +2,7 @@
 
     measured      the point is a row's
     interpolated  between rows: log throughput is piecewise linear in (log context, log concurrency)
-    extrapolated  beyond them: the nearest point of the table, times what the roofline says of the way there
+    extrapolated  beyond them: the nearest point of the table, times the roofline's ratio on the way there
 
 What does not fit at (L, C) does not fit at any length >= L and concurrency >= C. Elsewhere the memory
 decides, where the table has fractions, in the same way.
@@ -27,7 +27,7 @@ from services.scheduler.profile.surface import Surface, SurfaceShape
 
 Source = Literal["measured", "interpolated", "extrapolated"]
 # The fraction of a device's memory that a parallelism takes at a context in tokens and a concurrency of the
-# whole pool; None where that cannot be said.
+# whole pool; None where that is unknown.
 MemoryModel = Callable[[Parallelism, float, float], float | None]
 
 
@@ -89,19 +89,19 @@ class _Pool:
             self._roofline = Roofline.of_time(points, list(pooled.values()))
         return self._roofline
 
-    def beside(self, points: Sequence[tuple[float, float]], values: Sequence[float]) -> SurfaceShape:
+    def with_pool(self, points: Sequence[tuple[float, float]], values: Sequence[float]) -> SurfaceShape:
         """The roofline of one parallelism; where its points have one length or one concurrency, what another
-        would change is the pool's to say."""
+        would change comes from the pool."""
         roofline = Roofline.of_time(points, values)
         lengths, loads = ({*along} for along in zip(*points, strict=True))
         if len(lengths) > 1 and len(loads) > 1:
             return roofline
         length = min(lengths) if len(lengths) == 1 else None
-        return _Beside(roofline, self.roofline, length, min(loads) if len(loads) == 1 else None)
+        return _WithPool(roofline, self.roofline, length, min(loads) if len(loads) == 1 else None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _WithPool:
     """A roofline that knows one length or one concurrency alone, and the pool's, which knows the others."""
 
     roofline: Roofline
@@ -121,7 +121,7 @@ class _Sheet:
     def __init__(self, rows: Sequence[ProfileRow], pool: _Pool) -> None:
         self.parallelism = rows[0].parallelism
         seconds, fractions = _seconds(rows), _fractions(rows)
-        self.seconds = Surface(list(seconds), list(seconds.values()), pool.beside) if seconds else None
+        self.seconds = Surface(list(seconds), list(seconds.values()), pool.with_pool) if seconds else None
         memory = Roofline.of_memory
         self.memory = Surface(list(fractions), list(fractions.values()), memory) if fractions else None
         self.bursts = _corners((row.context_tokens, row.concurrency) for row in rows if not row.fits)

@@ -1,7 +1,7 @@
 """`python -m services.scheduler.profiler --run FILE`: the short profile of a launch (profiler.short).
 
 A job of a launch, after the run's model and before its workers. A run can do without a profile, so what goes
-wrong is said in the log, and the job ends with 0.
+wrong is logged, and the job ends with 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 async def take(run_file: Path) -> None:
-    """Takes the profile; says so where it cannot."""
+    """Takes the profile; logs where it cannot."""
     config, directory = service_run(run_file)
     with tempfile.TemporaryDirectory(prefix="earl-profile-") as temporary:
         try:

@@ -2,7 +2,7 @@
 
     $EARL_CACHE/profiles/<stage>-<fingerprint>.jsonl
 
-The fingerprint says whether figures still hold: of the model's shape and dtype, of the hardware and torch's
+The fingerprint shows whether figures still hold: of the model's shape and dtype, of the hardware and torch's
 version, and of the run file's keys that change how fast or how large the stage is. Lines are appended as they
 are measured, so that whatever ends a measurement, the next one continues from there.
 """

@@ -55,7 +55,9 @@ def profile(
     ctx: typer.Context,
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file whose stages are meant.")],
     stage: Annotated[str, typer.Option(help="rollout, reference, trainer, or all that the run has.")] = "all",
-    out: Annotated[Path | None, typer.Option(help="CSV file to write; otherwise it is printed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write; without it, the profile is printed.")
+    ] = None,
     contexts: Annotated[str, typer.Option(help="Lengths in tokens, separated by commas.")] = "",
     concurrency: Annotated[str, typer.Option(help="Sequences at once in the pool, likewise.")] = "",
     minutes: Annotated[float, typer.Option(help="Time for all of it.")] = 5.0,
@@ -65,7 +67,7 @@ def profile(
     """Measure how fast and how large a run's stages are in each parallelism, at each length and load.
 
     What is measured is kept, for this model, hardware and settings, and not measured again: where the time
-    was too short, the same command continues. docs/selector.md says what the figures mean. Any key of the
+    was too short, the same command continues. docs/selector.md explains the figures. Any key of the
     run file: --section.key VALUE.
     """
     config = settle(load_run(run_file, overrides_of(ctx)))
@@ -177,7 +179,7 @@ def _model(config: RunConfig, directory: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=CREATE_S, check=False)
     if done.returncode:
         last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ModelNotFound(f"model.scratch could not be made: {last_line}", "mend [model.scratch]")
+        raise ModelNotFound(f"model.scratch could not be made: {last_line}", "fix [model.scratch]")
     return directory / "model"
 
 

@@ -39,7 +39,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     settings: dict[str, Any] = {name: getattr(section, name) for name in _SETTINGS[stage]}
     settings["deterministic"] = config.deterministic
     if stage == "rollout" and config.rollout.kv_tokens:
-        # What waits for room in the KV cache is not at work.
+        # What waits for space in the KV cache is not running.
         settings["kv"] = [config.rollout.kv_tokens, config.rollout.tp]
     if stage == "reference":
         settings["dtype"] = config.trainer.dtype

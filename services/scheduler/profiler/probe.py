@@ -54,7 +54,7 @@ class StageProbe:
     async def visit(self, visit: Visit, deadline_s: float) -> ProfileSample:
         """Measures one window."""
         assert self._process.stdin is not None
-        with suppress(ConnectionError):  # it ended: its exit code says why
+        with suppress(ConnectionError):  # it ended: its exit code tells why
             self._process.stdin.write(encode(visit).encode())
             await self._process.stdin.drain()
         return decode(ProfileSample, await self._answer(deadline_s))

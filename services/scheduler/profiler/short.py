@@ -1,7 +1,7 @@
 """The short profile that a launch takes by itself: where the selector has none and it is soon done.
 
 stages with layouts to choose from ─► layouts without rows ─► predicted within scheduler.profile_s ─► measured
-                                                                └─ longer: said, with the command for it
+                                                                └─ longer: logged, with the command for it
 """
 
 from __future__ import annotations

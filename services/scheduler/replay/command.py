@@ -38,7 +38,7 @@ def replay(
     switch_cost_s: Annotated[float, typer.Option(help="Seconds that a switch takes.")] = 1.0,
     stage: Annotated[
         str,
-        typer.Option(help="Of the profile, if it has several; with commas: stages that share the devices."),
+        typer.Option(help="Stage of a profile with several; with commas: stages that share the devices."),
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON line a step, then one of totals.")
@@ -92,7 +92,9 @@ def _table(path: Path, stage: str) -> Outlook:
         if name not in stages:
             raise ConfigError(f"{path} has no rows of stage {name!r}", f"it has {', '.join(stages)}")
     if not stage and len(stages) > 1:
-        raise ConfigError(f"{path} has rows of several stages: {', '.join(stages)}", "say which: --stage")
+        raise ConfigError(
+            f"{path} has rows of several stages: {', '.join(stages)}", "choose one with --stage"
+        )
     tables = [ProfileTable(profile_rows, name) for name in dict.fromkeys(chosen)]
     return tables[0] if len(tables) == 1 else SharedTable(tables)
 

@@ -47,11 +47,11 @@ def weigh(
 def best(candidates: Sequence[LayoutCandidate]) -> LayoutCandidate:
     """The quickest candidate that fits; of equals the smallest replica.
 
-    If none fits, the one with most room.
+    If none fits, the one with most free memory.
     """
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
-        return max(candidates, key=_room)
+        return max(candidates, key=_free_memory)
     return min(fitting, key=lambda layout: (layout.step_s, _size(layout), layout.parallelism.replica))
 
 
@@ -61,7 +61,7 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice,
 
     What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
     by the geometric mean over the profile's points, of a long profile some. If nothing is: what fits most
-    points, then with most room.
+    points, then with most free memory.
     """
     points = table.points
     most = max(_LEAST, _POINTS // len(table.candidates(devices)))
@@ -83,7 +83,7 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice,
     if safe:
         chosen = max(safe, key=lambda candidate: (pace(candidate), candidate.parallelism.replica))
     else:
-        chosen = max(candidates, key=lambda candidate: (fitting(candidate), *_room(candidate)))
+        chosen = max(candidates, key=lambda candidate: (fitting(candidate), *_free_memory(candidate)))
     return chosen.parallelism, candidates
 
 
@@ -92,7 +92,7 @@ def _size(candidate: LayoutCandidate) -> int:
     return math.prod(candidate.parallelism.replica)
 
 
-def _room(candidate: LayoutCandidate) -> tuple[bool, float, int, Replica]:
+def _free_memory(candidate: LayoutCandidate) -> tuple[bool, float, int, Replica]:
     """More is safer: of what has a throughput, less memory used, then the larger replica."""
     used = candidate.memory_fraction if candidate.memory_fraction is not None else math.inf
     return math.isfinite(candidate.step_s), -used, _size(candidate), candidate.parallelism.replica

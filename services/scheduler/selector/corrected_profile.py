@@ -1,6 +1,6 @@
 """A profile as a run corrects and bounds it. Pure.
 
-What it predicts is multiplied by what was observed beside it; what failed is no candidate, nor what cannot
+Its predictions are multiplied by observed corrections; what failed is no candidate, nor what cannot
 hold a sequence.
 """
 
@@ -16,7 +16,8 @@ from services.scheduler.profile.table import MemoryModel, Prediction, ProfileTab
 
 
 class LimitedTable(ProfileTable):
-    """Throughput is corrected; what fits is the profile's to say, or the memory model's, within bounds.
+    """A profile whose throughput is corrected; what fits is decided by the profile or the memory model,
+    within bounds.
 
     holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
     longest: that a run can have at all.

@@ -85,7 +85,7 @@ class EarlPolicy:
         costs_s, here = rungs(switch_cost_s), self._now.replica
         kept = self._rungs[: len(costs_s)]
         if len(kept) < len(self._rungs) and kept[-1].replica != here:
-            # The stage is where the most expensive rung says, which is this one now.
+            # The stage has the layout of the most expensive rung, which is this one now.
             kept[-1] = Rung(kept[-1].cost_s, here)
         self._rungs = [*kept, *(Rung(cost_s, here) for cost_s in costs_s[len(kept) :])]
 
@@ -121,7 +121,7 @@ def _reason(verdict: RungVerdict, here: LayoutCandidate | None, chosen: LayoutCa
     now = chosen.parallelism
     if not chosen.fits:
         verb = "goes to" if verdict.moves else "stays with"
-        return f"{verb} {now}: nothing fits what is expected, and it has most room"
+        return f"{verb} {now}: nothing fits what is expected, and it has most free memory"
     if verdict.urgent:
         reason = here.reason if here is not None else "the devices cannot be split that way any more"
         return f"goes to {now} at once: {reason}"

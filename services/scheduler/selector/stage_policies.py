@@ -1,8 +1,8 @@
 """A policy for each stage that has a profile, step by step in a run. Pure.
 
 Each follows its own assumed, as in a replay: `before` is what it chose last, whatever the stage runs with.
-Where the two differ, the verdict says what it would run instead. A run that carries decisions out says before
-each of them where the stage is: `stand`.
+Where the two differ, the verdict holds what it would run instead. A run that carries decisions out states
+before each of them where the stage is: `synchronise`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Past:
 
 
 class CorrectedPolicy(SelectorPolicy, Protocol):
-    """A policy that hears what becomes of its decisions."""
+    """A policy that is told the outcome of its decisions."""
 
     def settle(self, parallelism: Parallelism) -> None:
         """Sets the stage's actual parallelism."""

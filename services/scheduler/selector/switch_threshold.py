@@ -2,7 +2,7 @@
 
     best that fits ◄── rung 0: a switch is free ◄── rung 1: a millisecond ◄── ... ◄── rung n: what it costs
 
-A rung stays, or goes where the rung below stands. So it is never elsewhere than that one but for having made
+A rung keeps its layout, or takes that of the rung below. So it differs from that one only by having made
 fewer switches, and has never made more: a more expensive switch never makes more of them, whatever the trace.
 """
 
@@ -20,7 +20,7 @@ CHEAPEST_S = 2.0**-10
 RATIO = math.sqrt(2.0)
 # Some thirty years: what costs more counts as that.
 DEAREST_S = 2.0**30
-# What must be saved beside the cost of a switch, as a fraction of a step: that much is noise.
+# What must be saved above the cost of a switch, as a fraction of a step: that much is noise.
 NOISE = 0.05
 # For so many steps it is remembered that a parallelism was left; each time, a return must save RETURN times
 # as much.
@@ -40,7 +40,7 @@ def rungs(cost_s: float) -> list[float]:
 class RungVerdict:
     """A rung's decision in one step.
 
-    urgent: where it stood no longer fits. lead: where the rung below stands.
+    urgent: its layout no longer fits. lead: the layout of the rung below.
     steps: for how many in a row the lead has been the better. saving_s: of a step.
     saved_s: what those steps would have saved, and as many more will. threshold_s: what that must exceed.
     """
@@ -56,7 +56,7 @@ class RungVerdict:
 
 @dataclass(slots=True)
 class Rung:
-    """One cost's way. replica: where it stands.
+    """The path of one switch cost. replica: its present layout.
 
     chosen: for what was seen; a beginning is not, and leaving it is nothing to remember.
     """
@@ -64,7 +64,7 @@ class Rung:
     cost_s: float
     replica: Replica
     chosen: bool = True
-    # By replica: for how many steps in a row it has been better than where this rung stands, and what those
+    # By replica: for how many steps in a row it has been better than this rung's layout, and what those
     # would have saved.
     _better: dict[Replica, tuple[int, float]] = field(default_factory=dict)
     _left: dict[Replica, list[int]] = field(default_factory=dict)

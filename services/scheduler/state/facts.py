@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import SwitchEnded
 from services.scheduler.state.tickets import EpisodeResult, Purpose
+from services.scheduler.state.workers import WorkerRecord
 
 
 class TrajectoryReady(msgspec.Struct, frozen=True, gc=False):
@@ -45,12 +45,12 @@ class EvaluationDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    member: WorkerRecord
+    worker: WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    member: WorkerRecord
+    worker: WorkerRecord
     reason: str
 
 

@@ -15,16 +15,16 @@ import msgspec
 from earl.ticket_ranges import RangeSet
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
-from services.scheduler.state.members import Lives, WorkerRecord
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.tickets import Issue, Ticket
+from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 Record = (
     Ticket
     | Issue
     | WorkerRecord
-    | Lives
+    | Incarnations
     | EvaluationRecord
     | StageRecord
     | RunCounters
@@ -40,7 +40,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("ticket", ""): Ticket,
     ("group", ""): Issue,
     ("member", ""): WorkerRecord,
-    ("lives", ""): Lives,
+    ("lives", ""): Incarnations,
     ("evaluation", ""): EvaluationRecord,
     ("stage", ""): StageRecord,
     ("state", "run"): RunCounters,

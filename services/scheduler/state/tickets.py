@@ -1,4 +1,4 @@
-"""Tickets: what is to be played, in which state it is, and what came of it."""
+"""Tickets: what is to be played, its state, and its outcome."""
 
 from __future__ import annotations
 

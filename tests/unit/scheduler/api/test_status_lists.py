@@ -13,8 +13,8 @@ from services.scheduler.api.codec_tickets import encode_tickets
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, TicketState
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.gateway_world import World
 from tests.support.ledger import RULES
 
@@ -23,10 +23,10 @@ def begun() -> Ledger:
     """A ledger that trains, its clock at 100, with workers "w" and "t"."""
     ledger = Ledger(dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0))
     ledger.tables.now = 100.0
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 100.0)
-    ledger.members.join(WorkerRecord(name="t", incarnation=1), 100.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 100.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=1), 100.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
-    ledger.members.mark_alive("w", 1, 100.0, 1)
+    ledger.membership.mark_alive("w", 1, 100.0, 1)
     phases.advance(ledger, 0.0)
     return ledger
 

@@ -23,7 +23,6 @@ from services.scheduler.batches.columns import (
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
@@ -32,6 +31,7 @@ from services.scheduler.state.tickets import (
     Ticket,
     TicketState,
 )
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image, check_tables
 
 STAGE = ("reference", 1)
@@ -87,7 +87,7 @@ class World(RuleBasedStateMachine):
         self.settle()
 
     def join(self, name: str) -> None:
-        self.ledger.members.join(member(name, self.lives[name]), 0.0)
+        self.ledger.membership.join(member(name, self.lives[name]), 0.0)
 
     def settle(self) -> None:
         phases.advance(self.ledger, 0.0)
@@ -106,7 +106,7 @@ class World(RuleBasedStateMachine):
     def lease_tickets(self, credit: int) -> list[Ticket]:
         """By a worker that has loaded the newest version."""
         life = self.lives["rollout-0"]
-        self.ledger.members.mark_alive("rollout-0", life, 0.0, max(1, self.ledger.tables.run.version))
+        self.ledger.membership.mark_alive("rollout-0", life, 0.0, max(1, self.ledger.tables.run.version))
         return self.ledger.lease("rollout-0", life, credit, 0.0)
 
     @rule()
@@ -162,7 +162,7 @@ class World(RuleBasedStateMachine):
         self.leases.pop(role, None)
         self.made = {name: where for name, where in self.made.items() if name[0] != role}
         if noticed:
-            self.ledger.members.leave(role, "it died")
+            self.ledger.membership.leave(role, "it died")
             self.settle()
         self.join(role)
         self.settle()
@@ -293,7 +293,7 @@ def trained_world(
     ledger = Ledger(rules, columns.held_back)
     ledger.tables.run.version = 1
     for name in ("rollout-0", "reference"):
-        ledger.members.join(member(name), 0.0)
+        ledger.membership.join(member(name), 0.0)
     for index in range(2):
         ledger.attempts.issue(Purpose.TRAIN, 2, 1, 1.0, index=index)
     for ticket in ledger.lease("rollout-0", 1, 10, 0.0):
@@ -360,7 +360,7 @@ def test_a_planned_batch_waits_for_what_is_recalled_and_for_a_stage_that_died():
     assert consumers.must_wait(columns, ledger)
     finish(ledger, columns, numbers)
     assert not consumers.must_wait(columns, ledger)
-    ledger.members.leave("reference", "it died")
+    ledger.membership.leave("reference", "it died")
     consumers.follow(columns, ledger)
     assert consumers.must_wait(columns, ledger) and all(map(columns.lacks, numbers))
     assert ledger.hand_out_planned() is batch

@@ -67,7 +67,7 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
     )
     path = tmp_path / "samples.jsonl"
     for step in range(3):
-        SampleFile(path).heard(step, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
+        SampleFile(path).observe(step, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
     samples = SampleFile(path, limit_bytes=path.stat().st_size - 1)
     done = evaluated("start", 3, [1.0, -1.0])
     with full_at(1):  # too small for samples to be thinned, too
@@ -75,10 +75,10 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
         report.evaluations([done], 1.0)
         endings.count(EpisodeResult())
         endings.write(PERIOD_S)
-        samples.heard(3, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
+        samples.observe(3, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
     report.evaluations([done], 2.0)
     assert len(list(read_lines(path))) == 3
-    samples.heard(4, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
+    samples.observe(4, ticket, EpisodeResult(), [TranscriptTurn("user", "hello", 1)])
     assert 0 < len(list(read_lines(path))) < 3
     endings.close(2 * PERIOD_S)
     report.close()
@@ -124,10 +124,10 @@ def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> 
 
 def test_transfers_of_former_lives_stay_counted() -> None:
     fleet = WorkerFleet()
-    fleet.heard("w", WorkerReport(1, 0.0, transfers={"shm": TransferRates(100, 1.0, 1)}))
-    fleet.heard("w", WorkerReport(1, 1.0, transfers={"shm": TransferRates(150, 1.5, 2, retries=1)}))
-    fleet.heard("w", WorkerReport(2, 2.0, transfers={"shm": TransferRates(7, 0.5, 1, retries=2)}))
-    fleet.heard("v", WorkerReport(5, 2.0, transfers={"ucx-tcp": TransferRates(1)}))
+    fleet.reported("w", WorkerReport(1, 0.0, transfers={"shm": TransferRates(100, 1.0, 1)}))
+    fleet.reported("w", WorkerReport(1, 1.0, transfers={"shm": TransferRates(150, 1.5, 2, retries=1)}))
+    fleet.reported("w", WorkerReport(2, 2.0, transfers={"shm": TransferRates(7, 0.5, 1, retries=2)}))
+    fleet.reported("v", WorkerReport(5, 2.0, transfers={"ucx-tcp": TransferRates(1)}))
     assert fleet.moved() == {"shm": TransferRates(157, 2.0, 3, retries=3), "ucx-tcp": TransferRates(1)}
     assert fleet.moved()["shm"].gb_per_s == pytest.approx(157 / 2 / 1e9)
     assert fleet.moved()["ucx-tcp"].gb_per_s == 0.0

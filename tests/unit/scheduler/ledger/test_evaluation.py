@@ -27,9 +27,9 @@ from services.scheduler.ledger.intervals import mean_interval, t_quantile, wilso
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.stored import decode, encode
 from services.scheduler.state.tickets import Attempt, EpisodeEnding, EpisodeResult, Purpose, Ticket
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES
 
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=50)
@@ -278,8 +278,8 @@ SCHEDULE = dataclasses.replace(
 
 def begun(rules=SCHEDULE) -> Ledger:
     ledger = Ledger(rules)
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
-    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     phases.advance(ledger, 0.0)
     return ledger
@@ -287,7 +287,7 @@ def begun(rules=SCHEDULE) -> Ledger:
 
 def play(ledger: Ledger, *purposes: Purpose) -> list[Ticket]:
     """Leases everything and plays what is of these purposes."""
-    ledger.members.mark_alive("w", 1, 0.0, ledger.tables.run.version)
+    ledger.membership.mark_alive("w", 1, 0.0, ledger.tables.run.version)
     ledger.lease("w", 1, 1000, 0.0)
     held = [
         one for one in ledger.tables.tickets.values() if one.state == "leased" and one.purpose in purposes

@@ -12,7 +12,6 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.admission import places
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.run import Batch
 from services.scheduler.state.seeds import env_seed, sample_seeds
 from services.scheduler.state.tickets import (
@@ -24,6 +23,7 @@ from services.scheduler.state.tickets import (
     TicketState,
     TicketVerdict,
 )
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Rollout, World
 
 EXACT = dataclasses.replace(RULES, staleness=0, steps=6, deterministic=True)
@@ -115,7 +115,7 @@ def test_batches_of_a_phase_share_no_instance_and_each_is_in_the_order_of_its_pl
 
 def begun(**changed) -> Ledger:
     ledger = Ledger(dataclasses.replace(EXACT, warmup_batches=0, evaluation_episodes=0, **changed))
-    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     phases.advance(ledger, 0.0)
     return ledger
@@ -124,10 +124,10 @@ def begun(**changed) -> Ledger:
 def test_chance_gives_up_nothing_in_a_deterministic_run() -> None:
     for deterministic, dropped in ((True, 0), (False, 2)):
         ledger = begun(deterministic=deterministic, membership_s=1e9)
-        ledger.members.join(WorkerRecord(name="w", incarnation=0), 0.0)
+        ledger.membership.join(WorkerRecord(name="w", incarnation=0), 0.0)
         ticket = ledger.lease("w", 0, 1, 0.0)[0]
         for life in range(EXACT.attempts):
-            ledger.members.join(WorkerRecord(name="w", incarnation=life + 1), 0.0)
+            ledger.membership.join(WorkerRecord(name="w", incarnation=life + 1), 0.0)
             ledger.lease("w", life + 1, 1, 0.0)
         assert ledger.attempts.given_up == 1  # so that a run in which nothing succeeds ends all the same
         assert ledger.tables.counts().get("dropped:group_incomplete", 0) == dropped
@@ -142,7 +142,7 @@ def test_chance_gives_up_nothing_in_a_deterministic_run() -> None:
 def test_only_the_version_that_was_asked_for_samples(oldest: int, newest: int) -> None:
     ledger = begun()
     ledger.tables.run.version = 2  # whatever else is known: this ticket asks for version 1
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 0.0)
     ticket = ledger.lease("w", 1, 1, 0.0)[0]
     attempt = Attempt(ticket.id, ticket.attempt, ticket.fence)
     sampled = EpisodeResult(
@@ -177,7 +177,7 @@ def test_places_cover_every_phase_once(staleness: int) -> None:
 
 def test_a_run_resumed_with_smaller_batches_still_gets_instances() -> None:
     ledger = begun(batch_groups=4, group_size=1)
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 0.0)
     trained = []
     for version in (1, 2):
         for ticket in ledger.lease("w", 1, 100, 0.0):

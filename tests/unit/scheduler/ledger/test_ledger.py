@@ -14,7 +14,6 @@ from services.scheduler.ledger.evaluation import wins
 from services.scheduler.ledger.ledger import HANDOUTS, Ledger
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.state.facts import BatchCommitted
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.stored import encode
@@ -28,6 +27,7 @@ from services.scheduler.state.tickets import (
     TicketState,
     TicketVerdict,
 )
+from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image, check_tables, ids_of
 
 TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
@@ -36,10 +36,10 @@ TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
 def begun(rules: Rules = TRAIN_ONLY, version: int = 1, **rules_changed) -> Ledger:
     """A ledger whose trainer has reconciled at `version`, with one rollout worker "w"."""
     ledger = Ledger(dataclasses.replace(rules, **rules_changed))
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
-    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, version, 1, RangeSet())
-    ledger.members.mark_alive("w", 1, 0.0, version)
+    ledger.membership.mark_alive("w", 1, 0.0, version)
     phases.advance(ledger, 0.0)
     return ledger
 
@@ -106,11 +106,11 @@ def test_a_large_window_is_issued_in_slices_of_whole_groups() -> None:
 def test_a_version_that_was_rolled_back_is_not_sampled_from() -> None:
     ledger = begun(version=2)
     tickets = lease(ledger, credit=2)
-    ledger.members.mark_alive("w", 1, 0.0, 3)
+    ledger.membership.mark_alive("w", 1, 0.0, 3)
     assert lease(ledger) == []
     refused = (TicketVerdict.RETRIED, "version 3 was rolled back to 2")
     assert finish(ledger, tickets, newest_version=3) == [refused, refused]
-    ledger.members.mark_alive("w", 1, 0.0, 2)
+    ledger.membership.mark_alive("w", 1, 0.0, 2)
     assert lease(ledger)
 
 
@@ -153,8 +153,8 @@ def test_late_foreign_and_unknown_results_are_refused_with_their_reason() -> Non
     ledger.expire(29.0)  # membership ends first: everything the worker held is tried again
     with pytest.raises(UnknownWorker, match="join"):
         lease(ledger)
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 30.0)
-    ledger.members.join(WorkerRecord(name="v", incarnation=1), 30.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 30.0)
+    ledger.membership.join(WorkerRecord(name="v", incarnation=1), 30.0)
     [again] = ledger.lease("v", 1, 1, 30.0)
     assert again is ticket and (again.attempt, again.fence > old.fence) == (2, True)
     refused = [
@@ -313,7 +313,7 @@ def test_an_arena_that_is_lost_after_planning_is_only_missed_if_the_trainer_asks
     ledger = begun()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    ledger.members.join(WorkerRecord(name="w", incarnation=2), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=2), 0.0)
     assert ledger.tables.counts()["planned"] == 4
     assert ledger.tables.counts()["pending"] == 4  # what was ready went with the arena
     unread = Ledger.restored(
@@ -332,7 +332,7 @@ def test_a_batch_that_is_asked_for_again_and_again_is_given_up() -> None:
     batch = batch_of(ledger)
     for _ in range(HANDOUTS + 1):
         assert phases.next_batch(ledger, 0.0) is batch  # whose worker is gone may not be known yet
-    ledger.tables.now = ledger.members.membership_s + 1.0
+    ledger.tables.now = ledger.membership.membership_s + 1.0
     assert phases.next_batch(ledger, 0.0) is not batch
     tickets = [ledger.tables.tickets[number] for number in batch.tickets]
     assert {ticket.state for ticket in tickets} == {TicketState.PENDING}
@@ -342,7 +342,7 @@ def test_a_retry_never_becomes_staler_than_its_first_try() -> None:
     ledger = begun(staleness=2, steps=20)
     train(ledger)
     ledger.commit(batch_of(ledger).id, 3)
-    ledger.members.mark_alive("w", 1, 0.0, 3)
+    ledger.membership.mark_alive("w", 1, 0.0, 3)
     ticket = lease(ledger, 1)[0]
     assert (ticket.min_version, ticket.floor) == (2, 3)
     ledger.attempts.complete("w", 1, attempt(ticket), result(ledger, ending=EpisodeEnding.INFRA_ERROR))
@@ -381,7 +381,7 @@ def test_a_checkpoint_compacts_and_an_older_manifest_takes_it_back() -> None:
     train(ledger)
     ledger.record_checkpoint(ids_of(ledger.tables, "trained"))
     assert ledger.tables.closed["trained"] == RangeSet([(1, 9)]) and len(ledger.tables.tickets) == 8
-    ledger.members.join(WorkerRecord(name="t", incarnation=2), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=2), 0.0)
     assert reconcile(ledger, "t", 2, 2, 2, held) == 4
     check_tables(ledger.tables)
     # Four trained ones, and four that were issued for a version which is not the next any more.
@@ -395,7 +395,7 @@ def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
     ledger = begun()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    ledger.members.join(WorkerRecord(name="t", incarnation=2), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=2), 0.0)
     assert reconcile(ledger, "t", 2, 2, batch.id + 1, RangeSet.of(batch.tickets)) == 0
     assert ledger.tables.counts() == {"trained": 4, "ready": 4}
     assert ledger.commit(batch.id, 2) is None
@@ -406,7 +406,7 @@ def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
 def test_a_store_that_was_lost_is_rebuilt_from_the_manifest() -> None:
     ledger = Ledger(RULES)
     phases.advance(ledger, 0.0)  # warm-up tickets 1 to 6 are out
-    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 5, 7, RangeSet([(1, 7), (10, 20)]))
     phases.advance(ledger, 0.0)
     check_tables(ledger.tables)
@@ -432,12 +432,12 @@ def test_the_time_limit_ends_training_at_a_boundary() -> None:
 
 def test_warm_up_runs_ahead_without_a_trainer_and_trains_all_of_it() -> None:
     ledger = Ledger(dataclasses.replace(RULES, warmup_batches=6))
-    ledger.members.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="w", incarnation=1), 0.0)
     phases.advance(ledger, 0.0)
     tickets = lease(ledger)
     assert len(tickets) == 4 * 3 and {one.min_version for one in tickets} == {0}
     assert phases.next_batch(ledger, 0.0) is None  # nobody has said from which version
-    ledger.members.join(WorkerRecord(name="t", incarnation=1), 0.0)
+    ledger.membership.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     finish(ledger, tickets)
     batches = []
@@ -456,11 +456,11 @@ def test_a_worker_that_goes_hands_back_and_its_tickets_lose_no_attempt():
     finished, *running = lease(ledger)
     finish(ledger, [finished])
     for _ in range(3):
-        ledger.members.leave("w", "drained", drained=True)
+        ledger.membership.leave("w", "drained", drained=True)
         assert {ledger.tables.tickets[one.id].state for one in (finished, *running)} == {TicketState.PENDING}
         assert ledger.tables.tickets[finished.id].result is None, "its columns went with the arena"
         assert not any(ledger.tables.tickets[one.id].failures for one in (finished, *running))
-        ledger.members.join(WorkerRecord(name="w", incarnation=1, version=1), 0.0)
+        ledger.membership.join(WorkerRecord(name="w", incarnation=1, version=1), 0.0)
         finished, *running = lease(ledger)
     assert set(ledger.tables.counts()) == {"leased"}
     check_tables(ledger.tables)

@@ -89,7 +89,7 @@ def ticket(number: int, purpose: Purpose = Purpose.TRAIN, evaluation: str = "") 
 
 def said(samples: SampleFile, step: int, one: Ticket, turns: tuple[TranscriptTurn, ...] = (TURN,)) -> None:
     assert one.result is not None
-    samples.heard(step, one, one.result, turns)
+    samples.observe(step, one, one.result, turns)
 
 
 def test_the_request_stays_with_a_ticket_through_the_store() -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from services.scheduler.state import evaluations, members, switch_records, tickets
+from services.scheduler.state import evaluations, switch_records, tickets, workers
 from tests.support.paths import ROOT
 
 SCHEDULER = ROOT / "services" / "scheduler"
 TABLES = {"tables", "_tables"}
-# change_stage, change_member and record_fact are transitions that switches call.
+# change_stage, change_worker and record_fact are transitions that switches call.
 WRITERS = {
     "change", "move", "compact", "issue", "close_ranges", "restore", "lose",
     "setdefault", "update", "pop", "clear",
@@ -67,7 +67,7 @@ def test_nobody_else_writes_to_the_tables() -> None:
     [
         "ledger.tables.run.fence = 1",
         "self._tables.stages[stage].epoch += 1",
-        "self._tables.members[name] = member",
+        "self._tables.workers[name] = worker",
         "del tables.evaluations[name]",
         "ledger.tables.move(ticket, state)",
         "self._tables.stages.setdefault(stage, record)",
@@ -80,8 +80,8 @@ def test_a_planted_write_is_found(source: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        tickets.Ticket, tickets.Issue, members.WorkerRecord, members.Lives, evaluations.EvaluationRecord,
-        switch_records.StageRecord,
+        tickets.Ticket, tickets.Issue, workers.WorkerRecord, workers.Incarnations,
+        evaluations.EvaluationRecord, switch_records.StageRecord,
     ],
 )  # fmt: skip
 def test_a_record_cannot_be_changed_in_passing(record: type[msgspec.Struct]) -> None:

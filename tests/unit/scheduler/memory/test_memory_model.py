@@ -237,7 +237,7 @@ def test_a_bound_cache_takes_no_more_than_its_bound() -> None:
 
 
 def test_fraction_and_base() -> None:
-    memory = MemoryParts("update", weights=3, optimizer=5).beside(8)
+    memory = MemoryParts("update", weights=3, optimizer=5).with_base(8)
     assert memory.total_bytes == 16 and memory.fraction(32) == 0.5
     assert memory.parts()["base"] == 8
     with pytest.raises(ConfigError, match="0 bytes"):

@@ -19,7 +19,7 @@ from services.scheduler.monitor.workload import (
     growth,
 )
 from services.scheduler.selector.decision import Workload
-from services.scheduler.state.members import WorkerRecord
+from services.scheduler.state.workers import WorkerRecord
 
 ROLLOUT = WorkerRecord(name="r0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
 REFERENCE = WorkerRecord(name="ref", incarnation=1, stage=2, parallelism=(1, 2, 1, 1))
@@ -33,7 +33,7 @@ def committed(monitor: Monitor, now_s: float, *members: WorkerRecord, **given) -
         "trainer": {"train_tokens_per_s": 400.0},
         **given,
     }
-    return monitor.step(members=members or (ROLLOUT, TRAINER), now_s=now_s, **fields)
+    return monitor.step(workers=members or (ROLLOUT, TRAINER), now_s=now_s, **fields)
 
 
 def test_the_past_fades() -> None:
@@ -136,7 +136,7 @@ def test_what_waits_for_a_slot_is_not_in_the_pool() -> None:
 
 def test_the_trainers_step_is_the_batch() -> None:
     monitor = Monitor()
-    monitor.heard("reference", "ref", {"tokens_per_s": 50.0, "memory_fraction": 0.25})
+    monitor.reported("reference", "ref", {"tokens_per_s": 50.0, "memory_fraction": 0.25})
     step = committed(monitor, 1.0, TRAINER, REFERENCE)
     assert step.stages.keys() == {"trainer", "reference"}
     trainer, reference = step.stages["trainer"], step.stages["reference"]
@@ -160,8 +160,8 @@ def test_kv_and_memory_are_the_highest_of_the_step() -> None:
     monitor = Monitor()
     monitor.observe(10, [10])
     for used, memory in ((10.0, 0.3), (80.0, 0.6), (20.0, 0.4)):
-        monitor.heard("rollout", "r0", {**kv(used), "memory_fraction": memory})
-        monitor.heard("rollout", "r1", {**kv(1.0), "memory_fraction": 0.2})
+        monitor.reported("rollout", "r0", {**kv(used), "memory_fraction": memory})
+        monitor.reported("rollout", "r1", {**kv(1.0), "memory_fraction": 0.2})
     second = WorkerRecord(name="r1", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
     seen = committed(monitor, 1.0, ROLLOUT, second).stages["rollout"]
     assert seen.kv == KvUse(81.0, 91.0, 200.0) and KvUse(81.0, 91.0, 200.0).used_fraction == 0.405

@@ -256,11 +256,11 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     config = tictactoe(tmp_path, rollout={"kv_tokens": 30, "max_context_tokens": 128})
     world = Pair()
     one = controller(model(tmp_path), world, config)
-    member, worker = world.tables.members["w0"], world.workers[0]
+    worker, worker = world.tables.workers["w0"], world.workers[0]
 
     def beat(tokens: float) -> list:
         gauges = {"blocked_context_tokens": tokens}
-        one.heartbeat(member, whole(worker.replica), worker.epoch, gauges, now=world.now)
+        one.heartbeat(worker, whole(worker.replica), worker.epoch, gauges, now=world.now)
         world.ended += one.switching.advance(world.now)
         return one.switching.commands(world.now)
 
@@ -285,6 +285,6 @@ def test_where_nothing_is_carried_out_a_sequence_may_wait(tmp_path: Path, select
     world = Pair()
     one = controller(model(tmp_path), world, tictactoe(tmp_path, scheduler={"selector": selector}))
     gauges = {"blocked_context_tokens": 50.0}
-    one.heartbeat(world.tables.members["w0"], Parallelism(4), 0, gauges, now=world.now)
+    one.heartbeat(world.tables.workers["w0"], Parallelism(4), 0, gauges, now=world.now)
     assert not one.switching.commands(world.now)
     one.close()

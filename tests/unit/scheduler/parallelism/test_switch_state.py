@@ -351,16 +351,16 @@ def test_a_worker_that_joins_again_is_not_cut_as_it_was_at_first() -> None:
 
 def test_a_heartbeat_of_a_new_parallelism_keeps_the_version_that_came_with_it() -> None:
     world = World(TP1)
-    before = world.tables.members["w0"]
-    world.ledger.members.mark_alive("w0", before.incarnation, world.now, version=5)
+    before = world.tables.workers["w0"]
+    world.ledger.membership.mark_alive("w0", before.incarnation, world.now, version=5)
     world.switching.reported(before, Parallelism(2, 2), 1)
-    after = world.tables.members["w0"]
+    after = world.tables.workers["w0"]
     assert (after.version, after.parallelism, after.epoch) == (5, (2, 2, 1, 1), 1)
 
 
 def test_workers_that_say_nothing_count_as_they_joined_or_answered() -> None:
     world = World(TP1)
-    member = world.tables.members["w0"]
+    member = world.tables.workers["w0"]
     world.switching.reported(member, None, 0)
     assert world.switching.running(STAGE) == Parallelism(4)
     world.ask(TP2)
@@ -388,7 +388,7 @@ def test_what_cannot_be_asked_for_is_refused_and_changes_nothing() -> None:
     with pytest.raises(LedgerError, match="no worker of stage trainer"):
         world.switching.ask("trainer", TP2, by=By.OPERATOR, reason="", now=world.now)
     world.ask(TP2)
-    with pytest.raises(LedgerError, match="rollout is on its way from dp8 to dp4·tp2"):
+    with pytest.raises(LedgerError, match="rollout is switching from dp8 to dp4·tp2"):
         world.ask(TP4)
     assert world.stage.epoch == 1
     world.obey()

@@ -150,7 +150,7 @@ class SwitchingMachine(RuleBasedStateMachine):
             assert set(world.replicas()) == {stage.replica}
             assert str(world.switching.running(STAGE)) == str(world.switching.target(STAGE))
         for worker in world.workers:
-            assert world.tables.members[worker.name].parallelism[1:] == worker.replica
+            assert world.tables.workers[worker.name].parallelism[1:] == worker.replica
 
 
 TestSwitching = SwitchingMachine.TestCase

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.members import Lives, WorkerRecord
 from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.tickets import Issue
+from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 
 def changed(table: RecordTable[str, int]) -> dict[str, int | None]:
@@ -44,6 +44,6 @@ def test_every_way_of_changing_it_is_noticed(
     assert changed(table) == {}
 
 
-@pytest.mark.parametrize("kind", [EvaluationRecord, Issue, Lives, WorkerRecord])
+@pytest.mark.parametrize("kind", [EvaluationRecord, Issue, Incarnations, WorkerRecord])
 def test_records_of_tables_cannot_be_changed_in_place(kind: type[msgspec.Struct]) -> None:
     assert kind.__struct_config__.frozen

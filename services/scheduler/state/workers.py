@@ -22,7 +22,7 @@ class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
     version: int = 0
 
 
-class Lives(msgspec.Struct, frozen=True):
+class Incarnations(msgspec.Struct, frozen=True):
     """Incarnations that took part under one worker's name, in the order of their first join."""
 
     incarnations: tuple[int, ...] = ()
