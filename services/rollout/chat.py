@@ -36,7 +36,7 @@ from services.rollout.engines.process.client import EngineProcess
 
 app = typer.Typer(add_completion=False)
 
-# Longest conversation, where neither the run nor the model says less.
+# Longest conversation, unless the run or the model sets a lower bound.
 MOST_TOKENS = 8192
 START_S = 300.0
 
@@ -50,8 +50,8 @@ def chat(
         bool, typer.Option("--watch", help="Show it playing an episode of its run's environment.")
     ] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling, and of the episode.")] = None,
-    version: Annotated[int, typer.Option(min=0, help="Of this policy version; 0: the newest.")] = 0,
-    best: Annotated[bool, typer.Option("--best", help="Of the version with the best evaluation.")] = False,
+    version: Annotated[int, typer.Option(min=0, help="Use this policy version; 0: the newest.")] = 0,
+    best: Annotated[bool, typer.Option("--best", help="Use the version with the best evaluation.")] = False,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 always takes the most probable token; else the run's.")
     ] = None,
@@ -95,7 +95,7 @@ def exported(model: str, *, version: int, best: bool) -> Iterator[tuple[Path, Ru
         with waiting("writing the checkpoint as a model"):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["earl export said nothing; see its code"])[-1]
+            last = (done.stderr.strip().splitlines() or ["earl export printed nothing; see its code"])[-1]
             message, _, remedy = last.removeprefix("earl: error: ").partition("; ")
             raise ConfigError(message, remedy)
         yield to, config

@@ -92,12 +92,12 @@ class RolloutProbe:
             # Takes the memory that the point's sequences need at their longest.
             await self._turn(sequences, visit.context_tokens - 1, 1)
             self._pace[point] = 0.0
-        middle, room = visit.context_tokens // 2, max(1, visit.context_tokens // 4)
+        middle, left_tokens = visit.context_tokens // 2, max(1, visit.context_tokens // 4)
         # Brings the contexts into the sessions' slots.
-        warm = min(room, FEWEST)
+        warm = min(left_tokens, FEWEST)
         took = await self._turn(sequences, middle, warm, "sequence")
         pace = self._pace[point] or took / warm
-        tokens = min(room, MOST, max(FEWEST, round(visit.seconds / pace)))
+        tokens = min(left_tokens, MOST, max(FEWEST, round(visit.seconds / pace)))
         took = await self._turn(sequences, middle - tokens // 2, tokens, "sequence")
         self._pace[point] = took / tokens
         for number, engine in enumerate(sequences):

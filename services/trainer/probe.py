@@ -158,7 +158,7 @@ class StepProbe:
         self._group.close()
 
     def visit(self, visit: Visit) -> ProfileSample:
-        """Time one point, for as long as the visit says. A collective. Raises what runs out of memory."""
+        """Time one point, for the visit's seconds. A collective. Raises what runs out of memory."""
         point = (visit.context_tokens, visit.concurrency)
         step_s, fraction = self._known.get(point, (float("inf"), 0.0))
         # Rank 0's clock counts.

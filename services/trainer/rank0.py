@@ -26,7 +26,7 @@ class TrainerRank0:
     """The trainer's word with the scheduler; methods are called from the computing thread.
 
     best: version with the best evaluation, 0 if there is none; held: versions whose checkpoints must stay;
-    both as the scheduler said last.
+    both as the scheduler last reported.
     """
 
     def __init__(self, resources: RankResources, stage: StageRank0) -> None:

@@ -201,7 +201,7 @@ class TrainerRank:
     def _abandon(self, plan: TrainingPlan) -> None:
         budget, now_s = self._budget, time.monotonic()
         budget.failed(now_s)
-        # Rank 0 knows what the scheduler said, and all ranks give up at once.
+        # Rank 0 knows the scheduler's answer, and all ranks give up at once.
         gives_up = True
         if self._rank0 is not None:
             gives_up = budget.has_ended(now_s, self._rank0.stage.scheduler.lost_after_s)

@@ -229,7 +229,7 @@ async def test_other_logprobs_leave_the_old_engines(devices, weights):
 
 @pytest.mark.slow
 async def test_without_memory_for_both_the_old_engines_end_first(devices, weights, monkeypatch):
-    monkeypatch.setattr(pool_module, "fits_beside", lambda *_: False)
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *_: False)
     async with ready(devices, weights) as (pool, _):
         turns = Turns(pool)
         turns.begin()

@@ -31,7 +31,7 @@ ALL = 1 << 40
 class KvHandover:
     """The hand-over of one switch.
 
-    name: unique to the switch. token_bytes: of one token's KV on all ranks. places, room_tokens: how many
+    name: unique to the switch. token_bytes: of one token's KV on all ranks. places, engine_tokens: how many
     sessions and tokens one new engine holds. canary: a session that every new engine takes, if it has a place
     left.
     """
@@ -40,7 +40,7 @@ class KvHandover:
     old: Sequence[Engine]
     new: Sequence[Engine]
     places: int
-    room_tokens: int
+    engine_tokens: int
     token_bytes: int
     rates: Rates
     canary: str = ""
@@ -59,7 +59,9 @@ class KvHandover:
         """
         name = f"{self.name}/{len(self._names)}"
         # Sessions that have ended keep their place: KV that was taken there is still to be released.
-        self.placed |= place(tokens, len(self.new), self.places, self.placed, room_tokens=self.room_tokens)
+        self.placed |= place(
+            tokens, len(self.new), self.places, self.placed, engine_tokens=self.engine_tokens
+        )
         since = {session: count - self.moved.get(session, 0) for session, count in tokens.items()}
         worth = worth_moving(since, self.token_bytes, self.rates)
         if not worth:

@@ -70,11 +70,11 @@ def place(
     places: int,
     fixed: Mapping[str, int] | None = None,
     *,
-    room_tokens: int = 0,
+    engine_tokens: int = 0,
 ) -> dict[str, int]:
     """Session -> engine: the longest first, each to the engine with the fewest tokens that has a place.
 
-    places, room_tokens: how many sessions and tokens (0: any number) one engine holds. fixed: sessions that
+    places, engine_tokens: how many sessions and tokens (0: any number) one engine holds. fixed: sessions that
     are placed already; they stay. Sessions that fit nowhere are left out: their next turn is routed as any.
     """
     placed = {session: engine for session, engine in (fixed or {}).items() if session in tokens}
@@ -85,7 +85,7 @@ def place(
         free[engine] -= 1
     for session in sorted(tokens.keys() - placed.keys(), key=lambda name: (-tokens[name], name)):
         engine = min(range(engines), key=lambda number: (free[number] <= 0, load[number]))
-        if free[engine] > 0 and load[engine] + takes[session] <= (room_tokens or math.inf):
+        if free[engine] > 0 and load[engine] + takes[session] <= (engine_tokens or math.inf):
             placed[session] = engine
             load[engine] += takes[session]
             free[engine] -= 1

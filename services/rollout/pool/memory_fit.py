@@ -12,11 +12,12 @@ from services.rollout.pool.devices import PoolDevices
 MARGIN = 0.1
 # Size of a hand-over's arena over the KV in it: slots are taken before the last tokens are known.
 ARENA_FACTOR = 1.25
-# What a process takes of a CUDA device beside weights and KV: its context, its kernels, its activations.
+# What a process takes of a CUDA device in addition to weights and KV: its context, its kernels, its
+# activations.
 CUDA_PROCESS_BYTES = 2 << 30
 
 
-def fits_beside(
+def fits_with_old(
     stats: Sequence[EngineStats],
     devices: PoolDevices,
     old: Parallelism,

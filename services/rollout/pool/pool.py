@@ -27,7 +27,7 @@ from services.rollout.engines.contract.engine import (
 )
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.kv_placement import Rates
-from services.rollout.pool.memory_fit import fits_beside
+from services.rollout.pool.memory_fit import fits_with_old
 from services.rollout.pool.parity import Canary
 from services.rollout.pool.replicas import ChangeNotifier, EngineReplicas, Publication
 from services.rollout.pool.router import RequestRouter
@@ -48,7 +48,7 @@ class EnginePool:
     loading one version into one engine.
 
     waits: turns that the engines in use cannot hold wait for engines that can, because switches are ordered
-    in this run. free_bytes: what processes of the host may still take; new engines start beside the old ones
+    in this run. free_bytes: what processes of the host may still take; new engines start next to the old ones
     where that is enough. reading: keeps a publication readable for so many seconds at most.
     """
 
@@ -217,7 +217,7 @@ class EnginePool:
             )
 
         def warm(stats: Sequence[EngineStats]) -> bool:
-            return fits_beside(stats, self._devices, old, new, self._free_bytes())
+            return fits_with_old(stats, self._devices, old, new, self._free_bytes())
 
         context = min(self._devices.longest_context(old.tp), self._devices.longest_context(new.tp))
         parts = SwitchParts(

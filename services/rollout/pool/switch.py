@@ -45,8 +45,8 @@ class SwitchParts:
 
     new: engines of the parallelism that was asked for, not started. publish_lock: while it is held no weights
     reach the pool, so that both sides have one version. reading: keeps a publication readable for so many
-    seconds. warm: whether the new engines fit beside the old ones, whose stats it gets. lost: called with the
-    error that ends the pool.
+    seconds. warm: whether the new engines fit next to the old ones, whose stats it gets. lost: called with
+    the error that ends the pool.
     """
 
     router: RequestRouter
@@ -346,7 +346,7 @@ class PoolSwitch:
             old=old,
             new=new,
             places=new[0].spec.max_sequences - 1,
-            room_tokens=max((engine.kv_tokens for engine in fresh), default=0),
+            engine_tokens=max((engine.kv_tokens for engine in fresh), default=0),
             token_bytes=max((engine.kv_token_bytes * engine.tp for engine in stats), default=0),
             rates=self.rates.prefilled(
                 (engine.prefilled_tokens, engine.step_s) for engine in [*stats, *fresh]

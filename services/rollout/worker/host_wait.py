@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CALL_S = 5.0
-# Seconds between lines of the log that say that it still waits.
+# Seconds between lines of the log about the wait.
 NOTICE_S = 30.0
 
 

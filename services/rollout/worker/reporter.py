@@ -49,7 +49,7 @@ class Reporter:
         self._wake = asyncio.Event()
         # Names of columns that readers may know: from just before their report until they are freed.
         self.published: set[str] = set()
-        # The arena had no room for what is queued.
+        # The arena is too full for what is queued.
         self.blocked = False
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class Reporter:
             self._reported(report.ticket)
 
     def _stage(self, now_s: float) -> tuple[list[AttemptReport], list[str]]:
-        """Takes up to MOST attempts off the queue and writes their columns; those without room stay.
+        """Takes up to MOST attempts off the queue and writes their columns; those that do not fit stay.
 
         Returns the reports, and the names of the columns that are to be published.
         """
@@ -152,7 +152,7 @@ class Reporter:
         return reports, names
 
     def _write(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> str:
-        """Writes the columns into the arena; returns their name, or "" if there is no room."""
+        """Writes the columns into the arena; returns their name, or "" if they do not fit."""
         name = columns.attempt_name(ticket.ticket_id, ticket.attempt)
         try:
             outcome.columns.write(self._store.reserve(name, len(outcome.columns)))

@@ -83,7 +83,7 @@ class RolloutWorker:
         self._rejoined = resources.rejoined
         self._hosts = resources.hosts
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
-        # Set whenever an attempt was given up or the arena got room: credit may have grown.
+        # Set whenever an attempt was given up or the arena got free space: credit may have grown.
         self._credit = asyncio.Event()
         self._empty = asyncio.Event()
         self._lease_call = asyncio.Lock()

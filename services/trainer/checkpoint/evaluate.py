@@ -31,10 +31,13 @@ def evaluate(
         Path | None, typer.Option(help="A model's directory, such as earl export writes, instead of a run's.")
     ] = None,
     run_file: Annotated[
-        Path | None, typer.Option(metavar="RUN.toml", help="With --model: where its environment stands.")
+        Path | None,
+        typer.Option(metavar="RUN.toml", help="With --model: the run file that names its environment."),
     ] = None,
-    version: Annotated[int, typer.Option(min=0, help="Of this policy version; 0: the newest.")] = 0,
-    best: Annotated[bool, typer.Option("--best", help="Of the version with the best evaluation.")] = False,
+    version: Annotated[int, typer.Option(min=0, help="Evaluate this policy version; 0: the newest.")] = 0,
+    best: Annotated[
+        bool, typer.Option("--best", help="Evaluate the version with the best evaluation.")
+    ] = False,
     episodes: Annotated[int, typer.Option(min=1, max=16_384, help="Episodes to play.")] = 512,
     as_json: AsJson = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live view.")] = False,
@@ -49,7 +52,7 @@ def evaluate(
     if (model is None) != (run_file is None):
         raise ConfigError("--model and --run-file belong together", "give both, or the name of a run")
     if version and best:
-        raise ConfigError("--version and --best are two ways to say which", "give one of them")
+        raise ConfigError("--version and --best are two ways to choose the version", "give one of them")
     with tempfile.TemporaryDirectory(prefix="earl-eval-") as directory:
         if model is None:
             source = pick_run(run, ended=True)

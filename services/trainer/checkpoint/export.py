@@ -35,9 +35,13 @@ class Export:
 def export(
     to: Annotated[Path, typer.Option(help="Directory to write; it must not exist.")],
     run: RunDir = None,
-    version: Annotated[int, typer.Option(min=0, help="Of this policy version; 0: the newest.")] = 0,
-    best: Annotated[bool, typer.Option("--best", help="Of the version with the best evaluation.")] = False,
-    latest: Annotated[bool, typer.Option("--latest", help="Of the newest version (the default).")] = False,
+    version: Annotated[int, typer.Option(min=0, help="Export this policy version; 0: the newest.")] = 0,
+    best: Annotated[
+        bool, typer.Option("--best", help="Export the version with the best evaluation.")
+    ] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Export the newest version (the default).")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16; the run's model.dtype if empty.")] = "",
     adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, as PEFT reads them.")] = False,
     as_json: AsJson = False,
@@ -48,7 +52,9 @@ def export(
     temperature and longest answer. README.md describes the model. Adapters are merged into the weights.
     """
     if (version > 0) + best + latest > 1:
-        raise ConfigError("--version, --best and --latest are three ways to say which", "give one of them")
+        raise ConfigError(
+            "--version, --best and --latest are three ways to choose the version", "give one of them"
+        )
     source = pick_run(run, ended=True)
     with waiting(f"writing {to}"):
         exported = write(source, to, "best" if best else version or "latest", dtype, adapter=adapter)

@@ -1,4 +1,4 @@
-"""Files of an export beside weights and tokenizer: how the run prompted, sampled and judged its policy.
+"""Files of an export other than weights and tokenizer: how the run prompted, sampled and judged its policy.
 
 chat_template.jinja      the model's own, with the run's system prompt and action prefix as defaults
 generation_config.json   stop tokens, temperature and longest answer of the run

@@ -26,7 +26,7 @@ FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file beside the manifest. xxh3: 128-bit hash of its bytes, hexadecimal."""
+    """A file next to the manifest. xxh3: 128-bit hash of its bytes, hexadecimal."""
 
     name: str
     size_bytes: int

@@ -50,7 +50,7 @@ BLOCKS = "model.layers."
 class Shard:
     """This rank's part of one parameter: `box` of the published tensor of `shape`.
 
-    layout: of that tensor over the ranks, among which this one stands at `place`, row-major.
+    layout: of that tensor over the ranks, among which this one is at `place`, row-major.
     """
 
     name: str

@@ -6,6 +6,6 @@ from earl.v1 import events_pb2
 
 
 def weights_published(version: int, keys: list[str], size_bytes: int) -> events_pb2.Event:
-    """The event that says: these descriptors together hold this version. size_bytes: of all ranks."""
+    """Builds the event that these descriptors together hold this version. size_bytes: of all ranks."""
     fact = events_pb2.WeightsPublished(version=version, descriptor_keys=keys, size_bytes=size_bytes)
     return events_pb2.Event(weights_published=fact)

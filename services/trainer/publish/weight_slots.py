@@ -84,14 +84,14 @@ OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
 class SlotLayout:
     """The tensors published in one parallelism, and their slots.
 
-    classes: of the tensors, each with this rank's place on their mesh. room: bytes of a version that a slot
-    of the store holds.
+    classes: of the tensors, each with this rank's place on their mesh. capacity_bytes: bytes of a version
+    that a slot of the store holds.
     """
 
     policy: Weights
     classes: list[tuple[TensorClass, int]]
     store: TensorStore
-    room: int
+    capacity_bytes: int
 
 
 class WeightSlots:
@@ -102,7 +102,7 @@ class WeightSlots:
     When the ranks' parallelism changes, versions stay readable as they were published; the slots of the new
     one lie in the same arena if they fit there, else in another.
     name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
-    that a reader may hold a slot, whatever its lease says. hurry: once set, readers are not waited for
+    that a reader may hold a slot, whatever its lease. hurry: once set, readers are not waited for
     (the trainer is leaving, and its memory with it), and the bus shortly.
     """
 
@@ -139,12 +139,12 @@ class WeightSlots:
         shards = policy.model_shards
         self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
 
-    def _slots_of(self, policy: Weights, store: TensorStore, room: int) -> SlotLayout:
-        return SlotLayout(policy, published_classes(policy.model_shards, self.dtype), store, room)
+    def _slots_of(self, policy: Weights, store: TensorStore, capacity_bytes: int) -> SlotLayout:
+        return SlotLayout(policy, published_classes(policy.model_shards, self.dtype), store, capacity_bytes)
 
     def more_bytes(self, policy: Weights) -> int:
         """Bytes of a further arena, if `reserve` needs one for this policy; else 0."""
-        fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.room
+        fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.capacity_bytes
         return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
 
     def reserve(self, policy: Weights) -> SlotLayout:
@@ -154,7 +154,7 @@ class WeightSlots:
         """
         more_bytes = self.more_bytes(policy)
         if not more_bytes:
-            return self._slots_of(policy, self._now.store, self._now.room)
+            return self._slots_of(policy, self._now.store, self._now.capacity_bytes)
         assert self._open_store is not None
         store = self._io.run(self._open_store(more_bytes), CALL_S)
         return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
@@ -246,7 +246,7 @@ class WeightSlots:
 
     async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
         # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.
-        return self._now.store.reserve_classes(key, self._now.classes, version, self._now.room)
+        return self._now.store.reserve_classes(key, self._now.classes, version, self._now.capacity_bytes)
 
     async def _retire(self, version: int) -> None:
         """Waits for those that are reading a withheld version."""

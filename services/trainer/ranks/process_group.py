@@ -1,6 +1,6 @@
 """The ranks as one group: small agreements over gloo, tensors over the device's own backend.
 
-torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says who is who; without it the
+torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) numbers the ranks; without it the
 process is a group of one. Every collective ends within COLLECTIVE_S: a rank that died is noticed by
 torchrun at once, which ends the others.
 """
@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from earl.loopback import is_loopback
 
 COLLECTIVE_S = 600.0
-# Where gloo and NCCL listen; otherwise where the machine's name leads, which others may reach.
+# The address at which gloo and NCCL listen; by default that of the machine's name, which others may reach.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 

@@ -4,7 +4,7 @@
                     └─ withdraw: too late; a newer one came; the stage leaves ─► rolled back
 
 Promise: an epoch is carried out at most once, and a caller that repeats it gets the same outcome; an older
-epoch is refused, whatever became of it.
+epoch is refused, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _SwitchRequest:
 
 
 class SwitchRequests:
-    """The switches that were asked of one stage's group of ranks; on rank 0, from any thread.
+    """The switch requests to one stage's group of ranks; on rank 0, from any thread.
 
     parallelism: of the group now; epoch: of the switch that brought it there, 0 as the group started. legal:
     raises IllegalParallelism for what the group cannot become.
@@ -61,7 +61,7 @@ class SwitchRequests:
             if not done:
                 raise DeadlineExceeded(
                     f"epoch {command.epoch} has begun, and not ended within {end_s:g} s",
-                    "send the same command again to learn what becomes of it",
+                    "send the same command again to learn its outcome",
                 )
         return outcome.result()
 
@@ -124,6 +124,6 @@ class SwitchRequests:
                 parallelism=self.parallelism,
                 rolled_back=True,
                 message=reason,
-                seconds=time.monotonic() - withdrawn.command.asked_s,
+                seconds=time.monotonic() - withdrawn.command.requested_s,
             )
         )

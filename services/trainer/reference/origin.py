@@ -28,7 +28,7 @@ from earl.models.weights import save_checkpoint
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.reference.policy import ReferencePolicy
 
-# Bytes that are read at once: a receive buffer of this size exists beside the model.
+# Bytes that are read at once: a receive buffer of this size exists in addition to the model.
 PART_BYTES = 256 << 20
 READ_SLACK_S = 10.0
 
@@ -77,13 +77,13 @@ class Origin:
 def parts(sizes: Mapping[str, int], limit_bytes: int = PART_BYTES) -> Iterator[list[str]]:
     """Names in order, in parts whose sizes add up to limit_bytes at most, one name at least."""
     part: list[str] = []
-    room = limit_bytes
+    left_bytes = limit_bytes
     for name, size in sizes.items():
-        if part and size > room:
+        if part and size > left_bytes:
             yield part
-            part, room = [], limit_bytes
+            part, left_bytes = [], limit_bytes
         part.append(name)
-        room -= size
+        left_bytes -= size
     if part:
         yield part
 

@@ -27,7 +27,7 @@ def check_reference_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) 
 
 
 class ReferenceChange(ParallelismChange):
-    """The change of one rank's policy. The room for log-probs is the same in any parallelism.
+    """The change of one rank's policy. The space for log-probs is the same in any parallelism.
 
     mesh, policy: those to compute with, the old or the new. loaded: whether there are weights to be moved.
     """

@@ -81,7 +81,7 @@ class ReferenceRank:
 
     def _next_command(self) -> bytes:
         """Rank 0's command; the others' is ignored. A collective."""
-        # On every rank: one that no longer hears what may be freed would fill up and stall the others.
+        # On every rank: one that is not told what may be freed would fill up and stall the others.
         self._io.check()
         # The tokens that every rank has room for: any of them may get them all.
         free = self._group.gather(str(self._logprobs.free_tokens).encode())

@@ -100,7 +100,7 @@ class ReferenceRank0:
     def complete(
         self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
     ) -> None:
-        """Tells the scheduler what became of a lease."""
+        """Reports the outcome of a lease to the scheduler."""
         refused = self._io.run(self._leases.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)
         if refused:
             log.info("%d of %d results came too late", refused, len(results))

@@ -40,8 +40,8 @@ class ReferenceLease:
 class LeaseOffer:
     """The scheduler's answer to a stage that asks for work.
 
-    lease: serialised, empty if there was nothing in time, or nothing that fits. waiting_tokens: of what waits
-    beside. run_ended: leave.
+    lease: serialised, empty if there was nothing in time, or nothing that fits. waiting_tokens: of other
+    sequences that wait. run_ended: leave.
     """
 
     lease: bytes

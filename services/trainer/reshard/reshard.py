@@ -3,8 +3,8 @@
     tensor after tensor: its new memory is taken ─► what stays on its rank is copied
                          ─► the rest goes in rounds (exchange.py) ─► its old memory is freed
 
-Promise: no rank needs more than CHUNK_BYTES a few times over beside the larger of both layouts, and one
-tensor; what a round left is whole in one place. A rank that dies ends the collective of the others: they
+Promise: no rank needs more than CHUNK_BYTES a few times over in addition to the larger of both layouts, and
+one tensor; what a round left is whole in one place. A rank that dies ends the collective of the others: they
 leave, and the group starts again from its checkpoint.
 """
 

@@ -1,6 +1,6 @@
 """Ranks take another (dp, tp, cp) at a boundary of their work: the same tensors, in other boxes.
 
-    prepare   new groups · what the ranks become, on the meta device · room for it? · canaries' log-probs
+    prepare   new groups · what the ranks become, on the meta device · enough memory? · canaries' log-probs
     move      tensor by tensor, old memory freed as new is taken (reshard.py)
     verify    canaries' log-probs again ─► within tolerance: the old groups end, and on in the new parallelism
                                         └► beyond it, or too late: everything moves back
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 CANARIES, CANARY_TOKENS = 2, 32
 _SEED = 20250613
 # What of the memory that is free may be counted on.
-_ROOM = 0.9
+_USABLE_FRACTION = 0.9
 
 
 class ParallelismChange(ABC):
@@ -111,7 +111,7 @@ class _Switch:
 
     def run(self) -> SwitchOutcome:
         began_s = time.monotonic()
-        until = self._command.asked_s + self._command.deadlines.prepare_s
+        until = self._command.requested_s + self._command.deadlines.prepare_s
         if not self._group.agree(time.monotonic() < until):
             return self._outcome(began_s, f"no step boundary came {self._within(SwitchStage.PREPARE)}")
         tensors = self._change.prepare(self._command.parallelism)
@@ -154,7 +154,7 @@ class _Switch:
         if not on_host:
             places["device"] = (need_bytes, cuda_available_bytes())
         for where, (need, free) in places.items():
-            if need > _ROOM * free:
+            if need > _USABLE_FRACTION * free:
                 return f"{need} bytes are needed while tensors move, and the {where} has {free} left"
         return ""
 
@@ -192,7 +192,7 @@ class _Switch:
         in_time = self._group.agree(time.monotonic() - began_s < self._command.deadlines.verify_s)
         return "" if in_time else f"it was not verified {self._within(SwitchStage.VERIFY)}"
 
-    # --- what came of it --------------------------------------------------------------------
+    # --- the outcome ------------------------------------------------------------------------
 
     def _within(self, stage: SwitchStage) -> str:
         return f"within {stage.deadline_s(self._command.deadlines):g} s"
@@ -208,7 +208,7 @@ class _Switch:
             rolled_back=bool(reason),
             message=reason,
             stall_s=now - began_s,
-            seconds=now - command.asked_s,
+            seconds=now - command.requested_s,
             moved_bytes=int(sent[0]),
             peak_extra_bytes=int(self._group.max(torch.tensor([most]))[0]),
             max_logprob_difference=self._difference,

@@ -37,7 +37,7 @@ class RankProcess:
     def __init__(self, stack: ExitStack, device: str) -> None:
         """Starts the thread, which `stack` closes, and joins the group. device: "auto", "cpu" or "cuda".
 
-        Raises ConfigError where the environment does not say how bus and scheduler are reached.
+        Raises ConfigError where the environment lacks the addresses of bus or scheduler.
         """
         self.redis_url, self.scheduler_address = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
         self.activity = Activity()

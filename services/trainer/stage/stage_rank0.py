@@ -48,9 +48,10 @@ StageName = Literal["trainer", "reference"]
 
 
 class StageRank0:
-    """Rank 0's server, its membership in the run, its calls that wait for work, and the switches asked of it.
+    """Rank 0's server, its membership in the run, its calls that wait for work, and its switch requests.
 
-    Methods are called from the computing thread. switches: of the stage's parallelism, asked of this rank.
+    Methods are called from the computing thread. switches: of the stage's parallelism, requested of this
+    rank.
     """
 
     def __init__(self, resources: RankResources, stage: StageName, switches: SwitchRequests) -> None:

@@ -38,7 +38,7 @@ class Columns:
         self.offsets = np.zeros(1, np.int64)
 
     def take(self, items: Sequence[ReplicaSequence]) -> None:
-        """Makes room for these sequences; then fill `sampled` and each `of`.
+        """Allocates rows for these sequences; then fill `sampled` and each `of`.
 
         A sequence whose reference log-probs are not wanted has zeros for them.
         """

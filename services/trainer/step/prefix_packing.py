@@ -57,14 +57,14 @@ def bins(
 
 def _chunks(family: list[int], tokens_of: Callable[[int], np.ndarray], capacity: int) -> list[list[int]]:
     chunks: list[list[int]] = [[]]
-    room = capacity
+    left = capacity
     for i in family:
         length = len(tokens_of(i))
-        if chunks[-1] and length > room:
+        if chunks[-1] and length > left:
             chunks.append([])
-            room = capacity
+            left = capacity
         chunks[-1].append(i)
-        room -= length
+        left -= length
     return chunks
 
 
@@ -99,27 +99,27 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     bins: list[list[int]] = []
-    room: list[int] = []
-    first = 0  # bins before this one have no room for even the shortest
+    left: list[int] = []
+    first = 0  # bins before this one are too full for even the shortest
     shortest = min(lengths, default=0)
     for i in order:
-        while first < len(bins) and room[first] < shortest:
+        while first < len(bins) and left[first] < shortest:
             first += 1
         for b in range(first, len(bins)):
-            if room[b] >= lengths[i]:
+            if left[b] >= lengths[i]:
                 break
         else:
             bins.append([])
-            room.append(max(capacity, lengths[i]))
+            left.append(max(capacity, lengths[i]))
             b = len(bins) - 1
         bins[b].append(i)
-        room[b] -= lengths[i]
+        left[b] -= lengths[i]
     return bins
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Places of a bin's tokens. places: for each packed row, its place in the sequences laid end to end;
+    """A bin's packed rows. places: for each packed row, its place in the sequences laid end to end;
     positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
 
     places: np.ndarray
@@ -131,7 +131,9 @@ def rows_of(lengths: Sequence[int], shared: Sequence[int]) -> PackedRows:
     """The rows of a bin's sequences without what they share: T = sum of lengths less sum of shared."""
     sizes, heads = np.asarray(lengths, np.int64), np.asarray(shared, np.int64)
     starts = np.cumsum(sizes) - sizes
-    own_sizes = sizes - heads
-    own_starts = np.cumsum(own_sizes) - own_sizes
-    positions = np.arange(int(own_sizes.sum()), dtype=np.int64) - np.repeat(own_starts - heads, own_sizes)
-    return PackedRows(positions + np.repeat(starts, own_sizes), positions, own_starts - heads)
+    unshared_sizes = sizes - heads
+    unshared_starts = np.cumsum(unshared_sizes) - unshared_sizes
+    positions = np.arange(int(unshared_sizes.sum()), dtype=np.int64) - np.repeat(
+        unshared_starts - heads, unshared_sizes
+    )
+    return PackedRows(positions + np.repeat(starts, unshared_sizes), positions, unshared_starts - heads)

@@ -55,7 +55,7 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     prefill_tokens: int = 0
     # What a sequence's KV becomes when new weights arrive.
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    # Generation ends after one of these, beside a request's own.
+    # Generation ends after one of these, or one of the request's own.
     stop_ids: tuple[int, ...] = ()
     # False: no weights are read at start; generation is refused until a version was loaded.
     load_initial: bool = True
@@ -300,7 +300,7 @@ class Engine(ABC):
 
         known: tokens of each session that takers have already; only later tokens are offered, and none of a
         session of which more than max_context_tokens are known. Steps continue.
-        An offer stays until `withdraw_kv`, whatever becomes of its sessions here. Raises ReshapeRefused if
+        An offer stays until `withdraw_kv`, whatever happens to its sessions here. Raises ReshapeRefused if
         caps.live_reshape is False, ArenaFull.
         """
 

@@ -71,7 +71,7 @@ class ForeignEngine(LocalEngine):
         super().__init__(spec, model.vocab)
         self._model = model
         self._device = device
-        # Process ids beside this one.
+        # Process ids other than this one's.
         self.workers: list[int] = []
         self._in_flight: dict[str, InFlight] = {}
         self._salt_table = CacheSaltTable()

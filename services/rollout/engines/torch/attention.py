@@ -210,7 +210,7 @@ class _Decoding(_Padded):
 # --- deterministic ----------------------------------------------------------------------------------
 
 # Queries of one sequence that attend together: aligned, so that a position has the same place in a block, and
-# the block the same shape, whatever is computed beside it.
+# the block the same shape, whatever is computed with it.
 ALIGNED = 16
 
 

@@ -71,13 +71,13 @@ class KvAllocator:
         runs already.
 
         None if there is no slot, or if the KV of running sequences, and of sessions that may not be evicted
-        for it, leaves it no room.
+        for it, leaves it no memory.
         """
         table, ids = self.table, waiting.ids
         running = table.running_slots()
         protected = self._idle.protected(waiting.age, now_ns, but=session)
         lengths, kept_tokens = table.length[running], table.cached[protected]
-        if not self.budget.has_room(lengths, kept_tokens, list(self.held), len(ids)):
+        if not self.budget.fits_all(lengths, kept_tokens, list(self.held), len(ids)):
             return None
         holder, shared = self._cached_prefix(waiting)
         slot = self._idle.pop(session) if session else None
@@ -180,7 +180,7 @@ class KvAllocator:
 
     def hold(self, session: str, first: int, tokens: int) -> int | None:
         """Takes the idle session's slot, or a free one, out of use while rows [first, tokens) of it arrive;
-        then `keep` or `forget` it. None if there is no room for them beside other sessions' KV."""
+        then `keep` or `forget` it. None if they do not fit next to other sessions' KV."""
         slot = self._idle.pop(session)
         if slot is None:
             if not self._free:
@@ -222,7 +222,7 @@ class KvAllocator:
 
     # --- memory -------------------------------------------------------------------------------
 
-    def make_room(self, excess: int, now_ns: int) -> bool:
+    def free_space(self, excess: int, now_ns: int) -> bool:
         """Gives back `excess` tokens' memory, evicting idle sessions last; False if it is not there, or only
         where the youngest of several running sequences may not take it."""
         table = self.table

@@ -34,9 +34,9 @@ class KvBudget:
         """Returns whether a sequence of so many tokens could be held if it were alone."""
         return -(-tokens // self.page) * self.page <= self.bound
 
-    def has_room(self, running: np.ndarray, idle: np.ndarray, held: list[int], tokens: int) -> bool:
+    def fits_all(self, running: np.ndarray, idle: np.ndarray, held: list[int], tokens: int) -> bool:
         """Tells if the KV of sequences of `running` [N] tokens, with a page each to grow by, of `idle` [M]
-        tokens, of the slots that are held, and of `tokens` more fits. One sequence alone always has room."""
+        tokens, of the slots that are held, and of `tokens` more fits. One sequence alone always fits."""
         if len(running) + len(idle) + len(held) == 0:
             return True
         pages = int(self.pages(running).sum()) + len(running) * self.page + int(self.pages(idle).sum())

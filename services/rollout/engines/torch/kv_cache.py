@@ -5,7 +5,7 @@
 On a CPU the cache is one anonymous mapping without reserve: a page costs memory from its first write
 until `give_back`. Slots' rows are padded so that rows [n * page_tokens, ...) of a head begin a page;
 what is committed is therefore exact in pages. On other devices the tensor is allocated whole, and the
-caller sizes it by its bound (`room_within`).
+caller sizes it by its bound (`rows_within`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE_BYTES = mmap.PAGESIZE
 _NORESERVE = 0x4000
 
 
-def room_within(kv_tokens: int, slots: int, context: int, device: torch.device) -> tuple[int, int]:
+def rows_within(kv_tokens: int, slots: int, context: int, device: torch.device) -> tuple[int, int]:
     """(slots, rows of each) that the cache is made with: all of them where memory is committed page by
     page (CPU), elsewhere as many whole contexts as kv_tokens hold (0: no bound), one of them at least."""
     if device.type == "cpu" or kv_tokens == 0:
@@ -88,9 +88,9 @@ class KvCache:
     # --- for other engines; the offsets of rows play no part: they lie end to end ------------------
 
     def copy_out(self, rows: Sequence[SlotRows], into: np.ndarray, stop: threading.Event) -> None:
-        """Copies the rows into [layers, 2, kv_heads, tokens, head_dim], beside the steps; returns early if
+        """Copies the rows into [layers, 2, kv_heads, tokens, head_dim], during the steps; returns early if
         `stop` is set."""
-        with self._beside_steps():
+        with self._during_steps():
             for part, target in zip(rows, _end_to_end(rows, into), strict=True):
                 if stop.is_set():
                     return
@@ -101,7 +101,7 @@ class KvCache:
 
     def copy_in(self, rows: Sequence[SlotRows], source: np.ndarray, stop: threading.Event) -> None:
         """The reverse of `copy_out`, into rows that no step reads."""
-        with self._beside_steps():
+        with self._during_steps():
             for part, values in zip(rows, _end_to_end(rows, source), strict=True):
                 if stop.is_set():
                     return
@@ -118,7 +118,7 @@ class KvCache:
         return self._all[:, :, rows.slot, :, rows.first : rows.first + rows.count]
 
     @contextlib.contextmanager
-    def _beside_steps(self) -> Iterator[None]:
+    def _during_steps(self) -> Iterator[None]:
         """Runs copies on a CUDA stream of their own: after all work that steps have begun, and waits for
         their end."""
         if self._device.type == "cpu":

@@ -1,10 +1,10 @@
 """Rank 0's decisions when sessions' KV moves from engine to engine: which rows, into which slots, and what
 of it is valid afterwards.
 
-    offer: rows that takers lack ─► ranks publish them beside steps ─► sessions whose rows stayed as they were
+    offer: rows that takers lack ─► ranks publish them during steps ─► sessions whose rows stayed as they were
     take:  hold a slot for each session ─► ranks read into the slots' rows ─► the sessions are retained here
 
-KV is append-only: rows of one revision of a slot (SlotTable.revision) never change, so they are copied beside
+KV is append-only: rows of one revision of a slot (SlotTable.revision) never change, so they are copied during
 the steps, and a later offer brings only what came since. Pure bookkeeping.
 """
 

@@ -1,10 +1,10 @@
 """One rank's part of a hand-over of KV: it publishes its heads for other engines, and reads theirs.
 
-    offer: cache rows ── copied beside the steps ──► arena ─► descriptor in Redis      (until withdraw)
+    offer: cache rows ── copied during the steps ──► arena ─► descriptor in Redis      (until withdraw)
     take:  descriptors ─► Dispatcher.read ─► rows of held slots, in place (CPU) or through host memory
 
-The arena is opened with the first offer, with room for the tokens that come until the switch, and closed when
-its last offer is withdrawn.
+The arena is opened with the first offer, large enough for the tokens that come until the switch, and closed
+when its last offer is withdrawn.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class KvShards:
         return KvShardReport(0, time.perf_counter() - clock)
 
     async def _store(self, size_bytes: int, sessions: int) -> TensorStore:
-        """A store with room for so many bytes. Raises ArenaFull if there can be none."""
+        """Opens a store for so many bytes. Raises ArenaFull if there can be none."""
         for store in self._stores:
             if store.arena.largest_bytes >= size_bytes:
                 return store

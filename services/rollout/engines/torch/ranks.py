@@ -28,7 +28,7 @@ from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.weight_staging import WeightStager
 from services.rollout.engines.torch import shm_allreduce
 from services.rollout.engines.torch.batch import StepBatch
-from services.rollout.engines.torch.kv_cache import room_within
+from services.rollout.engines.torch.kv_cache import rows_within
 from services.rollout.engines.torch.kv_handover import SlotRows
 from services.rollout.engines.torch.kv_shards import KvShards
 from services.rollout.engines.torch.model_runner import AddUp, ModelRunner, alone
@@ -87,7 +87,7 @@ class EngineRank:
         torch.set_num_threads(spec.threads)
         model = load_spec(spec.model_dir)
         device = device_of(spec, start.rank)
-        slots, context = room_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
+        slots, context = rows_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
         tp, add_up = join_group(start, device)
         self.runner = ModelRunner(
             model,

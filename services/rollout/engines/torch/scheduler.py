@@ -23,7 +23,7 @@ from services.rollout.engines.torch.waiting_request import WaitingRequest
 class SequenceScheduler:
     """Schedules sequences over `slots` slots of `context` tokens.
 
-    stop_ids: of the engine, beside each request's own. kv_tokens, rows, page: as for KvAllocator.
+    stop_ids: of the engine, in addition to each request's own. kv_tokens, rows, page: as for KvAllocator.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SequenceScheduler:
             excess = self.kv.budget.commit(slots, starts + taken)
             if excess == 0:
                 break
-            if not self.kv.make_room(excess, now_ns):
+            if not self.kv.free_space(excess, now_ns):
                 self._preempt(table.youngest())
         rows = np.repeat(slots, taken)
         columns = np.repeat(starts - (np.cumsum(taken) - taken), taken) + np.arange(int(taken.sum()))
@@ -161,8 +161,8 @@ def share_budget(
     # Decoding alone may exceed the budget: a token each is always allowed.
     least = (counts == 1).astype(np.int64)
     least[oldest] = min(int(counts[oldest]), max(1, budget // 2))
-    room = budget - least.sum()
+    left = budget - least.sum()
     more = counts - least
-    taken = least + np.clip(room - (np.cumsum(more) - more), 0, more)
+    taken = least + np.clip(left - (np.cumsum(more) - more), 0, more)
     kept = taken > 0
     return chosen[kept], taken[kept], (taken == counts)[kept]

@@ -70,7 +70,7 @@ class SlotTable:
 
     def seat(self, slot: int, waiting: WaitingRequest, session: str, stop_ids: tuple[int, ...]) -> None:
         """A request begins to run in the slot, whose `tokens` and `cached` are set. session: whose KV it is;
-        "" if nobody wants it afterwards. stop_ids: the engine's, beside the request's own."""
+        "" if nobody wants it afterwards. stop_ids: the engine's, in addition to the request's own."""
         request, length = waiting.request, len(waiting.ids)
         sampled = slice(len(request.ids), length)
         self.logprobs[slot, sampled], self.versions[slot, sampled] = waiting.logprobs, waiting.versions

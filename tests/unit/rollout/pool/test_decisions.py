@@ -15,7 +15,7 @@ from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import EngineSpec, EngineStats, GenerateRequest, Generation
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.kv_placement import Rates, place, worth_moving
-from services.rollout.pool.memory_fit import CUDA_PROCESS_BYTES, fits_beside
+from services.rollout.pool.memory_fit import CUDA_PROCESS_BYTES, fits_with_old
 from services.rollout.pool.parity import difference
 from services.rollout.pool.turn import ResumableTurn
 
@@ -104,7 +104,7 @@ def test_places_are_balanced_to_within_one_session(tokens, engines, places):
 
 def test_the_shortest_are_left_out_where_room_is_short():
     tokens = {"a": 500, "b": 400, "c": 100, "d": 50}
-    assert place(tokens, 2, 8, room_tokens=600) == {"a": 0, "b": 1, "d": 1}
+    assert place(tokens, 2, 8, engine_tokens=600) == {"a": 0, "b": 1, "d": 1}
     assert place(tokens, 1, 2) == {"a": 0, "b": 0}
 
 
@@ -143,24 +143,24 @@ def test_on_a_host_the_new_need_what_the_old_have_and_copies_of_the_weights():
     old = [stats(DeviceMemory(10_000_000, 1 << 40, "host"))]
     assert pool.weight_bytes == MODEL.parameters * 4
     enough = round((10_000_000 + 3 * pool.weight_bytes) / 0.9) + 1
-    assert fits_beside(old, pool, one, four, enough)
-    assert not fits_beside(old, pool, one, four, enough - 10)
-    assert fits_beside(old, pool, four, four, round(10_000_000 / 0.9) + 1)
+    assert fits_with_old(old, pool, one, four, enough)
+    assert not fits_with_old(old, pool, one, four, enough - 10)
+    assert fits_with_old(old, pool, four, four, round(10_000_000 / 0.9) + 1)
     # What changes hands lies in an arena meanwhile.
     used = [stats(DeviceMemory(10_000_000, 1 << 40, "host"), kv_used_tokens=800)]
-    assert not fits_beside(used, pool, one, four, enough + round(0.9 * 10_000))
-    assert fits_beside(used, pool, one, four, enough + round(10_000 / 0.9) + 1)
+    assert not fits_with_old(used, pool, one, four, enough + round(0.9 * 10_000))
+    assert fits_with_old(used, pool, one, four, enough + round(10_000 / 0.9) + 1)
     # Nobody says what the old ones take: the weights are needed at least.
-    assert not fits_beside([], pool, one, four, 4 * pool.weight_bytes)
-    assert fits_beside([], pool, one, four, 5 * pool.weight_bytes)
+    assert not fits_with_old([], pool, one, four, 4 * pool.weight_bytes)
+    assert fits_with_old([], pool, one, four, 5 * pool.weight_bytes)
 
 
 def test_a_device_needs_room_for_weights_and_kv_again():
     pool, same = devices(), Parallelism(2, 2)
     needed = pool.weight_bytes / 2 + 1000 * 10 + CUDA_PROCESS_BYTES
     size = round(needed / 0.9) + 10
-    assert fits_beside([stats(DeviceMemory(0, size), 1000)], pool, same, same, 0)
-    assert not fits_beside([stats(DeviceMemory(20, size), 1000)], pool, same, same, 1 << 50)
+    assert fits_with_old([stats(DeviceMemory(0, size), 1000)], pool, same, same, 0)
+    assert not fits_with_old([stats(DeviceMemory(20, size), 1000)], pool, same, same, 1 << 50)
 
 
 def test_what_is_available_is_part_of_the_host():

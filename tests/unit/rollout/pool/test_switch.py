@@ -340,7 +340,7 @@ async def test_a_bug_is_rolled_back_too():
 
 
 async def test_a_cold_switch_ends_the_old_engines_first(monkeypatch):
-    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *args: False)
     async with generating() as (pool, made, turns):
         made.prepare = lambda engine: (
             engine.answer.set(),
@@ -353,7 +353,7 @@ async def test_a_cold_switch_ends_the_old_engines_first(monkeypatch):
 
 
 async def test_a_cold_switch_that_fails_starts_the_old_engines_again(monkeypatch):
-    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *args: False)
     async with generating() as (pool, made, turns):
 
         def prepare(engine):
@@ -371,7 +371,7 @@ async def test_a_cold_switch_that_fails_starts_the_old_engines_again(monkeypatch
 
 
 async def test_a_pool_whose_old_engines_do_not_come_back_ends(monkeypatch):
-    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *args: False)
     async with running() as (pool, made, watch):
         made.prepare = lambda engine: engine.hooks.update(start=raises(EngineError("no memory at all")))
         report = await pool.reparallelize(command())
@@ -382,7 +382,7 @@ async def test_a_pool_whose_old_engines_do_not_come_back_ends(monkeypatch):
 
 @pytest.mark.parametrize("method", ["start", "load"])
 async def test_a_pool_whose_old_engines_hang_as_they_come_back_ends_by_the_deadline(monkeypatch, method):
-    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *args: False)
     async with running() as (pool, made, watch):
         await pool.load(published(1))
 

@@ -117,10 +117,10 @@ def test_no_boundary_comes_any_more(switches):
 
 
 def test_commands_pass_from_rank_to_rank():
-    one = replace(command(7, Parallelism(2, 2, 3)), reason="length", asked_s=time.monotonic() - 5.0)
+    one = replace(command(7, Parallelism(2, 2, 3)), reason="length", requested_s=time.monotonic() - 5.0)
     other = command_from_rank0(command_to_ranks(one))
     assert other == one
-    assert other.asked_s == pytest.approx(one.asked_s, abs=1.0)
+    assert other.requested_s == pytest.approx(one.requested_s, abs=1.0)
 
 
 def test_a_command_that_no_boundary_came_for_is_withdrawn(switches):
