@@ -137,8 +137,8 @@ async def pair(
         stack.push_async_callback(collector.stop)
         shown = {"off": settings((), ""), "on": settings(parts, opened["address"])}
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-            beside = [collector.process.pid] if side == "on" else []
-            runs[side] = ObservedRun(side, places[side], [*shown[side], *overrides], beside)
+            extra_pids = [collector.process.pid] if side == "on" else []
+            runs[side] = ObservedRun(side, places[side], [*shown[side], *overrides], extra_pids)
         async with within(limit_s, "a pair of runs"):
             running = list(runs.values())
             while running:
@@ -164,11 +164,11 @@ def settings(parts: Collection[str], traces: str) -> list[Override]:
 class ObservedRun:
     """A run as a process of its own, with a name and a directory that no other run has.
 
-    beside: other processes whose processor time counts as the run's.
+    extra_pids: other processes whose processor time counts as the run's.
     """
 
     def __init__(
-        self, side: str, place: Place, overrides: Iterable[Override], beside: Collection[int]
+        self, side: str, place: Place, overrides: Iterable[Override], extra_pids: Collection[int]
     ) -> None:
         dotted = [text for key, value in overrides for text in (f"--{key}", value)]
         self._log = place.directory / "output.log"
@@ -182,7 +182,7 @@ class ObservedRun:
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self._side = side
-        self.usage = Usage(place.directory / place.mark, [self._process.pid, *beside])
+        self.usage = Usage(place.directory / place.mark, [self._process.pid, *extra_pids])
 
     def poll(self) -> bool:
         """Sample it; returns whether it is running. Raises ProcessFailed if it failed."""

@@ -153,8 +153,8 @@ async def finish(made: BenchProcesses) -> dict[str, Any]:
     otherwise without a reason.
     """
     players = [await role.ask(do="stop") for role in made.players]
-    otherwise = [item for player in players for item in player["otherwise"]]
-    trained = await made.trainer.ask(do="stop", tickets=[item["ticket"] for item in otherwise])
+    differing = [item for player in players for item in player["otherwise"]]
+    trained = await made.trainer.ask(do="stop", tickets=[item["ticket"] for item in differing])
     ledger = (await made.status()).ledger
     counts: dict[str, int] = {}
     for player in players:
@@ -162,7 +162,7 @@ async def finish(made: BenchProcesses) -> dict[str, Any]:
             counts[name] = counts.get(name, 0) + count
     checkpointed_s = {int(ticket): at_s for ticket, at_s in trained["checkpointed_s"].items()}
     wrong = _wrong(ledger, trained)
-    wrong += answered_wrongly(otherwise, checkpointed_s, sum(ledger.dropped.values()))
+    wrong += answered_wrongly(differing, checkpointed_s, sum(ledger.dropped.values()))
     if wrong:
         raise EarlError(f"the ledger is not exact: {'; '.join(wrong)}", "this is a defect of EARL: report it")
     shown = {
@@ -191,7 +191,7 @@ def _wrong(ledger: scheduler_pb2.LedgerCounts, trained: dict[str, int]) -> list[
 
 
 def answered_wrongly(
-    otherwise: Sequence[Mapping[str, Any]], checkpointed_s: Mapping[int, float], dropped: int
+    differing: Sequence[Mapping[str, Any]], checkpointed_s: Mapping[int, float], dropped: int
 ) -> list[str]:
     """What is wrong with answers to reports that were sent twice, a line for each ticket.
 
@@ -200,12 +200,12 @@ def answered_wrongly(
     refused, and nobody needs the ticket's columns any more. A refusal before that would have the worker free
     columns that a planned batch will read.
 
-    otherwise: as Players.stop returns them. checkpointed_s: when the checkpoint that holds a ticket was sent,
+    differing: as Players.stop returns them. checkpointed_s: when the checkpoint that holds a ticket was sent,
     on the same clock. dropped: tickets of groups that were given up; as many refusals cannot be judged.
     """
     wrong = []
     unjudged = dropped
-    for item in otherwise:
+    for item in differing:
         ticket, verdict = item["ticket"], item["verdict"]
         if verdict != "VERDICT_REFUSED":
             wrong.append(f"ticket {ticket} was accepted, and its repeated report answered {verdict}")
@@ -249,7 +249,7 @@ async def script(directory: Path, seconds: float) -> dict[str, Any]:
 
 
 async def _latencies(made: BenchProcesses) -> dict[str, Any]:
-    """By method: calls since they were asked for last, and the worst of all processes' quantiles in ms."""
+    """Returns by method the calls since the last time, and the worst quantiles of all processes, in ms."""
     answers = [
         await role.ask(do=do)
         for role, do in [*((player, "latencies") for player in made.players), (made.trainer, "say")]

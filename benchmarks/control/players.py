@@ -77,7 +77,7 @@ class Players:
         self._counts: Counter[str] = Counter()
         self._evaluations: set[int] = set()
         # Items of repeated reports whose second answer differed from the first; see `stop`.
-        self._otherwise: list[dict[str, Any]] = []
+        self._differing: list[dict[str, Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
 
@@ -131,7 +131,7 @@ class Players:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connections.close()
-        return {"counts": dict(self._counts), "otherwise": self._otherwise}
+        return {"counts": dict(self._counts), "otherwise": self._differing}
 
     async def _join(self, index: int, name: str, incarnation: int) -> None:
         self._alive[index] = name, incarnation
@@ -142,16 +142,16 @@ class Players:
 
     async def _call(self, index: int, method: str, request: bytes) -> bytes:
         """Calls as a rollout worker does, which joins again once given up; b"" for an ended incarnation."""
-        lives = self._alive[index]
+        identity = self._alive[index]
         try:
             return await self._connections.call(index, method, request)
         except grpc.aio.AioRpcError as error:
-            if self._alive[index] != lives:
+            if self._alive[index] != identity:
                 return b""
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
         self._counts["rejoined"] += 1
-        await self._join(index, *lives)
+        await self._join(index, *identity)
         return await self._connections.call(index, method, request)
 
     def _worker(self, index: int) -> bytes:
@@ -160,12 +160,12 @@ class Players:
     async def _heartbeats(self, index: int) -> None:
         await asyncio.sleep(self._heartbeat_s * index / self._count)
         due_s, next_s = time.monotonic(), self._heartbeat_s
-        lives, beat = self._alive[index], wire.heartbeat(self._worker(index))
+        identity, beat = self._alive[index], wire.heartbeat(self._worker(index))
         while True:
-            if self._alive[index] != lives:
-                lives, beat = self._alive[index], wire.heartbeat(self._worker(index))
+            if self._alive[index] != identity:
+                identity, beat = self._alive[index], wire.heartbeat(self._worker(index))
             request = beat + wire.state(len(self._held.get(index, ())), self._version)
-            if self._alive[index] == lives:
+            if self._alive[index] == identity:
                 answered = await self._call(index, "Heartbeat", request)
                 next_s = scheduler_pb2.HeartbeatResponse.FromString(answered).next_s or self._heartbeat_s
             due_s = max(due_s + next_s, time.monotonic())
@@ -229,9 +229,9 @@ class Players:
         if self._choices.random() < self._repeat:
             repeated = await self._call(index, "CompleteTickets", request)
             self._counts["repeated"] += len(held)
-            otherwise = repeated not in (b"", answered)  # nothing comes back to a worker that was replaced
-            self._counts["repeated_otherwise"] += otherwise
-            if otherwise:
+            differing = repeated not in (b"", answered)  # nothing comes back to a worker that was replaced
+            self._counts["repeated_otherwise"] += differing
+            if differing:
                 self._compare(items, scheduler_pb2.CompleteTicketsResponse.FromString(repeated).items)
 
     def _compare(
@@ -244,7 +244,7 @@ class Players:
         for item, again in zip(first, second, strict=True):
             if item.verdict != again.verdict:
                 number = item.attempt.ticket_id
-                self._otherwise.append(
+                self._differing.append(
                     {
                         "ticket": number,
                         "verdict": scheduler_pb2.Verdict.Name(again.verdict),

@@ -95,7 +95,7 @@ def dispatch(
         result.update(summary(asyncio.run(measure(chosen, sizes_mib, rounds))))
     if "peers" in named:
         result["compares"] += f" {peers.COMPARES}"
-        result["peers"] = beside(headline_of(sizes_mib), min(rounds, PEER_ROUNDS))
+        result["peers"] = peer_figures(headline_of(sizes_mib), min(rounds, PEER_ROUNDS))
     if "capped" in named:
         result["compares"] += f" {caps.COMPARES}"
         capped = asyncio.run(caps.measure(hosts, nic_gbps, host_mib, rounds=max(1, rounds // 2)))
@@ -117,7 +117,7 @@ def headline_of(sizes_mib: Iterable[float]) -> float:
     return min(sizes_mib, key=lambda size: abs(size - HEADLINE_MIB))
 
 
-def beside(size_mib: float, rounds: int) -> dict[str, Any]:
+def peer_figures(size_mib: float, rounds: int) -> dict[str, Any]:
     """Figures of Ray and TransferQueue with shm in turn, and how many times longer each takes.
 
     Where they are not installed: a message for each instead.

@@ -125,10 +125,10 @@ async def started(arms: Sequence[str], rows: int) -> AsyncIterator[DispatchFleet
             await start("producer", rank, gate=gate_in, words_out=words_out) for rank in range(PRODUCERS)
         ]
         consumers = [await start("consumer", rank, words_in=words[str(rank)][0]) for rank in range(CONSUMERS)]
-        beside = await peers.start(others, rows, directory) if others else None
-        if beside is not None:
-            stack.push_async_callback(beside.stop)
-        yield DispatchFleet(controller, producers, consumers, gate, beside)
+        side_peers = await peers.start(others, rows, directory) if others else None
+        if side_peers is not None:
+            stack.push_async_callback(side_peers.stop)
+        yield DispatchFleet(controller, producers, consumers, gate, side_peers)
 
 
 async def one_round(fleet: DispatchFleet, round_: Round) -> dict[str, Any]:

@@ -108,11 +108,11 @@ async def play(
             while (now := time.monotonic()) < ends:
                 result = await env.reset(steps=steps)
                 while now < ends and not result.done:
-                    asked_s = time.monotonic()
+                    requested_s = time.monotonic()
                     result = await env.step({"text": "go"})
                     now = time.monotonic()
-                    if begins <= asked_s and now < ends:
-                        latencies.append(now - asked_s)
+                    if begins <= requested_s and now < ends:
+                        latencies.append(now - requested_s)
         finally:
             await env.close()
 

@@ -59,13 +59,13 @@ class Player:
                 try:
                     session = await self._opened(steps)
                     while not session.done:
-                        asked_s = time.monotonic()
+                        requested_s = time.monotonic()
                         outcome = await session.step("go")
                         now = time.monotonic()
                         if outcome.message:
                             failed[outcome.message.partition(":")[0]] += 1
-                        elif asked_s >= begins:
-                            latencies.append(now - asked_s)
+                        elif requested_s >= begins:
+                            latencies.append(now - requested_s)
                             by_host[outcome.observation.text[:16].strip()] += 1
                 except EarlError as error:
                     failed[type(error).__name__] += 1

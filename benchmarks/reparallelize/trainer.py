@@ -134,7 +134,7 @@ def _rank(job: Job) -> None:
         version += 1
         slots.publish(version)
         command = SwitchCommand(
-            epoch, Parallelism.parse(parallelism), DEADLINES, TOLERANCE, asked_s=time.monotonic()
+            epoch, Parallelism.parse(parallelism), DEADLINES, TOLERANCE, requested_s=time.monotonic()
         )
         change = TrainerChange(stepper, slots)
         outcome = switch(command, change)

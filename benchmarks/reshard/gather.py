@@ -30,14 +30,14 @@ class Buckets:
         self.case = case
         self.held = first_held(spec, case)
         self.names: list[list[str]] = [[]]
-        room = BUCKET_BYTES // CARRIER.itemsize
+        left = BUCKET_BYTES // CARRIER.itemsize
         for name, shape in self.shapes.items():
             size = int(np.prod(shape))
-            if self.names[-1] and room < size:
+            if self.names[-1] and left < size:
                 self.names.append([])
-                room = BUCKET_BYTES // CARRIER.itemsize
+                left = BUCKET_BYTES // CARRIER.itemsize
             self.names[-1].append(name)
-            room -= size
+            left -= size
         self.sizes = [sum(int(np.prod(self.shapes[name])) for name in names) for names in self.names]
         # What every rank sends of each bucket: as much as the one that has most.
         self.sent = [
