@@ -235,7 +235,7 @@ class EnvBackendLost(EnvHostLost):
 
 
 class DiskFull(EarlError, status="RESOURCE_EXHAUSTED", exit_code=25):
-    """A disk has no room left. Of a run, what had been acknowledged is kept."""
+    """A disk is full. Of a run, what had been acknowledged is kept."""
 
 
 def file_error(error: OSError) -> EarlError | None:

@@ -99,7 +99,7 @@ def encode_outcome(outcome: SwitchOutcome, kind: type[OutcomeKind]) -> OutcomeKi
 
 
 def decode_outcome(response: OutcomeMessage) -> SwitchOutcome:
-    """The outcome in a response. Raises RpcError if the worker does not say which parallelism it has now."""
+    """The outcome in a response. Raises RpcError if the worker does not report its present parallelism."""
     if not response.HasField("parallelism"):
         raise RpcError("the answer does not name a parallelism", "run workers of the scheduler's version")
     return SwitchOutcome(

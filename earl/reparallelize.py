@@ -1,4 +1,4 @@
-"""A switch of parallelism: what a worker is asked for, what came of it, and what it cost. Pure.
+"""A switch of parallelism: the command to a worker, its outcome, and its costs. Pure.
 
     scheduler ── SwitchCommand ─► worker            rollout pool, trainer ranks, reference ranks
     scheduler ◄─ SwitchOutcome ── worker
@@ -35,8 +35,8 @@ class SwitchCommand:
 
     epoch: grows with every switch of a stage; an older one is refused. parallelism: over the devices of the
     worker. logprob_tolerance: largest difference between canaries' log-probs before and after, in nats.
-    asked_s: when the command came, by time.monotonic() of the process that received it. Raises ConfigError
-    for a tolerance that is not a number.
+    requested_s: when the command came, by time.monotonic() of the process that received it. Raises
+    ConfigError for a tolerance that is not a number.
     """
 
     epoch: int
@@ -44,7 +44,7 @@ class SwitchCommand:
     deadlines: SwitchDeadlines = field(default_factory=SwitchDeadlines)
     logprob_tolerance: float = LOGPROB_TOLERANCE
     reason: str = ""
-    asked_s: float = field(default=0.0, compare=False)
+    requested_s: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         if math.isnan(self.logprob_tolerance):

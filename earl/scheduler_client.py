@@ -26,7 +26,8 @@ from earl.worker_report import BusySpan, TransferTotals
 
 # How long a scheduler that cannot be reached (restarting, overloaded) is tried, a call.
 RETRY_S = 30.0
-# A worker counts as lost after three times the time between its heartbeats, of which the scheduler says three
+# A worker counts as lost after three times the time between its heartbeats, of which the scheduler allows
+# three
 # quarters at least.
 _HEARTBEATS_UNTIL_LOST = 4.0
 
@@ -46,7 +47,7 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """stop: the run has ended. next_s: when the next heartbeat is due; 0 if the scheduler does not say."""
+    """stop: the run has ended. next_s: when the next heartbeat is due; 0 if the scheduler does not set it."""
 
     stop: bool
     next_s: float

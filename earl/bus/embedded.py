@@ -82,7 +82,7 @@ class EmbeddedValkey:
         BusUnavailable when another owner is alive or the server does not answer within `start_s`.
         """
         binary = self._binary or server_binary()
-        directory = _own_directory(directory)
+        directory = _private_directory(directory)
         await self._take(directory)
         try:
             await self._launch(binary, directory, start_s)
@@ -183,7 +183,7 @@ class EmbeddedValkey:
             await client.aclose()
 
 
-def _own_directory(directory: Path) -> Path:
+def _private_directory(directory: Path) -> Path:
     """Makes the directory private to this user: it will contain the run's secret."""
     try:
         directory.mkdir(parents=True, exist_ok=True)

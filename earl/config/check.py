@@ -87,7 +87,7 @@ def check_framing(model: ModelConfig) -> None:
     if model.chat and model.observation_prefix:
         raise ConfigError(
             f"model.observation_prefix = {model.observation_prefix!r} with model.chat = true: the chat "
-            "template stands before observations",
+            "template comes before observations",
             "put it into model.system, or remove the one or the other",
         )
     if model.chat and not model.path:
@@ -139,7 +139,7 @@ def check_lengths(config: RunConfig) -> None:
         )
     if rollout.max_new_tokens >= rollout.max_context_tokens:
         raise ConfigError(
-            f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room in max_context_tokens = "
+            f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no prompt in max_context_tokens = "
             f"{rollout.max_context_tokens}",
             "raise rollout.max_context_tokens",
         )

@@ -1,4 +1,4 @@
-"""`[data_plane]` and `[bus]`: where tensors lie, how they travel, where facts are kept."""
+"""`[data_plane]` and `[bus]`: where tensors are kept, how they are transferred, where facts are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRAIN_BYTES = 4 << 10
 
 
 class DataPlaneConfig(ConfigSection):
-    # A tmpfs that has room for the run's arenas, which are files in a directory below it. Change it if
+    # A tmpfs that is large enough for the run's arenas, which are files in a directory below it. Change it if
     # /dev/shm is small, as in many containers.
     arena_dir: str = "/dev/shm"
     # Memory into which arenas are written: "cpu", or a GPU such as "cuda:0", from which published data are

@@ -27,7 +27,8 @@ class EnvironmentConfig(ConfigSection):
     # Seconds that a run waits for the first host that serves the environment; then it ends. Raise it if hosts
     # are started by hand, or after the run by somebody else.
     wait_s: float = Field(default=600.0, gt=0)
-    # Seconds that an episode waits until a host has room for it; then its attempt fails. Raise it if hosts
+    # Seconds that an episode waits until a host has free capacity for it; then its attempt fails. Raise it if
+    # hosts
     # start slowly or have few sessions.
     queue_s: float = Field(default=60.0, gt=0)
     # Seconds that a reset may take. Raise it for environments that start containers or servers.

@@ -31,7 +31,8 @@ class ScratchModel(ConfigSection):
     rope_theta: float = Field(default=10_000.0, gt=1)
     # Standard deviation of the initial embeddings. A tiny vocabulary learns faster with a larger one.
     embedding_std: float = Field(default=0.02, gt=0)
-    # Words of the tokenizer beside its special tokens. Text is split into words and single punctuation
+    # Words of the tokenizer in addition to its special tokens. Text is split into words and single
+    # punctuation
     # characters; the model reads <unk> for any other word, which log and status tell.
     words: list[str] = []
 
@@ -42,7 +43,7 @@ class ModelConfig(ConfigSection):
     # cache. Empty: [model.scratch] makes a new one.
     path: str = ""
     scratch: ScratchModel = ScratchModel()
-    # Dtype in which weights are published and kept beside the optimizer, and in which stages without a dtype
+    # Dtype in which weights are published and kept next to the optimizer, and in which stages without a dtype
     # of their own compute. "auto": bfloat16 where every stage's device computes it, else float32
     # (docs/operating.md).
     dtype: DTypeOrAuto = "float32"

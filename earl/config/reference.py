@@ -24,7 +24,7 @@ def reference_bytes(config: RunConfig) -> int:
 
 
 def check_reference(config: RunConfig) -> None:
-    """Raises ConfigError if the stage could wait forever for room in its arena."""
+    """Raises ConfigError if the stage could wait forever for space in its arena."""
     given, needed = config.reference.arena_bytes, reference_bytes(config)
     if config.trainer.kl_coefficient > 0 and 0 < given < needed:
         raise ConfigError(

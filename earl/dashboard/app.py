@@ -1,6 +1,6 @@
 """The page's routes: the page, its files, the stream of sections, and the trajectories.
 
-Every one of them stands behind earl.dashboard.guard.
+All of them are behind earl.dashboard.guard.
 """
 
 from __future__ import annotations

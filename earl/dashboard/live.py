@@ -34,8 +34,8 @@ class Live:
         self._services = services
         self._status = RunStatus(run=config.name)
         # Unix seconds of the last answer of each service, and the reason why there was none since.
-        self._heard: dict[str, float] = {}
-        self._silent: dict[str, tuple[float, str]] = {}
+        self._answer_times: dict[str, float] = {}
+        self._unreachable: dict[str, tuple[float, str]] = {}
 
     async def sections(self, last_step: Mapping[str, Any]) -> dict[str, Any]:
         """The sections as they are now. last_step: the last record of the metrics."""
@@ -45,7 +45,7 @@ class Live:
         if status is not None and status.run != self._config.name:
             text = f"{self._services.scheduler} belongs to run {status.run!r} now"
             status = None
-            self._silent["scheduler"] = (self._silent.get("scheduler", (time.time(), ""))[0], text)
+            self._unreachable["scheduler"] = (self._unreachable.get("scheduler", (time.time(), ""))[0], text)
         if status is not None:
             self._status = status
         # A fleet's run has no launcher on this machine.
@@ -56,7 +56,7 @@ class Live:
             "workers": {"state": state, "rows": [worker_row(worker) for worker in self._status.workers]},
         }
         if state != "live":
-            sections["workers"]["heard"] = self._heard.get("scheduler")
+            sections["workers"]["heard"] = self._answer_times.get("scheduler")
         hosts: dict[str, Any] = {"rows": [], "environments": []}
         tickets: dict[str, Any] = {"rows": []}
         sections["hosts"], sections["tickets"] = {"state": state, **hosts}, {"state": state, **tickets}
@@ -76,35 +76,35 @@ class Live:
         try:
             answer = await call
         except EarlError as error:
-            since = self._silent.get(service, (time.time(), ""))[0]
-            self._silent[service] = (since, error.message)
+            since = self._unreachable.get(service, (time.time(), ""))[0]
+            self._unreachable[service] = (since, error.message)
             return None
-        self._silent.pop(service, None)
-        self._heard[service] = time.time()
+        self._unreachable.pop(service, None)
+        self._answer_times[service] = time.time()
         return answer
 
     async def _listed(self, service: str, call: Any, empty: dict[str, Any]) -> dict[str, Any]:
         """A section that lists a service's answer; `empty` with the error where there is none."""
         answer = await self._answered(service, call)
         if answer is None:
-            return {"state": "silent", **empty, **self._silence(service)}
+            return {"state": "silent", **empty, **self._outage(service)}
         return {"state": "live", **answer}
 
-    def _silence(self, service: str) -> dict[str, Any]:
-        since, error = self._silent[service]
-        return {"since": self._heard.get(service, since), "error": error}
+    def _outage(self, service: str) -> dict[str, Any]:
+        since, error = self._unreachable[service]
+        return {"since": self._answer_times.get(service, since), "error": error}
 
     def _run(self, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
         shown = run_section(self._directory, self._config, self._status, state, last_step)
-        return shown | (self._silence("scheduler") if state == "silent" else {})
+        return shown | (self._outage("scheduler") if state == "silent" else {})
 
     def _ledger(self, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
         """The ledger now, or as the run's files have it."""
         if state == "live" or (self._status.ledger.issued and not has_result(self._directory, state)):
             ledger = self._status.ledger
             roles = [asdict(role) for role in self._status.roles]
-            heard = None if state == "live" else self._heard.get("scheduler")
-            return {"state": state, **asdict(ledger), "live": ledger.live, "roles": roles, "heard": heard}
+            answered = None if state == "live" else self._answer_times.get("scheduler")
+            return {"state": state, **asdict(ledger), "live": ledger.live, "roles": roles, "heard": answered}
         return recorded_ledger(self._directory, state, last_step)
 
 

@@ -103,11 +103,11 @@ class RunFolder:
             directory = self.folder / name
             config = config_of(directory)
             viewed = ViewedRun(directory, config, self._services(directory, config))
-            await self._make_room()
+            await self._evict()
         self._open[name] = viewed  # the last is the one that was looked at last
         return viewed
 
-    async def _make_room(self) -> None:
+    async def _evict(self) -> None:
         idle = [name for name, viewed in self._open.items() if not viewed.feed.followers]
         for name in idle[: max(0, len(self._open) + 1 - OPEN)]:
             await self._open.pop(name).close()

@@ -101,7 +101,7 @@ async def serving(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
             log_config=None,
-            # A link's token stands in a request's line.
+            # A link's token is part of a request's line.
             access_log=False,
             server_header=False,
             lifespan="off",
@@ -148,7 +148,7 @@ def shown_address(bind: str, listener: socket.socket) -> str:
     host, _ = auth.split_address(bind)
     port = listener.getsockname()[1]
     bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return bound if is_loopback(host) else advertised(bound, own_port=True)
+    return bound if is_loopback(host) else advertised(bound, keep_port=True)
 
 
 def hosts_of(bind: str) -> frozenset[str]:
@@ -156,7 +156,7 @@ def hosts_of(bind: str) -> frozenset[str]:
     host, _ = auth.split_address(bind)
     if is_loopback(host):
         return LOOPBACK
-    named = {host, socket.gethostname(), auth.split_address(advertised(bind, own_port=True))[0]}
+    named = {host, socket.gethostname(), auth.split_address(advertised(bind, keep_port=True))[0]}
     return LOOPBACK | {name.lower() for name in named}
 
 

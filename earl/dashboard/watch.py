@@ -1,4 +1,4 @@
-"""Looks at the run while anybody looks at the page, and never otherwise."""
+"""Polls the run while somebody views the page, and only then."""
 
 from __future__ import annotations
 

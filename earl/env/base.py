@@ -92,7 +92,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Longest waits of a session, in seconds: for a host with room, the reset, one step, the episode."""
+    """Longest waits of a session, in seconds: for a host with free capacity, the reset, one step, the
+    episode.
+    """
 
     queue_s: float = 60.0
     reset_s: float = 30.0

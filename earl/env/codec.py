@@ -40,7 +40,7 @@ def failure_message(reason: str, text: str) -> str:
 
 
 def error_of(message: str) -> EarlError:
-    """The error that a failed Result's `message` stands for; EnvironmentFailure if it names none."""
+    """Returns the error that a failed Result's `message` names; EnvironmentFailure if it names none."""
     reason, separator, text = message.partition(": ")
     cls = catalogue().get(reason) if separator else None
     return cls(text) if cls else EnvironmentFailure(message)
@@ -132,7 +132,7 @@ def progress(session: int, seq: int, message: str) -> env_pb2.HostMessage:
 
 
 def checked_role(role: str) -> str:
-    """A role as it may be sent: "" stands for "user". Raises EnvProtocolError."""
+    """Returns the role to send: "" means "user". Raises EnvProtocolError."""
     if role and role not in ROLES:
         raise EnvProtocolError(f"observation has role {role!r}", f"use one of {', '.join(ROLES)}")
     return role
@@ -159,7 +159,7 @@ def host_message(data: bytes) -> env_pb2.HostMessage:
 def outcome(result: env_pb2.Result) -> Observation | StepResult:
     """Decodes a Result that `answer` built: an observation for a reset, else a StepResult.
 
-    Raises the error that a failed one stands for.
+    Raises the error that a failed one names.
     """
     if result.message or result.ending not in (Ending.NONE, Ending.OK, Ending.TRUNCATED):
         raise error_of(result.message)

@@ -152,7 +152,7 @@ class EnvHost:
         """Keeps a stream to the gateway until `stop`."""
         client = Client(self._gateway, env_pb2_grpc.EnvGatewayServiceStub, token=self._token, tls=self._tls)
         loop = asyncio.get_running_loop()
-        heard_at, backoff_s = loop.time(), FIRST_BACKOFF_S
+        last_seen_s, backoff_s = loop.time(), FIRST_BACKOFF_S
         try:
             while not stop.is_set():
                 self._sent = current(self._token)
@@ -162,9 +162,9 @@ class EnvHost:
                 error = await self._attempt(call, stream, hello, stop, ready)
                 if error is None:
                     return
-                if stream.heard_at:
-                    ready, heard_at, backoff_s = None, stream.heard_at, FIRST_BACKOFF_S
-                if loop.time() - heard_at > self._give_up_s:
+                if stream.last_seen_s:
+                    ready, last_seen_s, backoff_s = None, stream.last_seen_s, FIRST_BACKOFF_S
+                if loop.time() - last_seen_s > self._give_up_s:
                     raise ServiceUnavailable(
                         f"no gateway at {self._gateway} for {self._give_up_s:g} s: {error.message}",
                         "start it, or correct the address",

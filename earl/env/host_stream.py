@@ -31,11 +31,11 @@ LAST_WORDS_S = 2.0
 
 class HostStream:
     """One stream. frames: our end of it. peer: the gateway, for messages. `outbox` takes what the
-    sessions say; `heard_at` is the loop's time of the last frame, 0 before Welcome."""
+    sessions say; `last_seen_s` is the loop's time of the last frame, 0 before Welcome."""
 
     def __init__(self, frames: Frames, peer: str, runner: SessionRunner) -> None:
         self.outbox = Outbox()
-        self.heard_at = 0.0
+        self.last_seen_s = 0.0
         self._frames = frames
         self._peer = peer
         self._runner = runner
@@ -97,24 +97,24 @@ class HostStream:
         welcome = messages[0].welcome
         if welcome.protocol != codec.PROTOCOL:
             raise EnvProtocolError(f"gateway speaks protocol {welcome.protocol}, this host {codec.PROTOCOL}")
-        self._heard()
+        self._note_message()
         self._runner.max_text_bytes = welcome.max_text_bytes
         self._runner.keep(set(welcome.sessions))
         for message in messages[1:]:
             self._handle(message)
         return welcome.lease_s
 
-    def _heard(self) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+    def _note_message(self) -> None:
+        self.last_seen_s = asyncio.get_running_loop().time()
 
     async def _read(self, lease_s: float) -> None:
         """Handles messages until the stream ends. A gateway that no longer pings counts as gone."""
         bound_s = max(3 * lease_s, 1.0)
         try:
-            async with asyncio.timeout(bound_s) as silence:
+            async with asyncio.timeout(bound_s) as timeout:
                 while (messages := await self._frames.read()) is not None:
-                    self._heard()
-                    silence.reschedule(self.heard_at + bound_s)
+                    self._note_message()
+                    timeout.reschedule(self.last_seen_s + bound_s)
                     for message in messages:
                         self._handle(message)
         except TimeoutError:

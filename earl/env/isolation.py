@@ -8,7 +8,8 @@ paid for once; after one that failed it ends, and another takes its place. What 
 as ENV_ERROR (EnvironmentCrashed). A step that is cancelled, which is what a gateway does at a deadline,
 kills the process. No pickle: the child imports the environment by its name.
 
-It costs a start, some 20 MiB a process beside what the environment needs, and about a millisecond a step.
+It costs a start, some 20 MiB a process in addition to what the environment needs, and about a millisecond a
+step.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class SessionRunner:
 
 
 async def _awaited(name: str, seq: int, call: Call) -> Any:
-    """The call's outcome, or the Failure that its exception stands for."""
+    """Returns the call's outcome, or the Failure that its exception maps to."""
     try:
         outcome = call()
         return await outcome if inspect.isawaitable(outcome) else outcome
@@ -307,7 +307,7 @@ def _failure(name: str, seq: int, error: BaseException) -> Failure:
 
 
 def _guarded(name: str, seq: int, call: Call) -> Any:
-    """The call's outcome, or the Failure that its exception stands for."""
+    """Returns the call's outcome, or the Failure that its exception maps to."""
     try:
         return call()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the episode's end, which says so

@@ -234,9 +234,9 @@ class _MiddleTruncated:
 
     def add(self, piece: bytes) -> None:
         self.size += len(piece)
-        room = self._half - len(self._head)
-        self._head += piece[:room]
-        self._tail = (self._tail + piece[room:])[-self._half :]
+        left = self._half - len(self._head)
+        self._head += piece[:left]
+        self._tail = (self._tail + piece[left:])[-self._half :]
 
     def text(self) -> str:
         left_out = self.size - len(self._head) - len(self._tail)

@@ -95,8 +95,8 @@ def private_root(settings):
     write(STAGE + "/dev/null", "")
     read_only(STAGE)
     mount("/dev/null", STAGE + "/dev/null", None, MS_BIND, None)
-    room = f"mode=777,size={settings['disk_bytes']},nr_inodes={settings['files']}"
-    mount("tmpfs", STAGE + WORK, "tmpfs", MS_NOSUID | MS_NODEV, room)
+    options = f"mode=777,size={settings['disk_bytes']},nr_inodes={settings['files']}"
+    mount("tmpfs", STAGE + WORK, "tmpfs", MS_NOSUID | MS_NODEV, options)
     os.chdir(STAGE)
     # Puts the old root on top of the new one and takes it away: pivot_root(2), "pivot_root(".", ".")".
     checked(LIBC.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
@@ -163,10 +163,10 @@ def without_privileges():
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def limit(settings, own_count):
+def limit(settings, counts_alone):
     """rlimits, and killed when the thread that waits for it ends. After the last change of user.
 
-    own_count: whether the user's processes are this sandbox's alone, and so can be limited.
+    counts_alone: whether the user's processes are this sandbox's alone, and so can be limited.
     """
     cpu = settings["cpu_s"]
     limits = {
@@ -177,7 +177,7 @@ def limit(settings, own_count):
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
     }
-    if own_count:
+    if counts_alone:
         limits[resource.RLIMIT_NPROC] = settings["threads"]
     for name, value in limits.items():
         soft, hard = value if isinstance(value, tuple) else (value, value)

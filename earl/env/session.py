@@ -191,7 +191,7 @@ class Session:
         if ending in (Ending.INFRA_ERROR, Ending.TIMEOUT):
             self._ended()
             raise error_of(result.message)
-        if result.message and not result.done:  # refused: the session stands where it stood
+        if result.message and not result.done:  # refused: the session's state is unchanged
             self._seq -= 1
             raise error_of(result.message)
         self.observation = observation(result.observation)
@@ -245,7 +245,7 @@ class _PlayStream:
         return await session.answer
 
     def forget(self, session: Session) -> None:
-        """Tells the gateway that nothing more will be asked of the session."""
+        """Tells the gateway that no more requests to the session will follow."""
         self._sessions.pop(session.number, None)
         if session.answer is not None and not session.answer.done():
             session.answer.cancel()

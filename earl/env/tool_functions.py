@@ -39,8 +39,8 @@ class FunctionTool(Tool):
     """A tool that Python carries out. The calls of one action run concurrently.
 
     function: called with the arguments by name; plain or async. method: the name of the environment's
-    method to call instead. timeout_s: None for the environment's. parallel: whether it may run beside
-    others; those that may not run one after the other, in the order of their calls. blocking: whether a
+    method to call instead. timeout_s: None for the environment's. parallel: whether it may run in parallel
+    with others; those that may not run one after the other, in the order of their calls. blocking: whether a
     plain function may take longer than about a millisecond; it then runs in a thread.
     """
 
@@ -128,7 +128,7 @@ def _arguments(
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
-        raise ConfigError(f"type hints of {where} cannot be read: {error}", "mend or import them") from error
+        raise ConfigError(f"type hints of {where} cannot be read: {error}", "fix or import them") from error
     parameters = [*inspect.signature(function).parameters.values()][is_bound:]
     fields: dict[str, Any] = {}
     for parameter in parameters:

@@ -28,7 +28,7 @@ ends the episode as INFRA_ERROR instead; MemoryError ends it as ENV_ERROR: neith
 A tool that does not return within its timeout is given up: the agent is shown that, the episode continues.
 An async function is cancelled. A plain one keeps its thread, which delays nobody, and until it ends
 further calls of the same tool in this episode are refused at once; so are, if it is one that may not
-run beside others, all such.
+run in parallel with others, all such.
 """
 
 from __future__ import annotations

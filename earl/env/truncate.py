@@ -29,7 +29,7 @@ def truncate(text: str, limit: int) -> str:
 
 
 def shares(lengths: Sequence[int], total: int) -> list[int]:
-    """Returns how much of each text may stay so that all have room in `total`: the longest give first.
+    """Returns how much of each text may stay so that all fit into `total`: the longest are truncated first.
 
     Every text gets its length or the common bound that uses `total` up.
     """
@@ -47,4 +47,4 @@ def shares(lengths: Sequence[int], total: int) -> list[int]:
 def truncate_all(texts: Sequence[str], each: int, total: int) -> list[str]:
     """The texts, none longer than `each` and all together no longer than `total` (or 64 a text)."""
     allowed = shares([min(len(text), each) for text in texts], total)
-    return [truncate(text, room) for text, room in zip(texts, allowed, strict=True)]
+    return [truncate(text, limit) for text, limit in zip(texts, allowed, strict=True)]

@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template, taken apart into what stands before and after a message's content.
+"""A checkpoint's own chat template, split into the parts before and after a message's content.
 
     first:   [system] [observation]⟨content⟩ [generation prompt]
     later:   …the model's own tokens… [end of its turn] [observation]⟨content⟩ [generation prompt]
@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earl.errors import ConfigError, ModelNotFound
-from earl.models.prompt_defaults import own_template
+from earl.models.prompt_defaults import model_template
 
 # Stand for contents while a template is rendered; no template changes or contains them.
 _OBSERVATION = "EARLobservationEARL"
@@ -140,7 +140,7 @@ def read_template(directory: str | Path) -> tuple[str, Mapping[str, Any]]:
         raise ModelNotFound(f"{file.parent}: {error}", "save the tokenizer again") from None
     if isinstance(source, list):  # several templates with names
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    return own_template(source or ""), written
+    return model_template(source or ""), written
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **other: Any) -> str:

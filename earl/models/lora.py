@@ -38,7 +38,7 @@ class LoraSpec:
 
 
 class _Adapted(nn.Linear):
-    """A linear layer with the parameters of another one and room for an adapter's (float32)."""
+    """A linear layer with the parameters of another one and space for an adapter's (float32)."""
 
     def __init__(self, linear: nn.Linear, lora: LoraSpec) -> None:
         nn.Module.__init__(self)

@@ -108,11 +108,11 @@ class Attention(nn.Module):
         query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         if self.cp.size == 1:
             return self.o_proj(causal_attention(query, key, value, packing).flatten(1))
-        query, key, value = self._of_own_heads(query, key, value, packing.rows)
+        query, key, value = self._split_heads(query, key, value, packing.rows)
         out = causal_attention(query, key, value, packing)
         return self.o_proj(to_rows(out, self.cp, packing.rows).flatten(1))
 
-    def _of_own_heads(
+    def _split_heads(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, total: int
     ) -> tuple[torch.Tensor, ...]:
         """All rows of the heads that this rank attends with, in one exchange. With fewer key-value heads than

@@ -6,7 +6,7 @@
     └──────────────────────────────┘
     action prefix ── after the generation prompt, if one is asked for
 
-`with_defaults` makes it, for transformers, vLLM and SGLang. `own_template` takes the middle out again:
+`with_defaults` makes it, for transformers, vLLM and SGLang. `model_template` takes the middle out again:
 EARL has both texts from its run file.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 
-_OWN = "{# The model's own chat template, to the next comment of this kind. #}"
+_MODEL_TEMPLATE = "{# The model's own chat template, to the next comment of this kind. #}"
 _END = "{#+ The model's own chat template ends here. #}"
 _LINE_END = re.compile(r"(\r\n|\r|\n)\Z")
 
@@ -25,7 +25,7 @@ def with_defaults(template: str, system: str, action_prefix: str) -> str:
     if not system and not action_prefix:
         return template
     # Jinja drops one line end at the end of a template. In the middle of a template it would be kept.
-    parts = [f"{_OWN}\n", _LINE_END.sub("", template), _END]
+    parts = [f"{_MODEL_TEMPLATE}\n", _LINE_END.sub("", template), _END]
     if system:
         parts.insert(
             0,
@@ -38,13 +38,13 @@ def with_defaults(template: str, system: str, action_prefix: str) -> str:
     return "".join(parts)
 
 
-def own_template(template: str) -> str:
+def model_template(template: str) -> str:
     """The model's own part of what `with_defaults` made; any other template as it is."""
-    start, end = template.find(f"{_OWN}\n"), template.rfind(_END)
+    start, end = template.find(f"{_MODEL_TEMPLATE}\n"), template.rfind(_END)
     if not 0 <= start < end:
         return template
     # With the line end that Jinja drops, as if the template had one.
-    return template[start + len(_OWN) + 1 : end] + "\n"
+    return template[start + len(_MODEL_TEMPLATE) + 1 : end] + "\n"
 
 
 def _literal(text: str) -> str:

@@ -151,7 +151,7 @@ class Tokenizer:
     def encode_text(self, text: str) -> list[int]:
         """The ids of plain text; special tokens in it are not recognised.
 
-        A word-level tokenizer remembers what it does not have, and says each word once in the log.
+        A word-level tokenizer remembers words that it lacks, and logs each once.
         """
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         ids = encoded.ids

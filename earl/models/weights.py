@@ -25,7 +25,7 @@ from earl.models.module import Decoder
 from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec, load_spec
 
-# What transformers needs beside the weights; copied when present.
+# Files that transformers needs in addition to the weights; copied when present.
 SIDE_FILES = (
     "config.json",
     "generation_config.json",

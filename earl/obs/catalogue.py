@@ -153,9 +153,9 @@ _ROLLOUT = [
     gauge("earl_rollout_capacity_episodes", "Attempts that may be held."),
     counter("earl_rollout_env_steps_total", "Steps that environments answered."),
     counter("earl_rollout_env_wait_seconds_total", "Time that episodes waited for those steps."),
-    gauge("earl_rollout_arena_used_ratio", "Of the arena that trajectories lie in."),
-    gauge("earl_rollout_arena_blocked", "1 while finished episodes wait for room in the arena."),
-    gauge("earl_rollout_memory_used_ratio", "Of the fullest device's memory."),
+    gauge("earl_rollout_arena_used_ratio", "Used share of the arena of trajectories."),
+    gauge("earl_rollout_arena_blocked", "1 while finished episodes wait for space in the arena."),
+    gauge("earl_rollout_memory_used_ratio", "Used share of the fullest device's memory."),
     gauge("earl_rollout_blocked_sequences", "Sequences that no engine can hold in its parallelism."),
     gauge("earl_rollout_blocked_context_tokens", "The longest of those."),
     counter("earl_rollout_contexts_refused_total", "Turns that no parallelism could hold."),
@@ -168,7 +168,7 @@ def _stage(service: str, what: str) -> list[Metric]:
         gauge(f"earl_{service}_policy_version", "Version of the parameters."),
         counter(f"earl_{service}_phase_seconds_total", f"Time of {what}, by phase.", "phase"),
         gauge(f"earl_{service}_doing", "1 for what rank 0 does now.", "phase"),
-        gauge(f"earl_{service}_memory_used_ratio", "Of the fullest device's memory."),
+        gauge(f"earl_{service}_memory_used_ratio", "Used share of the fullest device's memory."),
     ]
 
 
@@ -187,8 +187,8 @@ _STAGES = [
     gauge("earl_trainer_batch_id", "Batch that was trained last."),
     *_transfers("trainer"),
     *_stage("reference", "rank 0 of the reference stage"),
-    gauge("earl_reference_waiting_tokens", "Of trajectories that wait for their log-probs."),
-    gauge("earl_reference_arena_used_ratio", "Of the arena that log-probs lie in."),
+    gauge("earl_reference_waiting_tokens", "Tokens of trajectories that wait for their log-probs."),
+    gauge("earl_reference_arena_used_ratio", "Used share of the arena of log-probs."),
     *_transfers("reference"),
     *_transfers("rollout"),
 ]

@@ -4,7 +4,7 @@
                     ├─► points, new ───┤
     evaluations ────┘    ones alone    └─► W&B: a run of its own, offline in <run>/wandb unless told otherwise
 
-A sink is a process of its own beside the run, or `earl sink` afterwards. How far it came is kept in
+A sink is a process of its own during the run, or `earl sink` afterwards. How far it came is kept in
 <run>/sinks/<name>.json: the same command continues from there, and sends nothing twice but what was not
 flushed when it was killed. Points are by policy version; after a roll-back a version has a later point,
 which counts.
@@ -30,7 +30,7 @@ INIT_S = 30.0
 # Fields of a record: those that give its time, and those that are no single number.
 _WHEN = ("step", "phase", "version", "time_s", "name")
 _LEFT_OUT = ("length_histogram.", "rewards", "wins")
-# In the state, beside how far each file was read.
+# In the state, next to how far each file was read.
 _MARKS = "marks"
 # Never sent anywhere: a bus's URL may hold a password.
 _SECRET_SECTIONS = ("bus",)

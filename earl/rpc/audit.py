@@ -101,7 +101,7 @@ def _lock(descriptor: int) -> None:
 
 
 def summary(request: Message) -> dict[str, Any]:
-    """A request's fields as they may stand in a line: long values truncated, repeated ones counted."""
+    """Formats a request's fields for one line: long values truncated, repeated ones counted."""
     fields: dict[str, Any] = {}
     for field, value in request.ListFields():
         if field.is_repeated:

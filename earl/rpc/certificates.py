@@ -66,7 +66,7 @@ def make(
             f"{directory} has {', '.join(there)} already",
             "name another directory, or replace them with --force: what trusts the old authority stops to",
         )
-    others = own_certificates(directory)
+    others = extra_certificates(directory)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EARL development CA")])
@@ -79,7 +79,7 @@ def make(
     return made
 
 
-def own_certificates(directory: Path) -> list[str]:
+def extra_certificates(directory: Path) -> list[str]:
     """Names of the servers for which `add` made certificates, whatever authority signed them.
 
     They are known by their subjects: copies of others, and what other tools made, are not among them.
@@ -104,7 +104,7 @@ def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> 
     if there := [file for file in (f"{name}.pem", f"{name}.key") if (directory / file).exists()]:
         remedy = (
             "renew it: earl certs renew"
-            if name in own_certificates(directory)
+            if name in extra_certificates(directory)
             else f"remove {' and '.join(there)}"
         )
         raise ConfigError(f"{directory} has {' and '.join(there)} already", remedy)
@@ -114,7 +114,7 @@ def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> 
 def renew(directory: Path, hosts: Sequence[str] = (), *, days: int, name: str = SERVER) -> Made:
     """Another key and certificate for servers, by the same authority, so that callers trust it as before.
 
-    For the names that the certificate has, and `hosts`. name: SERVER, or one of `own_certificates`.
+    For the names that the certificate has, and `hosts`. name: SERVER, or one of `extra_certificates`.
 
     Raises ConfigError for names that are none, files that are missing or no such, and an authority that has
     expired.

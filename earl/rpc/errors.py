@@ -77,7 +77,7 @@ def status_code(error: EarlError) -> grpc.StatusCode:
 
 
 def to_status(error: EarlError) -> status_pb2.Status:
-    """The google.rpc.Status that stands for `error`."""
+    """Converts `error` to a google.rpc.Status."""
     info = error_details_pb2.ErrorInfo(
         reason=type(error).__name__,
         domain=DOMAIN,
@@ -90,7 +90,7 @@ def to_status(error: EarlError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> EarlError | None:
-    """The error that `status` stands for; None if EARL did not send it.
+    """Converts `status` to the error that it carries; None if EARL did not send it.
 
     A class that this process does not know becomes `RpcError` with the class's name in its message.
     """

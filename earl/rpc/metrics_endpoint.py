@@ -91,7 +91,7 @@ class MetricsEndpoint:
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MAX_CONNECTIONS and not self._made_room():
+        if len(self._open) >= MAX_CONNECTIONS and not self._abort_oldest_idle():
             writer.transport.abort()
             return
         self._open[writer] = False
@@ -104,7 +104,7 @@ class MetricsEndpoint:
         finally:
             self._open.pop(writer, None)
 
-    def _made_room(self) -> bool:
+    def _abort_oldest_idle(self) -> bool:
         """Aborts the oldest connection without a request yet; returns whether there was one."""
         idle = next((writer for writer, requested in self._open.items() if not requested), None)
         if idle is not None:

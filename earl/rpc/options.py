@@ -1,6 +1,6 @@
 """Channel options of every server and client: bounds and keepalive, decided in one place.
 
-Keepalive notices a peer whose machine vanished. `ping_timeout_ms` is needed beside the keepalive
+Keepalive notices a peer whose machine vanished. `ping_timeout_ms` is needed in addition to the keepalive
 options: without it a frozen peer is noticed only after 60 s. It is a backstop, slow enough that a
 machine with ten times the load it can bear drops no connection; leases of the application's own are
 faster and name who was lost.

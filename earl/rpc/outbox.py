@@ -2,7 +2,8 @@
 
 One task per stream drains it. While a write is in flight new messages queue up, so a busy stream sends
 few large frames and an idle one sends at once. The bounds protect memory from a peer that reads too
-slowly: past them the stream is closed with an error instead of growing. Callers that can wait call `room`.
+slowly: past them the stream is closed with an error instead of growing. Callers that can wait call
+`wait_for_space`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ FRAME_MESSAGES = 256
 FRAME_BYTES = 4 << 20
 LIMIT_MESSAGES = 100_000
 LIMIT_BYTES = 256 << 20
-# The fraction of the bounds that may be queued before `room` waits.
-ROOM = 1 / 8
+# The fraction of the bounds that may be queued before `wait_for_space` waits.
+SPACE = 1 / 8
 
 
 class Outbox:
@@ -60,9 +61,9 @@ class Outbox:
     @property
     def crowded(self) -> bool:
         """Returns whether so much is queued that callers that can wait should."""
-        return len(self._messages) > self._limit * ROOM or self._bytes > self._limit_bytes * ROOM
+        return len(self._messages) > self._limit * SPACE or self._bytes > self._limit_bytes * SPACE
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Waits until the peer has read enough, or the outbox is closed."""
         while self.crowded and not self._closed:
             self._less.clear()

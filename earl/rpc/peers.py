@@ -43,10 +43,10 @@ def peer(variable: str) -> str:
     return value
 
 
-def advertised(address: str, *, own_port: bool = False) -> str:
+def advertised(address: str, *, keep_port: bool = False) -> str:
     """Returns the address by which others reach `address` (host:port as bound): EARL_ADVERTISE where set.
 
-    own_port: what listens there is not the service itself, so only the host of EARL_ADVERTISE counts.
+    keep_port: what listens there is not the service itself, so only the host of EARL_ADVERTISE counts.
     A process that listens on all interfaces is otherwise reached by the name of its machine. Raises
     ConfigError for an EARL_ADVERTISE that is neither a host nor host:port.
     """
@@ -54,7 +54,7 @@ def advertised(address: str, *, own_port: bool = False) -> str:
     name = os.environ.get("EARL_ADVERTISE", "")
     if ":" in name and not name.endswith("]"):
         name, named_port = split_address(name)
-        port = port if own_port else named_port
+        port = port if keep_port else named_port
     elif not name:
         if host not in WILDCARDS:
             return address

@@ -1,4 +1,4 @@
-"""Room on a run's disk: how a full one is told from other failures, and what keeps room to say so.
+"""Free space on a run's disk: tells a full disk from other failures, and reserves space to report it.
 
 A reserve is held on the disk from the launch on. When a launch fails it is given up first, so that the
 failure and the record of the launch can be written although the disk is full.
@@ -15,12 +15,12 @@ from earl.errors import DiskFull, EarlError
 
 RESERVE = ".reserve"
 RESERVE_BYTES = 1 << 20
-# With less than this free, what failed is taken to have failed for want of room.
+# With less than this free, what failed is taken to have failed for lack of space.
 FULL_BYTES = 1 << 20
 
 
 def hold(directory: Path) -> None:
-    """Takes the reserve; where the disk has no room for it, there is none."""
+    """Takes the reserve; where it does not fit on the disk, there is none."""
     with suppress(OSError), (directory / RESERVE).open("wb") as reserve:
         os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
 
@@ -32,7 +32,7 @@ def give_up(directory: Path) -> None:
 
 
 def explained(directory: Path, error: EarlError) -> EarlError:
-    """The error, or DiskFull with its message if the directory's disk has no room left."""
+    """The error, or DiskFull with its message if the directory's disk is full."""
     try:
         free_bytes = shutil.disk_usage(directory).free
     except OSError:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from earl.config.run import RunConfig
 
 
-def why_ended(outcome: str, status: RunStatus, failure: Mapping[str, Any]) -> str:
+def ending_reason(outcome: str, status: RunStatus, failure: Mapping[str, Any]) -> str:
     """One sentence without a full stop.
 
     outcome: complete, stopped or failed; anything else for a launcher that recorded none. status: the last
     that was recorded. failure: error and message of the launch, empty if it did not fail.
 
-    >>> why_ended("complete", RunStatus(message="all 40 steps are trained"), {})
+    >>> ending_reason("complete", RunStatus(message="all 40 steps are trained"), {})
     'complete: all 40 steps are trained'
-    >>> why_ended("stopped", RunStatus(message="stopped by Ctrl-C", phase="train", step=3, steps=40), {})
+    >>> ending_reason("stopped", RunStatus(message="stopped by Ctrl-C", phase="train", step=3, steps=40), {})
     'stopped by Ctrl-C after 3 of 40 steps'
     """
     if outcome == "complete":
@@ -50,7 +50,7 @@ def refuse_complete(config: RunConfig, record: LaunchRecord | None) -> None:
     else:
         return
     raise ConfigError(
-        f"{config.name} is {why_ended('complete', status, {})}",
+        f"{config.name} is {ending_reason('complete', status, {})}",
         f"to continue it raise {key}: earl resume {config.name} --{key} {value}",
     )
 

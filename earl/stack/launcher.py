@@ -39,7 +39,7 @@ POLL_S = 0.25
 START_POLL_S = 0.1
 STATUS_S = 5.0
 # A scheduler that answers nothing for this long is taken for dead.
-SILENCE_S = 60.0
+ANSWER_S = 60.0
 
 OnUpdate = Callable[[Sequence[ProcessState], RunStatus], None]
 
@@ -225,25 +225,25 @@ class Launch:
             await self._scheduler.close()
 
     async def _follow(self) -> None:
-        """Shows the run's progress; raises ProcessFailed if the scheduler stops answering for SILENCE_S."""
+        """Shows the run's progress; raises ProcessFailed if the scheduler stops answering for ANSWER_S."""
         supervisor = self._supervisor
-        heard = time.monotonic()
+        answered_s = time.monotonic()
         while True:
             self.was_ready = self.was_ready or supervisor.all_ready
             if supervisor.processes[plan.SCHEDULER].ready.is_set():
                 try:
                     self._status = await self._scheduler.status(STATUS_S)
-                    heard = time.monotonic()
+                    answered_s = time.monotonic()
                 except (ServiceUnavailable, DeadlineExceeded) as error:
-                    if time.monotonic() - heard > SILENCE_S:
+                    if time.monotonic() - answered_s > ANSWER_S:
                         raise ProcessFailed(
-                            f"the scheduler has not answered for {SILENCE_S:g} s: {error.message}",
+                            f"the scheduler has not answered for {ANSWER_S:g} s: {error.message}",
                             f"see {supervisor.processes[plan.SCHEDULER].log}",
                         ) from error
                 if self._status.done:
                     supervisor.run_ended.set()
             else:
-                heard = time.monotonic()
+                answered_s = time.monotonic()
             processes = supervisor.processes.items()
             self._endpoints.show({name: process.metrics for name, process in processes})
             self._on_update(supervisor.states(), self._status)

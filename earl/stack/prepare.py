@@ -22,7 +22,7 @@ from earl.stack.auto_dtype import settle
 from earl.stack.run_files import replace
 from earl.stack.rundir import check_same_policy, to_toml
 
-REFERENCE_WANTED = (
+REFERENCE_NEEDED = (
     "prepare: trainer.kl_coefficient > 0: start the reference stage, too, or the run waits for it "
     "(docs/deploy.md)\n"
 )
@@ -53,7 +53,7 @@ def main() -> int:
     except EarlError as error:
         return ended_by(error)
     if config.trainer.kl_coefficient > 0:
-        sys.stderr.write(REFERENCE_WANTED)
+        sys.stderr.write(REFERENCE_NEEDED)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 It is there before the first process is started, so that a run whose launcher was killed can be cleaned
 up; it is written again, whole, when a process changes its state, and with the last status at the end.
-The record does not say whether the launcher is alive: it holds `launcher.lock` for as long as it does.
+The record does not show whether the launcher is alive: it holds `launcher.lock` for as long as it does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names of the files in a run's directory, and how one is written: for commands that only look at runs.
 
-`earl.stack.rundir` says what each is; it needs the whole run file's schema, which takes longer to import than
-`earl status` takes otherwise.
+`earl.stack.rundir` describes each; it needs the whole run file's schema, which takes longer to import than
+`earl status` takes without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all; only this user can read it (a redis_url may hold a password)."""
     scratch = path.with_name(f".{path.name}.new")
-    scratch.unlink(missing_ok=True)  # whatever lies there: a link, or a file that others have open
+    scratch.unlink(missing_ok=True)  # whatever is there: a link, or a file that others have open
     with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     scratch.replace(path)

@@ -1,4 +1,4 @@
-"""`python -m earl.stack.sink --run <dir>/run.json --to NAME`: one sink beside a run, until it is stopped.
+"""`python -m earl.stack.sink --run <dir>/run.json --to NAME`: one sink during a run, until it is stopped.
 
 The run continues whatever the reason for its end (earl.stack.plan: expendable).
 """

@@ -9,7 +9,7 @@ from earl.obs.outcomes import has_winners
 from earl.reparallelize import StageSwitch
 
 # After so long without a sign of life a small fleet's worker is shown with its time.
-SILENT_S = 5.0
+LATE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,9 @@ class RunStatus:
     # Interval of each worker's heartbeats; longer in a large fleet.
     heartbeat_s: float = 0.0
 
-    def silent(self, worker: WorkerState) -> bool:
+    def is_late(self, worker: WorkerState) -> bool:
         """Returns whether a worker was last seen longer ago than its heartbeats allow."""
-        return worker.silent_s > max(SILENT_S, 2 * self.heartbeat_s)
+        return worker.silent_s > max(LATE_S, 2 * self.heartbeat_s)
 
     @property
     def has_winners(self) -> bool:

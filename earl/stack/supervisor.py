@@ -34,7 +34,7 @@ from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, SOCKETS_VARIABLE,
 from earl.waiting import until_first
 
 # A worker that ends with 0 has seen the end of the run; the launcher sees it within this time.
-END_SEEN_S = 10.0
+END_NOTICED_S = 10.0
 # Before a restart: doubled with each one.
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 30.0
@@ -168,7 +168,7 @@ class Supervisor:
         if code != 0 or not process.spec.ends_with_run:
             return False
         try:
-            async with asyncio.timeout(END_SEEN_S):
+            async with asyncio.timeout(END_NOTICED_S):
                 await self.run_ended.wait()
         except TimeoutError:
             return False
@@ -187,12 +187,12 @@ class Supervisor:
         process.state = "restarting"
         process.ready.clear()
         process.restarts += 1
-        process_mark = self._own_mark(process)
+        process_mark = self._process_mark(process)
         await asyncio.to_thread(sweep, process_mark, variable=PROCESS_VARIABLE, grace_s=0.0)
         process.note(f"restart {process.restarts} of {self._limits.restarts}: {error.message}")
         await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** min(process.restarts - 1, 16), LAST_PAUSE_S))
 
-    def _own_mark(self, process: StackProcess) -> str:
+    def _process_mark(self, process: StackProcess) -> str:
         return f"{self.mark}:{process.spec.name}"
 
     def _peers(self, process: StackProcess) -> dict[str, str]:
@@ -211,7 +211,7 @@ class Supervisor:
             **self._peers(process),
             **credentials.environment(process.spec.role),
             MARK_VARIABLE: self.mark,
-            PROCESS_VARIABLE: self._own_mark(process),
+            PROCESS_VARIABLE: self._process_mark(process),
             SOCKETS_VARIABLE: str(self.sockets),
             "VLLM_RPC_BASE_PATH": str(self.sockets),
         }

@@ -122,7 +122,7 @@ def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
             quarantined=[key[1] for key in keys if pool.quarantine.held(key, now)],
             draining=host.draining,
             attached=host.attached,
-            silent_s=max(0.0, now - host.heard_at),
+            silent_s=max(0.0, now - host.last_seen_s),
             fault_texts=faults(pool.faults.summary(keys)),
         )
     return response

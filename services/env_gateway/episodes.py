@@ -56,7 +56,7 @@ class Episodes:
         self.place_waiting()
 
     def place_waiting(self) -> None:
-        """Gives hosts the sessions that they have room for."""
+        """Places queued sessions on hosts with free capacity."""
         now = self.clock()
         for session, host in self.pool.place_next(now):
             session.place(host, now)

@@ -1,8 +1,8 @@
-"""The gateway's rules: who may say what, where it goes, and how each session ends. No I/O: messages go
+"""The gateway's rules: who may send what, where it goes, and how each session ends. No I/O: messages go
 into outboxes, `clock` tells the time, `sweep` is called often and enforces every deadline and lease.
 
-    client ─ Open ─► place or queue ─► Reset ─► host       client_side: what clients may say
-    client ─ Step ─► seq checked ────► Step ──► host       host_side:   what hosts may say
+    client ─ Open ─► place or queue ─► Reset ─► host       client_side: what clients may send
+    client ─ Step ─► seq checked ────► Step ──► host       host_side:   what hosts may send
     client ◄─ Result ◄── validated ◄── Result ─ host       episodes:    where sessions go, how they end
 """
 
@@ -42,9 +42,9 @@ class Gateway:
         self.sessions = self._episodes.sessions
         self._swept_at = clock()
         self._pinged_at = self._swept_at
-        # What a host's stream tells, and a client's: from its start to its end, see HostSide and ClientSide.
+        # Called for every message of a host's stream and of a client's: see HostSide and ClientSide.
         self.attach, self.detach, self.broke = self._hosts.attach, self._hosts.detach, self._hosts.broke
-        self.heard, self.handle_host = self._hosts.heard, self._hosts.handle
+        self.mark_alive, self.handle_host = self._hosts.mark_alive, self._hosts.handle
         self.handle_client, self.client_left = self._clients.handle, self._clients.left
 
     # --- time --------------------------------------------------------------------------------

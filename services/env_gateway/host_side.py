@@ -1,7 +1,7 @@
 """Handles messages of env hosts. Whatever breaks the rules is refused and counted, a fault of
 its host alone, and changes nothing else.
 
-    Hello ─► attach ─► heard, handle … ─► detach ─► back within reconnect_s, or lost
+    Hello ─► attach ─► mark_alive, handle … ─► detach ─► back within reconnect_s, or lost
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostSide:
             self._counts.totals["reconnects"] += 1
             host.outbox.close(EnvProtocolError(f"fenced by epoch {hello.epoch} of the same host"))
             host.name, host.epoch, host.outbox = hello.host, hello.epoch, outbox
-            host.environments, host.capacity, host.heard_at = environments, hello.capacity, now
+            host.environments, host.capacity, host.last_seen_s = environments, hello.capacity, now
             host.draining, host.back_by = False, math.inf
         config = self._episodes.config
         # Nothing comes before it: what a lost namesake leaves may be placed here at once.
@@ -105,10 +105,10 @@ class HostSide:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def heard(self, host: HostState, epoch: int) -> None:
+    def mark_alive(self, host: HostState, epoch: int) -> None:
         """Anything that arrives on the host's stream renews its lease."""
         if host.epoch == epoch:
-            host.heard_at = self._episodes.clock()
+            host.last_seen_s = self._episodes.clock()
 
     def handle(self, host: HostState, epoch: int, message: Any) -> None:
         """Handles one message of a host. Raises EnvProtocolError on a fenced stream."""

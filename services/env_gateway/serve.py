@@ -34,7 +34,7 @@ REPORT_S = 60.0
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
-    """Serves as `_serve` does, and sends traces where the run file says."""
+    """Serves as `_serve` does, and sends traces to the run file's address."""
     with exporting(config.obs.traces, name, config.name):
         await _serve(config, run_dir, name, stop)
 

@@ -41,7 +41,7 @@ class HonestHost:
         frame = env_pb2.AttachRequest(messages=[env_pb2.HostMessage(**message)])
         self.out.put_nowait(frame.SerializeToString())
 
-    def heard(self, message: env_pb2.GatewayMessage) -> None:
+    def received(self, message: env_pb2.GatewayMessage) -> None:
         kind = message.WhichOneof("message")
         getattr(self, f"on_{kind}")(getattr(message, str(kind)))
 
@@ -101,7 +101,7 @@ class HonestHost:
                 try:
                     while (raw := await call.read()) is not EOF:
                         for message in env_pb2.AttachResponse.FromString(raw).messages:
-                            self.heard(message)
+                            self.received(message)
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(0.02)  # refused: not at once again
                 finally:

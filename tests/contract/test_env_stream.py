@@ -294,7 +294,7 @@ async def test_credit_opens_and_closes_room(client, host):
 
 async def test_a_full_fleet_times_out_in_the_queue(client, host):
     await host.say(credit=env_pb2.Credit(capacity=0))
-    with pytest.raises(errors.DeadlineExceeded, match=r"no host had room within 0\.3 s"):
+    with pytest.raises(errors.DeadlineExceeded, match=r"no host had free capacity within 0\.3 s"):
         await client.open("game", {}, 0, Limits(queue_s=0.3))
 
 

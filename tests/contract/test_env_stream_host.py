@@ -108,7 +108,7 @@ async def test_a_host_that_the_gateway_gave_up_dials_again():
         step = asyncio.create_task(session.step("wait"))
         await Counting.entered.wait()
         (host,) = gateway.pool.hosts.values()
-        host.heard_at -= 30  # as if nothing had been heard of it for longer than its lease
+        host.last_seen_s -= 30  # as if nothing had been heard of it for longer than its lease
         with pytest.raises(errors.EnvHostLost, match="sent nothing"):
             await step
         again = await client.open("test/counting", {}, 2, LIMITS)

@@ -210,7 +210,7 @@ async def test_what_the_run_can_do_without_may_crash_before_it_was_ever_ready(di
 
 
 async def test_a_verdict_on_the_run_is_no_crash(directory: RunDirectory):
-    said = "earl: error: 64 tickets failed; mend the environment\\n"
+    said = "earl: error: 64 tickets failed; fix the environment\\n"
     code = READY + f"import sys; sys.stderr.write('{said}'); sys.exit(15)"
     supervisor = supervise(directory, script("scheduler", code, restartable=True, verdicts=(15,)))
     error = await failure(supervisor)
@@ -257,7 +257,7 @@ async def test_a_process_that_ignores_sigterm_is_killed_at_the_bound(directory: 
 async def test_exit_code_0_before_the_run_is_over_is_a_failure(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("earl.stack.supervisor.END_SEEN_S", 0.2)
+    monkeypatch.setattr("earl.stack.supervisor.END_NOTICED_S", 0.2)
     supervisor = supervise(directory, script("trainer", READY, ends_with_run=True))
     assert "exit code 0 although the run had not ended" in str(await failure(supervisor))
     await supervisor.stop(5.0)

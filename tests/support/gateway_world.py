@@ -48,7 +48,7 @@ class World:
         for _ in range(round(seconds / INTERVAL_S)):
             self.now += INTERVAL_S
             for host in hosts:
-                host.heard_at = self.now
+                host.last_seen_s = self.now
             self.gateway.sweep(INTERVAL_S)
 
     def host(self, name="h", capacity=2, environments=("game",), instance=None, epoch=1):

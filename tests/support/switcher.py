@@ -93,7 +93,7 @@ class Scene:
             Parallelism.parse(cut),
             SwitchDeadlines(**LONG | late.get("deadlines", {})),
             tolerance,
-            asked_s=late.get("asked_s", time.monotonic()),
+            requested_s=late.get("requested_s", time.monotonic()),
         )
         change = TrainerChange(stepper, slots)
         outcome = switch(command, change)
@@ -180,7 +180,7 @@ def rolled_back(scene: Scene) -> None:
     stages: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("parity", {"tolerance": -1.0}, "log-probs of canaries differ"),
         ("moving", {"deadlines": {"switch_s": 1e-9}}, "0 of"),
-        ("boundary", {"asked_s": time.monotonic() - 100.0}, "no step boundary came within 60 s"),
+        ("boundary", {"requested_s": time.monotonic() - 100.0}, "no step boundary came within 60 s"),
         ("verifying", {"deadlines": {"verify_s": 1e-9}}, "it was not verified"),
     )
     for what, arguments, said in stages:

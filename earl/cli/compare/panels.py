@@ -127,11 +127,11 @@ def together(runs: Sequence[RecordedRun], names: Sequence[str]) -> Iterator[dict
 def rows(runs: Sequence[RecordedRun]) -> Iterator[ChartRow]:
     """All rows of the page, in the order in which a reader asks for them."""
     yield from (lengths(runs, stage) for stage in STAGES if stage == "rollout" or changed(runs, stage))
-    note = "Of the batches, and of evaluations with their 95 % intervals."
+    note = "Rewards of the batches, and of evaluations with their 95 % intervals."
     yield ChartRow("Reward", note, STEP, [reward(run) for run in runs])
     note = "Tokens of the trained episodes a second."
     yield ChartRow("Throughput", note, SECONDS, [throughput(run) for run in runs], zero=True)
-    note = "Of the fullest device of a stage, and the KV in use, at the highest of each step."
+    note = "Memory of a stage's fullest device, and the KV in use, each at its highest in the step."
     yield ChartRow("Memory", note, SECONDS, [memory(run) for run in runs], zero=True, percent=True)
     names = [name for name in FAILURES if any(line.get(name) for run in runs for line in run.endings)]
     yield ChartRow(

@@ -69,7 +69,7 @@ def _shown(result: Any) -> Shown:
 
 
 class GatewayGame:
-    """A game at a gateway, on whichever host has room."""
+    """A game at a gateway, on any host with free capacity."""
 
     def __init__(self, client: GatewayClient, name: str, tools: Sequence[Mapping[str, Any]]) -> None:
         self.name = name

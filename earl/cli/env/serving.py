@@ -75,7 +75,9 @@ def places(listen: str, replicas: int) -> list[list[str]]:
     """Returns each replica's address arguments: consecutive ports, or any free one for port 0."""
     host, first = split_address(listen)
     if first and first + replicas - 1 > 65_535:
-        raise ConfigError(f"--listen {listen} has no room for {replicas} ports", "give a smaller port")
+        raise ConfigError(
+            f"--listen {listen} has too few ports after it for {replicas} replicas", "give a smaller port"
+        )
     shown = f"[{host}]" if ":" in host else host
     ports = [first + number if first else 0 for number in range(replicas)]
     return [["--listen", f"{shown}:{port}"] for port in ports]

@@ -60,7 +60,7 @@ class RecordedCandidate(_Value):
 
 
 class RecordedVerdict(_Value):
-    """A verdict. before, after: what the selector had chosen. None stands for a number without a bound."""
+    """A verdict. before, after: what the selector had chosen. None is a number without a bound."""
 
     before: Parallelism | None = None
     after: Parallelism

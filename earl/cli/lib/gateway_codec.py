@@ -36,7 +36,7 @@ class GatewayEnvironment:
     """One environment at a gateway. queued: sessions that wait for a host; quarantined: hosts that get none
     for a while. reward_range: [least, most], None if unbounded. tools: JSON schemas of its functions.
     reset, step: how long they take. faults: of all its hosts since the gateway began; commonest_count: of
-    those that say what commonest_fault says. quarantines: a sentence for each host that is in one."""
+    those with the text of commonest_fault. quarantines: a sentence for each host that is in one."""
 
     name: str
     description: str

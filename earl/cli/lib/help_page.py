@@ -45,13 +45,13 @@ def help_page(usage: str, about: str, panels: Iterable[Panel], epilog: str) -> s
 
 
 def _box(panel: Panel, names: int, cells: int) -> Iterator[str]:
-    room = max(LEAST_CELLS, cells - names - 6)
-    inner = names + room + 4
+    width = max(LEAST_CELLS, cells - names - 6)
+    inner = names + width + 4
     yield f"{DIM}╭─ {panel.title} {'─' * (inner - len(panel.title) - 3)}╮{PLAIN}"
     for name, description in panel.rows:
-        for i, line in enumerate(_wrapped(description, room) or [""]):
+        for i, line in enumerate(_wrapped(description, width) or [""]):
             first = name if i == 0 else ""
-            yield f"{DIM}│{PLAIN} {CYAN}{first:<{names}}{PLAIN}  {line:<{room}} {DIM}│{PLAIN}"
+            yield f"{DIM}│{PLAIN} {CYAN}{first:<{names}}{PLAIN}  {line:<{width}} {DIM}│{PLAIN}"
     yield f"{DIM}╰{'─' * inner}╯{PLAIN}"
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from earl.visible import visible
 
 # Keys of a record that are not its fields.
-OWN = ("time", "level", "process", "logger", "message", "traceback")
+STANDARD_KEYS = ("time", "level", "process", "logger", "message", "traceback")
 # A line without an end that is longer than this is cut there.
 LINE_BYTES = 1 << 20
 BEGINNING_BYTES = 64 << 10
@@ -56,7 +56,9 @@ class LogLine:
         """Message and fields, and below them the traceback's lines; what a terminal would obey is visible."""
         if self.record is None:
             return [visible(self.text)]
-        fields = " ".join(f"{key}={shown(value)}" for key, value in self.record.items() if key not in OWN)
+        fields = " ".join(
+            f"{key}={shown(value)}" for key, value in self.record.items() if key not in STANDARD_KEYS
+        )
         message = str(self.record.get("message", ""))
         traceback = str(self.record.get("traceback", "")).splitlines()
         words = [f"{message}  {fields}" if fields else message, *(f"    {line}" for line in traceback)]
@@ -106,7 +108,7 @@ class LogFile:
         return True
 
     def _first_time(self, file: IO[bytes]) -> float:
-        """Time of the first record near the beginning, for what stands before it; else of the last write."""
+        """Time of the first record near the beginning, for lines before it; else of the last write."""
         beginning = file.read(BEGINNING_BYTES).decode("utf-8", "replace")
         file.seek(0)
         times = (

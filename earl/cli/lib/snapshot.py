@@ -5,8 +5,8 @@
     gateway (ListEnvironments) ─────┤
     failure.json, endpoints.json ───┘
 
-A service that does not answer is listed in `silent` with the reason, and what was last known of it stays: a
-snapshot never fails because a service does.
+A service that does not answer is listed in `unreachable` with the reason, and its last known state stays:
+a snapshot never fails because a service does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
 from earl.rpc.token_file import READERS, Role
 from earl.stack.codec import OperatorClient
-from earl.stack.ending import why_ended
+from earl.stack.ending import ending_reason
 from earl.stack.record import LaunchRecord, is_held, read_record
 from earl.stack.run_files import FAILURE, read_object
 from earl.stack.status import ProcessState, RunStatus, TicketLease
@@ -60,7 +60,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """The known state of a run. silent: for each service that did not answer, by name, the reason.
+    """The known state of a run. unreachable: for each service that did not answer, by name, the reason.
 
     elapsed_s: since the launch began, or that it took. failure: error, message and exit_code of the last
     launch. endpoints: addresses by name. leases: the oldest, at most LEASES.
@@ -72,17 +72,17 @@ class RunSnapshot:
     processes: tuple[ProcessState, ...] = ()
     environments: tuple[GatewayEnvironment, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    silent: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
     leases: tuple[TicketLease, ...] = ()
 
     @property
-    def why_ended(self) -> str:
+    def ending_reason(self) -> str:
         """Returns why the run ended, in one sentence; "" while it is running, and for a fleet's."""
         if self.state.is_active or self.directory == NOWHERE:
             return ""
-        return why_ended(self.state.value, self.status, self.failure)
+        return ending_reason(self.state.value, self.status, self.failure)
 
     def as_object(self) -> dict[str, Any]:
         """The snapshot for JSON, by field names.
@@ -92,7 +92,7 @@ class RunSnapshot:
         shown = asdict(self)
         shown["directory"] = str(self.directory)
         shown["state"] = self.state.value
-        shown["why_ended"] = self.why_ended
+        shown["why_ended"] = self.ending_reason
         ledger = self.status.ledger
         shown["status"]["ledger"] |= {"live": ledger.live, "dropped_total": ledger.dropped_total}
         return plain(shown)
@@ -153,11 +153,11 @@ class RunMonitor:
     async def snapshot(self, timeout_s: float = SNAPSHOT_S) -> RunSnapshot:
         """Collects the state of the run, within about timeout_s."""
         record, held = read_record(self.directory), is_held(self.directory)
-        silent: dict[str, str] = {}
+        unreachable: dict[str, str] = {}
         status, environments, leases = None, None, ()
         if held or record is None or not record.outcome:
             (status, leases), environments = await asyncio.gather(
-                self._status(timeout_s, silent), self._environments(timeout_s, silent)
+                self._status(timeout_s, unreachable), self._environments(timeout_s, unreachable)
             )
         state = state_of(record, held, status is not None, failed=(self.directory / FAILURE).is_file())
         if status is None:
@@ -171,7 +171,7 @@ class RunMonitor:
             aged(record) if record is not None else (),
             environments,
             metrics_of(self.directory) if state.is_active else {},
-            silent if state.is_active or self.directory == NOWHERE else {},
+            unreachable if state.is_active or self.directory == NOWHERE else {},
             read_object(self.directory / FAILURE),
             elapsed_s(record, status),
             leases,
@@ -179,7 +179,7 @@ class RunMonitor:
         return self._last
 
     async def _status(
-        self, timeout_s: float, silent: dict[str, str]
+        self, timeout_s: float, unreachable: dict[str, str]
     ) -> tuple[RunStatus | None, tuple[TicketLease, ...]]:
         status, leases = await asyncio.gather(
             self.scheduler.status(timeout_s),
@@ -187,28 +187,28 @@ class RunMonitor:
             return_exceptions=True,
         )
         if isinstance(status, EarlError):
-            silent["scheduler"] = status.message
+            unreachable["scheduler"] = status.message
             return None, ()
         if isinstance(status, BaseException):
             raise status
         if isinstance(leases, EarlError):
-            leases = ()  # a part of the picture: the status stands without it
+            leases = ()  # a part of the picture: the status is complete without it
         if isinstance(leases, BaseException):
             raise leases
         if self._name and status.run != self._name:
-            silent["scheduler"] = f"{status.run} is at its address now"
+            unreachable["scheduler"] = f"{status.run} is at its address now"
             return None, ()
         return status, leases
 
     async def _environments(
-        self, timeout_s: float, silent: dict[str, str]
+        self, timeout_s: float, unreachable: dict[str, str]
     ) -> tuple[GatewayEnvironment, ...] | None:
         if self.gateway is None:
             return ()
         try:
             return tuple(await self.gateway.listed(timeout_s))
         except EarlError as error:
-            silent["gateway"] = error.message
+            unreachable["gateway"] = error.message
             return None
 
     async def close(self) -> None:

@@ -67,7 +67,7 @@ def _value(option: str, parameter: Any, arguments: Sequence[str]) -> str:
     return ""
 
 
-def _remedy(reason: str, otherwise: str) -> str:
+def _remedy(reason: str, default: str) -> str:
     """Derives a remedy from pydantic's message about a value."""
     if "valid integer" in reason:
         return "give a whole number"
@@ -81,4 +81,4 @@ def _remedy(reason: str, otherwise: str) -> str:
             ("less", False): "less than",
         }
         return f"give {words[bound[1], bool(bound[2])]} {bound[3]}"
-    return otherwise
+    return default

@@ -51,7 +51,7 @@ def new(
 @app.command(epilog="Example: earl certs add certs dashboard")
 def add(
     directory: Directory,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of its files: NAME.pem and NAME.key.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of its files: NAME.pem and NAME.key.")],
     host: Annotated[list[str] | None, Host] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is good.")] = 90,
 ) -> None:
@@ -72,9 +72,9 @@ def renew(
 
     The certificate of all servers keeps its names and gets those of --host, too.
     """
-    from earl.rpc.certificates import SERVER, own_certificates, renew
+    from earl.rpc.certificates import SERVER, extra_certificates, renew
 
-    for name in (SERVER, *own_certificates(directory)):
+    for name in (SERVER, *extra_certificates(directory)):
         made = renew(directory, (host or ()) if name == SERVER else (), days=days, name=name)
         print_made(made, name)
 
@@ -91,11 +91,11 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show when the certificates of a directory expire; exit code 2 if one has."""
-    from earl.rpc.certificates import SERVER, ends, own_certificates
+    from earl.rpc.certificates import SERVER, ends, extra_certificates
 
     expired = False
     expires: dict[str, str] = {}
-    for name in (*(f"{role}.pem" for role in (SERVER, *own_certificates(directory))), "ca.pem"):
+    for name in (*(f"{role}.pem" for role in (SERVER, *extra_certificates(directory))), "ca.pem"):
         moment = ends(directory / name)
         left = moment - datetime.datetime.now(datetime.UTC)
         expired = expired or left <= datetime.timedelta()

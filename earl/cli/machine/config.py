@@ -118,7 +118,7 @@ class CheckedRun:
 
 @app.command(cls=OverridableCommand, epilog="Example: earl config check examples/tictactoe.toml")
 def check(ctx: typer.Context, run_file: RunFile, as_json: AsJson = False) -> None:
-    """Check a run file as a launch would, and say what it would start. Nothing is started.
+    """Check a run file as a launch would, and show what it would start. Nothing is started.
 
     A mistake ends with the line and the exit code with which the launch would end. `earl doctor RUN.toml`
     also tests what the machine can do.

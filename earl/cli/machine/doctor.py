@@ -50,7 +50,7 @@ def doctor(
 
     Cores, memory, open files, clock, bfloat16; Redis, or the embedded Valkey where none is named; shared
     memory, UCX and NIXL, which each move 16 MiB from an arena. With a run file its dtypes, its ports, its
-    model and room for its arenas, too. Exit code 1 if anything that the run file, or a run without one,
+    model and space for its arenas, too. Exit code 1 if anything that the run file, or a run without one,
     needs does not work here; what it does not need may be missing.
     """
     config = settle(load_run(run_file)) if run_file is not None else None
@@ -150,7 +150,7 @@ async def probed_by(
     """{"facts", "error"} of `python -m module`; a crash and a timeout are errors like any other.
 
     given: what it reads on standard input. piped: the command by which a person gives it that, where it is
-    not to be shown as it is. environment: beside this process's.
+    not to be shown as it is. environment: in addition to this process's.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog="Example: earl init first.toml --example tictactoe")
 def init(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the project; with --example the run file to write.")
+        str, typer.Argument(metavar="NAME", help="The project's name; with --example the run file to write.")
     ],
     copied: Annotated[
         str, typer.Option("--example", metavar="EXAMPLE", help="Copy this example's run file instead.")

@@ -1,4 +1,4 @@
-"""Print EARL's version and those of what it stands on."""
+"""Print EARL's version and those of its dependencies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN = (
 def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print EARL's version and those of what it stands on."""
+    """Print EARL's version and those of its dependencies."""
     versions = {"python": platform.python_version(), **{name: installed(name) for name in SHOWN}}
     if as_json:
         print(json.dumps(versions))

@@ -17,7 +17,7 @@ from earl.errors import ConfigError
 IMPORT = re.compile(r'import \{ (\w+(?:, \w+)*) \} from "\./(\w+)\.js";')
 EXPORT = re.compile(r"export ((?:async )?function\*?|class|const) (\w+)\b")
 # Import and export in other places, and in forms that are not single lines.
-OTHERWISE = re.compile(
+OTHER_FORM = re.compile(
     r"^\s+(?:import|export)\b|\bimport\s*[(.]|^await\b|^(?:const|let|var)\b.*[=(]\s*await\b"
 )
 REMEDY = 'write import { a, b } from "./x.js"; and export function, class or const, each on a line'
@@ -26,7 +26,7 @@ REMEDY = 'write import { a, b } from "./x.js"; and export function, class or con
 def bundled(modules: Mapping[str, str], entry: str) -> str:
     """One script with the entry and all that it imports. modules: text by name, without ".js".
 
-    Raises ConfigError for a module that is missing, imports itself, or is written otherwise.
+    Raises ConfigError for a module that is missing, imports itself, or is written in another form.
     """
     exports: dict[str, list[str]] = {}
     parts: list[str] = []
@@ -52,7 +52,7 @@ def bundled(modules: Mapping[str, str], entry: str) -> str:
             elif exported is not None:
                 offered.append(exported.group(2))
                 lines.append(line.removeprefix("export "))
-            elif line.startswith(("import", "export")) or OTHERWISE.search(line):
+            elif line.startswith(("import", "export")) or OTHER_FORM.search(line):
                 raise ConfigError(f"{name}.js:{number} is not understood: {line.strip()[:60]}", REMEDY)
             else:
                 lines.append(line)

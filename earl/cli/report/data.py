@@ -99,7 +99,7 @@ def judged(evaluations: Iterable[Record], newest: int | None) -> list[Record]:
     return sorted(kept, key=lambda record: (record.get("version", 0), record.get("name") == "final"))
 
 
-def heard(samples: Iterable[Record], newest: int | None) -> list[Record]:
+def kept_samples(samples: Iterable[Record], newest: int | None) -> list[Record]:
     """Conversations in order of their steps, then evaluations, without what was rolled back.
 
     newest: as for `judged`. Of an instance of an evaluation the last line counts, as of a ticket.

@@ -1,6 +1,6 @@
 """The content of a report on its run: the sections of the page, and the answers to what the page asks for.
 
-All of it is bounded: curves are thinned, and of many conversations some are left out, which the page says.
+All of it is bounded: curves are thinned, and of many conversations some are left out, which the page tells.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def within(records: Sequence[Record], characters: int) -> list[Record]:
     """
     sizes = {id(record): len(encoded(whole(record))) for record in records}
 
-    def fitting(groups: Sequence[Sequence[Record]], room: float) -> list[Record]:
+    def fitting(groups: Sequence[Sequence[Record]], limit: float) -> list[Record]:
         most = len(groups)
         while most:
             taken = [record for group in spread(groups, most) for record in group]
-            if sum(sizes[id(record)] for record in taken) <= room:
+            if sum(sizes[id(record)] for record in taken) <= limit:
                 return taken
             most = most * 9 // 10
         return []

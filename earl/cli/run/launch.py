@@ -26,13 +26,13 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.obs.processor import flags
 from earl.stack import auto_dtype
-from earl.stack.ending import why_ended
+from earl.stack.ending import ending_reason
 from earl.stack.launcher import LaunchOutcome, Signals, launch
 from earl.stack.run_files import RESULT
 from earl.stack.rundir import check_directory, run_path
 
 OVERRIDES = "earl.overrides"
-# Signals that stop a run, and what is then said to have stopped it.
+# Signals that stop a run, and the reason that is then shown.
 STOPPED_BY = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "earl stop (SIGTERM)",
@@ -132,9 +132,9 @@ def last_words(outcome: LaunchOutcome) -> Iterator[str]:
     if not outcome.begun:
         yield f"earl: stopped before it began; {outcome.directory} has its logs"
     elif not outcome.complete:
-        yield f"earl: {why_ended('stopped', outcome.status, {})}; {resume_hint(outcome)}"
+        yield f"earl: {ending_reason('stopped', outcome.status, {})}; {resume_hint(outcome)}"
     else:
-        yield f"earl: {why_ended('complete', outcome.status, {})}"
+        yield f"earl: {ending_reason('complete', outcome.status, {})}"
 
 
 def finish(outcome: LaunchOutcome, config: RunConfig, *, as_json: bool) -> int:

@@ -171,9 +171,9 @@ class LiveView(RunView):
         table = figures_grid()
         table.add_row("policy version", Text(str(self._status.version), style="bold"), "")
         for worker in self._status.workers:
-            silent = self._status.silent(worker)
-            rates = Text(worker_rates(worker, silent=silent), style="grey50")
-            table.add_row(worker.name, worker_load(worker, silent=silent), rates)
+            late = self._status.is_late(worker)
+            rates = Text(worker_rates(worker, late=late), style="grey50")
+            table.add_row(worker.name, worker_load(worker, late=late), rates)
         return table
 
 
@@ -199,11 +199,11 @@ def phase_line(status: RunStatus, cells: int) -> RenderableType:
     done, total = progress_of(status)
     label = PHASES.get(status.phase, status.phase)
     progress = f"{done}/{total}{time_left(status)}" if total else ""
-    room = min(BAR_CELLS, cells - len(label) - len(progress) - 4)
-    if room < LEAST_BAR_CELLS:
+    width = min(BAR_CELLS, cells - len(label) - len(progress) - 4)
+    if width < LEAST_BAR_CELLS:
         return Text.assemble((label, "bold"), f"  {progress}")
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=max(1, total), completed=done, width=room)
+    bar = ProgressBar(total=max(1, total), completed=done, width=width)
     grid.add_row(Text(label, style="bold"), bar, progress)
     return grid
 
@@ -291,21 +291,21 @@ def evaluation_cells(item: EvaluationStatus, best_version: int) -> tuple[str, ..
     )
 
 
-def worker_load(worker: WorkerState, *, silent: bool) -> Text:
+def worker_load(worker: WorkerState, *, late: bool) -> Text:
     """Episodes running and possible of a rollout worker, ranks of a trainer."""
     text = f"{worker.running}/{worker.capacity}"
     if worker.stage == "trainer":
         text = f"{worker.capacity} rank{'s' if worker.capacity != 1 else ''}"
-    return Text(text, style="bold red" if silent else "bold")
+    return Text(text, style="bold red" if late else "bold")
 
 
-def worker_rates(worker: WorkerState, *, silent: bool) -> str:
+def worker_rates(worker: WorkerState, *, late: bool) -> str:
     """Version, generation rate, and what it moved by which path."""
     parts = [f"v{worker.version}"] if worker.version else []
     rate = worker.gauges.get("generated_tokens_per_s")
     if rate:
         parts.append(f"{rate:,.0f} tokens/s")
     parts += [transfer(path, moved) for path, moved in worker.transfers.items()]
-    if silent:
+    if late:
         parts.append(f"last seen {worker.silent_s:.0f} s ago")
     return " · ".join(parts)

@@ -134,50 +134,50 @@ async def start(
         loop.add_signal_handler(number, interrupted.set)
     order = LaunchOrder(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
     process.stdin.write(order.model_dump_json().encode() + b"\n")
-    heard = asyncio.create_task(hear(process.stdout, show, silence_s(config)))
+    launch = asyncio.create_task(follow_launch(process.stdout, show, report_s(config)))
     stopped = asyncio.create_task(interrupted.wait())
     ready = False
     try:
-        await asyncio.wait([heard, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if not heard.done():
+        await asyncio.wait([launch, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not launch.done():
             return None
-        news = heard.result()
+        news = launch.result()
         ready = news.kind == "ready"
         if ready:
             return begun(config, news, process.pid)
         raise reason(news, run_path(config), await ended(process))
     finally:
-        heard.cancel()
+        launch.cancel()
         stopped.cancel()
         if not ready:
             process.stdin.close()  # it ends what it has started
             await ended(process)
 
 
-def silence_s(config: RunConfig) -> float:
+def report_s(config: RunConfig) -> float:
     """The longest pause between reports: a process is ready within start_s, stopped within stop_s."""
     return config.stack.start_s + 2 * config.stack.stop_s + SLACK_S
 
 
-async def hear(
-    stream: asyncio.StreamReader, show: Show, silence_s: float, notice_s: float = NOTICE_S
+async def follow_launch(
+    stream: asyncio.StreamReader, show: Show, report_s: float, notice_s: float = NOTICE_S
 ) -> LaunchNews:
     """The last news: ready, failed, or what came before the launcher ended without reporting.
 
-    notice_s: after so long without any, what is known is shown again. Raises ProcessFailed if it says nothing
-    new for silence_s.
+    notice_s: after so long without any, what is known is shown again. Raises ProcessFailed if it sends
+    nothing new for report_s.
     """
-    last, heard = LaunchNews(kind="processes"), time.monotonic()
+    last, reported_s = LaunchNews(kind="processes"), time.monotonic()
     while True:
         try:
             async with asyncio.timeout(notice_s):
                 line = await stream.readline()
         except TimeoutError:
-            quiet_s = time.monotonic() - heard
-            if quiet_s >= silence_s:
+            quiet_s = time.monotonic() - reported_s
+            if quiet_s >= report_s:
                 waits = waited_for(last.states)
                 raise ProcessFailed(
-                    f"the launcher has reported nothing new for {silence_s:g} s"
+                    f"the launcher has reported nothing new for {report_s:g} s"
                     + (f", waiting for {waits}" if waits else ""),
                     "see logs/ in the run's directory",
                 ) from None
@@ -185,7 +185,7 @@ async def hear(
             continue
         if not line:
             return last
-        last, heard = LaunchNews.model_validate_json(line), time.monotonic()
+        last, reported_s = LaunchNews.model_validate_json(line), time.monotonic()
         if last.kind in ("ready", "failed"):
             return last
         if last.states:

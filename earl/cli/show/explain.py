@@ -94,12 +94,12 @@ def as_object(
     """{"decisions": lines as in decisions.jsonl, each with the switch that carried it out or null, "changes":
     where verdicts changed, by stage}."""
 
-    def became(line: DecisionRecord) -> dict[str, object] | None:
+    def switch_of(line: DecisionRecord) -> dict[str, object] | None:
         switch = ended.get((line.stage, line.epoch))
         return switch.as_json() if switch is not None else None
 
     return {
-        "decisions": [{**line.model_dump(mode="json"), "switch": became(line)} for line in shown],
+        "decisions": [{**line.model_dump(mode="json"), "switch": switch_of(line)} for line in shown],
         "changes": {
             stage: [{"step": line.step, **line.verdict.model_dump(mode="json")} for line in changes(lines)]
             for stage, lines in decided.items()
@@ -114,11 +114,11 @@ def decision_lines(line: DecisionRecord, switch: RecordedSwitch | None = None) -
     """One decision as an engineer reads it. switch: that carried it out, if it has ended."""
     yield f"{line.stage}, step {line.step} (decided after step {line.step - 1}, {_devices(line.devices)})"
     yield f"  {line.sentence}"
-    if became := outcome(line, switch):
-        yield f"  {became}"
+    if outcome_text := outcome(line, switch):
+        yield f"  {outcome_text}"
     yield ""
     yield from aligned(workload_rows(line), "<>>")
-    yield f"  {'; '.join(beside(line))}"
+    yield f"  {'; '.join(other_measurements(line))}"
     yield ""
     order = sorted(
         line.candidates, key=lambda candidate: (not candidate.fits, candidate.step_s or float("inf"))
@@ -160,7 +160,7 @@ def workload_rows(line: DecisionRecord) -> list[tuple[str, ...]]:
     return [head, *((name, value, other or "") for name, value, other in rows)]
 
 
-def beside(line: DecisionRecord) -> Iterable[str]:
+def other_measurements(line: DecisionRecord) -> Iterable[str]:
     """Describes measurements other than the workload."""
     measured = line.seen
     yield f"growth {line.growth:+.1%} per step"

@@ -55,11 +55,11 @@ def headline(snapshot: RunSnapshot) -> str:
 
 def remarks(snapshot: RunSnapshot) -> Iterator[str]:
     """Problems of the run, a line each."""
-    for name, reason in snapshot.silent.items():
+    for name, reason in snapshot.unreachable.items():
         if snapshot.state is RunState.RUNNING or snapshot.directory == NOWHERE:
             yield f"{name} does not answer: {reason}"
-    if snapshot.why_ended:
-        yield snapshot.why_ended
+    if snapshot.ending_reason:
+        yield snapshot.ending_reason
     elif snapshot.status.message:
         yield snapshot.status.message
     served = sorted(env.name for env in snapshot.environments if env.hosts)
@@ -142,7 +142,7 @@ def fullest(status: RunStatus, stage: str) -> float:
 
 def workers(status: RunStatus) -> StatusTable:
     columns = ("worker", "stage", "layout", "version", "busy", "KV used", "last seen", "read")
-    rows = tuple(worker(state, silent=status.silent(state)) for state in status.workers)
+    rows = tuple(worker(state, late=status.is_late(state)) for state in status.workers)
     keys = tuple(state.name for state in status.workers)
     return StatusTable(
         "workers",
@@ -154,12 +154,12 @@ def workers(status: RunStatus) -> StatusTable:
     )
 
 
-def worker(state: WorkerState, *, silent: bool) -> tuple[str, ...]:
+def worker(state: WorkerState, *, late: bool) -> tuple[str, ...]:
     busy = f"{state.capacity} rank{'s' if state.capacity != 1 else ''}"
     if state.stage == "rollout":
         busy = f"{state.running}/{state.capacity}"
     kv = f"{state.gauges['kv_used_fraction']:.0%}" if state.gauges.get("kv_tokens") else NONE
-    last_seen = f"{state.silent_s:.0f} s ago{' (late)' if silent else ''}"
+    last_seen = f"{state.silent_s:.0f} s ago{' (late)' if late else ''}"
     read = " · ".join(transfer(path, moved) for path, moved in state.transfers.items()) or NONE
     return state.name, state.stage, state.parallelism, str(state.version or NONE), busy, kv, last_seen, read
 
@@ -185,9 +185,9 @@ def queues(snapshot: RunSnapshot) -> StatusTable:
         rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} leased{held}"))
     if snapshot.environments:
         opened = sum(environment.open for environment in snapshot.environments)
-        room = sum(environment.capacity for environment in snapshot.environments)
+        capacity = sum(environment.capacity for environment in snapshot.environments)
         queued = sum(environment.queued for environment in snapshot.environments)
-        rows.append(("sessions for a host", f"{queued:,}", f"{opened:,} of {room:,} open"))
+        rows.append(("sessions for a host", f"{queued:,}", f"{opened:,} of {capacity:,} open"))
     waiting = sum(worker.gauges.get("engine_waiting", 0.0) for worker in status.workers)
     running = sum(worker.gauges.get("engine_running", 0.0) for worker in status.workers)
     if any("engine_running" in worker.gauges for worker in status.workers):

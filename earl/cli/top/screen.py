@@ -99,7 +99,7 @@ def details(worker: WorkerState) -> list[str]:
 
 
 def write(place: Static, text: Text) -> None:
-    """Shows a text; one that stands there already is not drawn again, one as high moves nothing.
+    """Shows a text; one that is shown already is not drawn again, one as high moves nothing.
 
     Without a text, the place takes no line.
     """
@@ -222,7 +222,7 @@ class Top(App[None]):
 
     @work(group="pin", exclusive=True)
     async def action_pin(self) -> None:
-        """Pins the stage under the cursor, or unpins it; says what came of it."""
+        """Pins the stage under the cursor, or unpins it, and shows the outcome."""
         stages = self.last.status.stages if self.last is not None else ()
         row = self.screen_stack[0].query_one("#stages", TableSection).cursor
         if self.last is None or not self.last.state.is_active or not 0 <= row < len(stages):

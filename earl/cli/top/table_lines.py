@@ -39,7 +39,7 @@ def table_lines(table: StatusTable, cells: int, before: TableLines | None = None
     """The table on a screen of `cells` characters; what is still wider at the end is cut by the screen.
 
     before: what the same table was shown as last. A column stays as wide as it was while the screen has
-    room, so that a figure that loses a digit does not move those beside it.
+    room, so that a figure that loses a digit does not move those next to it.
     """
     if len(table.rows) == 1 and not table.prose:
         return _chunks(table, cells, before)

@@ -44,7 +44,7 @@ class MeshLayout:
         return prod(self.shape[: self.stack])
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Returns where owner number `rank` stands on the mesh."""
+        """Returns the coordinates of owner number `rank` on the mesh."""
         return tuple(int(i) for i in np.unravel_index(rank, self.mesh_shape))
 
     def runs(self, rank: int) -> tuple[Runs, ...]:

@@ -9,7 +9,7 @@ One placement per mesh dimension, applied from the left; `shard_order` brings DT
 writes in another order than it shards, into that form. All act on one tensor dimension each, so a rank's
 part is a product of ranges per dimension (`runs`), and a whole layout one `DimensionSplit` per dimension,
 whatever the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
-expert-parallel ranks, with any sharding inside each expert beside it.
+expert-parallel ranks, with any sharding inside each expert in addition.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Arena:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest region that there is room for now."""
+        """The size of the largest region that fits now."""
         with self._lock:
             return self._space.largest_bytes if self._free_slots else 0
 
@@ -132,7 +132,7 @@ class Arena:
         self.ref = replace(self.ref, device=device)
 
     def allocate(self, size_bytes: int) -> Region:
-        """A region of this size, its bytes undefined. Raises ArenaFull when there is no room now."""
+        """A region of this size, its bytes undefined. Raises ArenaFull when it does not fit now."""
         if size_bytes < 0:
             raise LayoutError(f"a region of {size_bytes} bytes", "allocate 0 bytes or more")
         with self._lock:
@@ -147,7 +147,7 @@ class Arena:
             offset = self._space.take(size_bytes)
             if offset is None:
                 raise ArenaFull(
-                    f"{self.ref.owner}: no room for {size_bytes} bytes beside {len(self._live)} regions; "
+                    f"{self.ref.owner}: no space for {size_bytes} bytes besides {len(self._live)} regions; "
                     f"{self._space.free_bytes} free, at most {self._space.largest_bytes} in one piece",
                     "wait until readers have consumed regions, or make the arena larger",
                 )
@@ -168,7 +168,7 @@ class Arena:
         os.close(self._fd)
 
     def _region(self, slot: int, offset_bytes: int, size_bytes: int) -> Region:
-        """Makes what `allocate` returns; arenas with memory beside the file have their own kind."""
+        """Makes what `allocate` returns; arenas with memory besides the file have their own kind."""
         return Region(self, slot, offset_bytes, size_bytes)
 
     def _publish(self, slot: int, region: Region, checksums: tuple[int, ...]) -> RegionRef:

@@ -21,7 +21,7 @@ from earl.errors import LayoutError, LayoutGap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedIndex:
-    """The place of each sequence. Entries are sorted by sequence; replicas of one stand side by side.
+    """The place of each sequence. Entries are sorted by sequence; replicas of one are adjacent.
 
     sequence: int64[E]. peer: int32[E], index into owners. start, length: int64[E], rows of its columns.
     """

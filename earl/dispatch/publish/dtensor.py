@@ -88,7 +88,7 @@ def local_box(tensor: DTensor) -> Box:
 
 
 def placements_of(tensor: DTensor) -> tuple[Placement, ...]:
-    """The placements as tuples; a shard order that the spec names beside them becomes strided shards."""
+    """The placements as tuples; a shard order that the spec names in addition becomes strided shards."""
     spec = tensor._spec
     placements = tuple(tensor.placements)
     order = getattr(spec, "shard_order", None)

@@ -137,12 +137,12 @@ class TensorStore:
         }
 
     def reserve_classes(
-        self, key: str, classes: Sequence[tuple[TensorClass, int]], version: int = 0, room_bytes: int = 0
+        self, key: str, classes: Sequence[tuple[TensorClass, int]], version: int = 0, least_bytes: int = 0
     ) -> dict[str, np.ndarray]:
         """`reserve` for the part that this owner holds of whole classes, each with its rank on their mesh.
 
         Writable arrays by tensor, each shaped as the part of it; tensors of which it holds nothing are left
-        out. room_bytes: the least size of the region, where regions of several sizes take turns.
+        out. least_bytes: the least size of the region, where regions of several sizes take turns.
         Raises ArenaFull, and LayoutError when the key is taken.
         """
         if key in self._entries:
@@ -153,7 +153,7 @@ class TensorStore:
             count, part_bytes = tensor_class.extent(rank)
             placed.append((tensor_class, rank, size_bytes, spaced(part_bytes)))
             size_bytes += count * spaced(part_bytes)
-        region = self.arena.allocate(max(size_bytes, room_bytes))
+        region = self.arena.allocate(max(size_bytes, least_bytes))
         self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
         arrays: dict[str, np.ndarray] = {}
         for tensor_class, rank, offset, step in placed:

@@ -21,7 +21,7 @@ from earl.dispatch.transport.nixl.agent import NixlAgent, wire_here
 from earl.dispatch.transport.nixl.link import NixlOffer
 from earl.loopback import is_loopback
 
-# Enough of the arena's first page to know where its slot table lies.
+# Enough of the arena's first page to find its slot table.
 _HEADER_BYTES = 64
 
 
@@ -63,7 +63,7 @@ class NixlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
-            hello, challenge = await handshake.hear(reader, writer, self._secret)
+            hello, challenge = await handshake.receive_hello(reader, writer, self._secret)
             number = next(self._numbers)
             await handshake.welcome(writer, self._secret, challenge, hello, self._offer, number)
         await handshake.until_closed(reader)

@@ -97,14 +97,14 @@ async def _spawn(
         sys.executable, "-m", *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdin is not None and process.stdout is not None
-    # On stdin: the secret stands in no command line.
+    # On stdin: the secret is in no command line.
     served = {"path": arena.path, "nonce": arena.nonce, "incarnation": arena.incarnation}
     try:
         process.stdin.write(json.dumps({"secret": secret.hex(), **served}).encode() + b"\n")
         async with asyncio.timeout(_START_S):
             line = await process.stdout.readline()
         bound = json.loads(line)["address"]
-        return process, bound if config.loopback else advertised(bound, own_port=True)
+        return process, bound if config.loopback else advertised(bound, keep_port=True)
     except (TimeoutError, ValueError, KeyError, ConnectionError) as error:
         await _kill(process)
         raise TransportUnavailable(

@@ -23,7 +23,7 @@ from earl.dispatch.serve.listener import HANDSHAKE_S, Listener
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.copying import gather
-from earl.dispatch.transport.handshake import hear, until_closed, welcome
+from earl.dispatch.transport.handshake import receive_hello, until_closed, welcome
 from earl.dispatch.transport.ucx.buffers import Buffers
 from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of, spread
@@ -83,7 +83,7 @@ class UcxServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
     ) -> tuple[Endpoint, wire.Hello, int, bytes]:
         assert self._node is not None
-        hello, challenge = await hear(reader, writer, self._secret)
+        hello, challenge = await receive_hello(reader, writer, self._secret)
         number = next(self._numbers)
         endpoint = self._node.connect(hello.ucx_address, peer)
         await welcome(writer, self._secret, challenge, hello, self._node.address, number)

@@ -55,7 +55,7 @@ async def greet(
     return reader, writer, welcome, wire.session_key(secret, challenge, nonce)
 
 
-async def hear(
+async def receive_hello(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> tuple[wire.Hello, wire.Challenge]:
     """The serving side's first half: a reader's hello, its MAC checked. Raises FrameError, EOFError."""

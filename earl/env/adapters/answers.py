@@ -1,6 +1,6 @@
 """The final answer in an agent's text, and checks of it that a task gives.
 
-The answer is what stands between the last <answer> and </answer>; without these marks, the last line that
+The answer is the text between the last <answer> and </answer>; without these marks, the last line that
 is not empty. A task's check of it, for example {"answer": 12.5, "check": "numeric", "tolerance": 0.1}:
 
     exact     (the default) the same text, but for how words are spaced

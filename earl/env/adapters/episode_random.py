@@ -77,7 +77,7 @@ class _Numpy:
         return getattr(numpy, name)
 
 
-def _silent(*values: Any, **options: Any) -> None:
+def _print_nothing(*values: Any, **options: Any) -> None:
     pass
 
 
@@ -93,5 +93,5 @@ def load(module: str, package: str) -> ModuleType:
             for key in [key for key, value in space.items() if id(value) in _STAND_INS]:
                 space[key] = _STAND_INS[id(space[key])]
             # Progress and warnings on a host's standard output are read by nobody.
-            space["print"] = _silent
+            space["print"] = _print_nothing
         return loaded

@@ -50,7 +50,7 @@ class GymnasiumEnvironment(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Starts an episode. Raises ValueError for a malformed task."""
-        limit = self.view.max_steps or _own_limit(self.id)
+        limit = self.view.max_steps or _registered_limit(self.id)
         standard: dict[str, Setting] = {
             "max_steps": Whole(limit, 1, MAX_STEPS),
             "rules": ChoiceSetting(True, False),
@@ -155,7 +155,7 @@ def _actions(space: Any, names: tuple[str, ...], id: str) -> _Named | _Numbers:
     raise ValueError(f"actions of {id} are a {type(space).__name__}, which has no text form here")
 
 
-def _own_limit(id: str) -> int:
+def _registered_limit(id: str) -> int:
     return min(gymnasium.spec(id).max_episode_steps or _MAX_STEPS, MAX_STEPS)
 
 

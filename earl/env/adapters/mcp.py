@@ -10,7 +10,7 @@ The task gives the question and what is right: answer, check and tolerance (answ
 `verifier`, a function (or "module:function") that is given what the agent did and returns the reward; it may
 be async and may ask the server itself, for example for the state that the agent left behind. The agent sees
 the tools, the question and how to give the answer: an action that calls no tool is the answer, which is what
-stands between the last <answer> and </answer>, or else its last line.
+is between the last <answer> and </answer>, or else its last line.
 
 A server is started, or connected to, for each episode, or once for all that a host plays (`shared`). What
 it, or the verifier, fails with is never a reward: a lost server ends the episode as INFRA_ERROR, a verifier
@@ -143,7 +143,7 @@ class McpEnvironment(ToolEnvironment):
     def _judged_by(self, task: dict[str, Any]) -> Callable[[Finished], Any]:
         if not isinstance(task.get("question"), str):
             raise ValueError(f"task key 'question' is {task.get('question')!r}, no text")
-        # Taken from the class as it stands there: a function is no method.
+        # Taken from the class itself: a function is no method.
         verifier = inspect.getattr_static(type(self), "verifier")
         if verifier is not None:
             return _loaded(verifier.__func__ if isinstance(verifier, staticmethod) else verifier)

@@ -37,7 +37,7 @@ _MARGIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stdio:
-    """command: the server's program and its arguments. env: what it is given beside the safe variables."""
+    """command: the server's program and its arguments. env: variables in addition to the safe ones."""
 
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)

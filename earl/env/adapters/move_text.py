@@ -1,6 +1,6 @@
 """Finds the move in a text, and truncates texts to a length.
 
-A move stands in brackets, "[left]". Models think aloud, so the last brackets count; a text without any
+A move is written in brackets, "[left]". Models think aloud, so the last brackets count; a text without any
 is the move itself.
 """
 

@@ -100,7 +100,7 @@ class BoardGame(Environment):
 class TicTacToe(BoardGame):
     """Nine cells on one line, row by row: a free cell is its digit, a taken one its mark and digit.
 
-    "0 x1 2 3 o4 5 6 7 8": every word says where it stands, which a small policy learns from faster.
+    "0 x1 2 3 o4 5 6 7 8": every word contains its position, which a small policy learns from faster.
     """
 
     name = "open_spiel/tic_tac_toe"

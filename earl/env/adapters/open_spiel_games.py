@@ -42,7 +42,7 @@ _SEEDS = ("rng_seed", "seed")
 _ELSEWHERE = frozenset({"tic_tac_toe", "connect_four"})
 _KINDS = pyspiel.GameType
 
-# Games that no host serves, beside those that are made of another game or a file.
+# Games that no host serves, in addition to those that are made of another game or a file.
 LEFT_OUT: dict[str, str] = {
     "crossword": "its moves are structures, of which there is no list",
     "mfg_crowd_modelling": "a mean field game: its moves need a distribution over states",

@@ -40,7 +40,7 @@ from earl.errors import ConfigError, EnvBackendLost, EnvironmentFailure, EnvProt
 MAX_MESSAGE_BYTES = 4 << 20
 CLOSE_S = 2.0
 _RETRY_S = 0.05
-_MAX_SAID = 300
+_MAX_REASON = 300
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -65,7 +65,7 @@ class OpenEnv(Environment):
     _link: _Link | None = None
 
     async def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """The task's keys go to the server's own `reset`, beside the seed."""
+        """Passes the task's keys to the server's own `reset`, with the seed."""
         if "seed" in task:
             raise ValueError("task key 'seed' cannot be set: it is the episode's")
         self._steps = self._invalid = 0
@@ -115,7 +115,7 @@ class OpenEnv(Environment):
             await link.close()
 
     def action_of(self, text: str) -> dict[str, Any]:
-        """The server's action that the agent's text stands for. Raises BadAction."""
+        """Returns the server's action for the agent's text. Raises BadAction."""
         if self.action_field:
             return {self.action_field: text.strip()}
         start, end = text.find("{"), text.rfind("}")
@@ -139,7 +139,7 @@ class OpenEnv(Environment):
 
     def _refused(self, reason: str) -> StepResult:
         self._invalid += 1
-        shown = Observation(f"That is no action: {reason[:_MAX_SAID]}")
+        shown = Observation(f"That is no action: {reason[:_MAX_REASON]}")
         return self._result(shown, 0.0, False, self._steps >= self.max_steps)
 
     def _result(self, shown: Observation, reward: float, done: bool, truncated: bool) -> StepResult:

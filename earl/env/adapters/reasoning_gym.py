@@ -5,7 +5,7 @@ the dataset's own configuration, for example {"min_terms": 2, "max_terms": 2}, a
 put after the question. The instance is a function of the seed; evaluation's are never training's as far
 as the task has enough of them (held_out.py).
 
-What counts as the answer in a text: what stands between the last <answer> and </answer>; without them
+The answer in a text: the part between the last <answer> and </answer>; without them
 the last number, if the task's own answer is a number; otherwise the last lines that are not empty, as many
 as the task's own answer has. It is scored by reasoning-gym: the reward is that score, between 0 and 1. Some
 of its graders would run an answer as Python: those are given only what is harmless (safe_answers.py), and

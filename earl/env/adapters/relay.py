@@ -1,4 +1,4 @@
-"""Count on: as long as the agent goes on right, so does the episode. Its context grows with its skill.
+"""Count on: as long as the agent is right, the episode continues. Its context grows with its skill.
 
     user   4 0 7        agent  [8]      right: the next turn
     user   1 9 2        agent  [3]      …

@@ -6,7 +6,7 @@
     agent      1382
 
 Towns, their names and all facts about them are made up from the seed, so that nothing can be known by
-heart: what is right stands in the documents alone. Search is search.py's, over as many documents as
+heart: the right answer is in the documents alone. Search is search.py's, over as many documents as
 there are towns. Evaluation's corpora are never training's (held_out.py).
 
 Task: {"kinds": ["founded", "river"], "towns": 12, "results": 2, "calls": 4, "instruction": "…"}: which of
@@ -14,14 +14,14 @@ KINDS are asked, how many documents there are, how many a search returns, how ma
 action without a call is the answer: right if, of all the corpus's values of that kind (years, rivers,
 …), it names the right one and no other. An action that calls when no calls are left ends the episode.
 
-Reward: SEARCHED for the first search that finds anything, FOUND more when one found the town asked about,
-ANSWERED more for the right answer; they add up to 1. Metrics, each 0 or 1: win, searched, found; and
+Reward: SEARCHED for the first search that finds anything, REACHED_TOWN more when one found the town asked
+about, ANSWERED more for the right answer; they add up to 1. Metrics, each 0 or 1: win, searched, found; and
 calls, how many searches there were.
 
 Legal actions, for a warm-up that teaches the form and leaves the task to be learned: before anything is
 found searches for words of the question, of which the town's name is one; after it what the first document
 found says of its town, of the kind asked about and of two others. All of it can be read, none need be
-guessed: a warm-up on names that stand nowhere would teach to make them up.
+guessed: a warm-up on names that occur nowhere would teach to make them up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from earl.env.search import Document, Hit, SearchIndex
 from earl.env.tool_calls import render
 from earl.env.tools import Called, ToolEnvironment, tool
 
-SEARCHED, FOUND, ANSWERED = 0.1, 0.3, 0.6
+SEARCHED, REACHED_TOWN, ANSWERED = 0.1, 0.3, 0.6
 RESULT_CHARACTERS = 400
 
 # Kind → (question, sentence of the document); the kind's name is a word of every document.
@@ -195,7 +195,7 @@ class SearchTool(ToolEnvironment):
         if self._left == 0:
             return self._ended("no calls are left")
         self._left -= 1
-        earned = SEARCHED * self._searched + FOUND * self._town_found
+        earned = SEARCHED * self._searched + REACHED_TOWN * self._town_reached
         reward, self._earned = earned - self._earned, earned
         assert isinstance(result.observation, Observation)
         shown = result.observation
@@ -224,12 +224,12 @@ class SearchTool(ToolEnvironment):
         return any(self._searches)
 
     @property
-    def _town_found(self) -> bool:
+    def _town_reached(self) -> bool:
         return any(hit.title == self.corpus.town for hits in self._searches for hit in hits)
 
     def _ended(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
         calls = len(self._searches)
-        figures = metrics(win=right, searched=self._searched, found=self._town_found, calls=calls)
+        figures = metrics(win=right, searched=self._searched, found=self._town_reached, calls=calls)
         return StepResult(Observation(text), reward, done=True, metrics=figures)
 
 

@@ -10,7 +10,7 @@ with a "question" and an "answer" each, GSM8K's own files for example ("… ####
 "gsm_symbolic" makes them (grade-school mathematics; package reasoning-gym). The seed draws one;
 evaluation's are never training's as far as there are enough (held_out.py).
 
-Task, beside: {"instruction": "…", "max_turns": 5}. The instruction is put after the question.
+Task, optional: {"instruction": "…", "max_turns": 5}. The instruction is put after the question.
 Metrics: win (the right answer) and turns.
 
 SkyRL-gym's others are not served: LEFT_OUT says why.

@@ -1,7 +1,7 @@
 """Text games of TextArena (package textarena): alone, or against opponents that move at random.
 
 "textarena/ID" for the ids of textarena_games.py, for example "textarena/TicTacToe-v0". Rules, boards and
-what counts as a move are the game's; most moves stand in brackets, "[4]", and a text without brackets is
+what counts as a move are the game's; most moves are in brackets, "[4]", and a text without brackets is
 put into them, as TextArena's own wrapper does. An observation has what is new to the agent: the rules
 with the first one, then what happened since its last move, of boards the last one only.
 
@@ -82,7 +82,7 @@ class TextArenaGame(Environment):
             self._playing.reset(num_players=players, seed=self._chance.getrandbits(32))
         if settings["retries"] is not None:
             self._playing.state.error_allowance = settings["retries"]
-        self._heard: moves.Messages = []
+        self._messages: moves.Messages = []
         if self._opponents_move():
             raise RuntimeError(f"textarena's {self.id} was over before player {self._player} could move")
         return self._observation()
@@ -114,7 +114,7 @@ class TextArenaGame(Environment):
             messages = moves.tidy(observed)
             self._seats[player].note(messages)
             if player == self._player:
-                self._heard = messages
+                self._messages = messages
                 return False
             if self._take(self._random_move(player)):
                 return True
@@ -139,15 +139,15 @@ class TextArenaGame(Environment):
     def _text(self) -> str:
         kinds = textarena.ObservationType
         echo = (self._player, kinds.PLAYER_ACTION)
-        messages = [message for message in self._heard if (message[0], message[2]) != echo]
+        messages = [message for message in self._messages if (message[0], message[2]) != echo]
         boards = [place for place, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
         names = self._playing.state.role_mapping
-        said_by = [
+        messages = [
             _line(names.get(speaker, f"Player {speaker}") if speaker >= 0 else "", text)
             for place, (speaker, text, _) in enumerate(messages)
             if place not in boards[:-1]
         ]
-        return move_text.shortened("\n\n".join(said_by), MAX_TEXT_CHARACTERS)
+        return move_text.shortened("\n\n".join(messages), MAX_TEXT_CHARACTERS)
 
     def _legal(self) -> list[str]:
         generator = random.Random(self._turns)
@@ -166,7 +166,7 @@ class TextArenaGame(Environment):
         for player, about in game_info.items():
             if player != self._player and about.get("invalid_move"):
                 raise RuntimeError(f"opponent {player} lost textarena's {self.id} by an illegal move")
-        self._heard = moves.tidy(state.observations[self._player])
+        self._messages = moves.tidy(state.observations[self._player])
         rewards = {player: _number(paid) for player, paid in rewards.items()}
         reward = rewards[self._player]
         alone = len(self._seats) == 1

@@ -17,8 +17,8 @@ Moves = Callable[[Any, random.Random], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class GameForms:
-    """players: the fewest and the most. moves(game, generator): candidates beside what the game names in
-    brackets, not all of them legal. rewards: bounds of a player's reward at the end. words: whether it
+    """players: the fewest and the most. moves(game, generator): candidates in addition to what the game names
+    in brackets, not all of them legal. rewards: bounds of a player's reward at the end. words: whether it
     needs nltk's word lists. tried: whether copies may be asked which moves are legal: not where the
     answer would tell the solution, or a copy takes long. python: the first version that reads its source."""
 

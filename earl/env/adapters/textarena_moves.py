@@ -28,7 +28,7 @@ Messages = list[tuple[int, str, Any]]
 _KEPT = 200
 _NAMED = re.compile(r"\[[^\[\]\n]{1,60}\]")
 _WORDS = ("corpora/words", "taggers/averaged_perceptron_tagger_eng")
-_SAID = textarena.ObservationType.PLAYER_ACTION
+_PLAYER_ACTION = textarena.ObservationType.PLAYER_ACTION
 
 
 def ids() -> dict[str, str]:
@@ -128,7 +128,7 @@ class TextArenaSeat:
 
     def note(self, messages: Messages) -> None:
         """New messages for the player."""
-        texts = [text for _, text, kind in messages if kind is not _SAID]
+        texts = [text for _, text, kind in messages if kind is not _PLAYER_ACTION]
         now = list(dict.fromkeys(_NAMED.findall("\n".join(texts))))
         if now:
             self._before = [move for move in self._now + self._before if move not in now][:_KEPT]

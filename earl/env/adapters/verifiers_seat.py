@@ -48,7 +48,7 @@ class VerifiersSeat:
     def say(self, message: dict[str, Any]) -> None:
         """Answers the model call with the assistant's message, {"content", "tool_calls"}.
 
-        Nobody hears it if verifiers gave the call up, by a time-out of its own: its episode is over then.
+        Nobody receives it if verifiers gave the call up, by a timeout of its own: its episode has ended then.
         """
         if self._answer is None:
             return

@@ -97,7 +97,7 @@ async def cancel(subject: Subject) -> CheckOutcome:
                 call = asyncio.create_task(episode.step(act))
             else:
                 call = asyncio.create_task(episode.reset(trace.seed, subject.player.task))
-            await asyncio.sleep(0)  # it is said now
+            await asyncio.sleep(0)  # it is sent now
             getattr(episode, stop)()
             call.cancel()
             await asyncio.wait({call})

@@ -21,11 +21,11 @@ async def reset(subject: Subject) -> CheckOutcome:
     trace = await subject.player.play(0, replaying(()))
     first = trace.last
     if trace.failed:
-        return failed(trace.failed, "give a task with --task if it needs one, or mend reset")
+        return failed(trace.failed, "give a task with --task if it needs one, or fix reset")
     if first["done"]:
         return failed("the episode is over before it began", "begin one in reset")
     if not first["text"].strip():
-        return warned("the first observation is empty", "say what the task is")
+        return warned("the first observation is empty", "state the task in it")
     legal = f", {len(first['legal_actions'])} legal actions" if first["legal_actions"] else ""
     tools = f", {len(subject.tools)} tools" if subject.tools else ""
     return passed(f"{shortly(first['text'])!r}{legal}{tools}")
@@ -144,7 +144,7 @@ async def script(subject: Subject) -> CheckOutcome:
     for number, episode in enumerate(recorded, 1):
         trace = await subject.player.play(episode.seed, replaying(episode.acts), episode.task)
         if trace.failed:
-            return failed(f"episode {number}: {trace.failed}", "mend the environment")
+            return failed(f"episode {number}: {trace.failed}", "fix the environment")
         if len(trace.acts) < len(episode.acts):
             observed = f"episode {number} ended after {len(trace.acts)} of {len(episode.acts)} actions"
             return failed(observed, "record it again with `earl env play --record`")

@@ -10,10 +10,10 @@ from typing import Any
 from earl.env.base import Action, Ending
 from earl.env.conformance.bench import Bench, Subject
 from earl.env.conformance.card import Check, CheckOutcome, failed, passed, skipped, warned
-from earl.env.conformance.play import EpisodeTrace, difference, replaying, seen_of
+from earl.env.conformance.play import EpisodeTrace, difference, replaying, view_of
 from earl.errors import DeadlineExceeded
 
-# How long a refusal is waited for; a host that says nothing is found out only by the step's deadline.
+# How long a refusal is waited for; a host that does not answer is detected only by the step's deadline.
 REFUSAL_S = 2.0
 BACK_S = 15.0
 DRAIN_S = 5.0
@@ -35,13 +35,13 @@ async def strangers(subject: Subject) -> CheckOutcome:
     session = subject.player.open()
     await session.reset(0, subject.player.task)
     requests["a step with seq 5 after the reset"] = lambda: session.wrong_step(5, Action("x"), bound_s)
-    silent = []
+    unanswered = []
     try:
         for what, ask in requests.items():
             try:
-                ending = seen_of(await ask())["ending"]
+                ending = view_of(await ask())["ending"]
             except DeadlineExceeded:
-                silent.append(what)
+                unanswered.append(what)
                 continue
             if ending not in _FAILING:
                 observed = f"{what} is answered with ending {ending}"
@@ -49,9 +49,9 @@ async def strangers(subject: Subject) -> CheckOutcome:
     finally:
         for episode in (unknown, unbegun, session):
             episode.close()
-    if silent:
+    if unanswered:
         remedy = "answer with done and ENDING_INFRA_ERROR: the gateway waits for the whole deadline otherwise"
-        return warned(f"no answer to {silent[0]}", remedy)
+        return warned(f"no answer to {unanswered[0]}", remedy)
     return passed("an unknown environment, an unknown session and a wrong seq: each refused")
 
 
@@ -67,10 +67,10 @@ async def capacity(subject: Subject) -> CheckOutcome:
         results = await asyncio.gather(*(session.reset(0, subject.player.task) for session in held))
         for result in results:
             if result.done:
-                observed = f"of {count} sessions that it offers one fails: {seen_of(result)['message']}"
+                observed = f"of {count} sessions that it offers one fails: {view_of(result)['message']}"
                 return failed(observed, "offer only what the host can hold")
         try:
-            refused = seen_of(await beyond.reset(0, subject.player.task))["ending"] in _FAILING
+            refused = view_of(await beyond.reset(0, subject.player.task))["ending"] in _FAILING
         except DeadlineExceeded:
             return warned("no answer beyond it", "answer with ENDING_INFRA_ERROR")
     finally:
@@ -105,7 +105,7 @@ async def reconnect(subject: Subject) -> CheckOutcome:
             await asyncio.wait({continued})
         continued.result()
         try:
-            ending = seen_of(await lost.step(Action("x")))["ending"]
+            ending = view_of(await lost.step(Action("x")))["ending"]
         except DeadlineExceeded:
             ending = "none"
     finally:

@@ -1,6 +1,6 @@
-"""The examiner's end of one host: its streams, one after the other, and the sessions asked of it.
+"""The examiner's end of one host: its streams, one after the other, and the sessions requested of it.
 
-    servicer.py ─ attach, heard, lost ─► HostLink ─► Judge
+    servicer.py ─ attach, received, lost ─► HostLink ─► Judge
     checks ◄──── results ── Episode ◄──────┘   Every wait is bounded; Progress begins a bound again.
 
 A stream may be lost and come again: what was in flight is then repeated, as the gateway does it.
@@ -25,13 +25,13 @@ from earl.errors import DeadlineExceeded, EarlError, EnvHostLost, EnvProtocolErr
 from earl.rpc.outbox import Outbox
 from earl.waiting import deadline
 
-# A step that says Progress again and again is waited for at most this many times its bound.
+# A step that sends Progress again and again is waited for at most this many times its bound.
 MAX_EXTENSIONS = 20
 FENCE_S = 5.0
 
 
 class HostLink:
-    """One host under test. lease_s, max_text_bytes: what its Welcome says."""
+    """One host under test. lease_s, max_text_bytes: as in its Welcome."""
 
     def __init__(self, lease_s: float, max_text_bytes: int, clock: Callable[[], float]) -> None:
         self.judge = Judge(max_text_bytes)
@@ -77,7 +77,7 @@ class HostLink:
         """A stream began with this Hello. Raises EnvProtocolError if it may not continue."""
         wrong = self.judge.hello(hello)
         if wrong:
-            raise EnvProtocolError(wrong, "mend the host's Hello")
+            raise EnvProtocolError(wrong, "fix the host's Hello")
         if self.hello is not None and hello.epoch <= self.epoch:
             violation = f"a new stream has epoch {hello.epoch}, the one before it had {self.epoch}"
             self.judge.violated("reconnect", violation)
@@ -107,7 +107,7 @@ class HostLink:
             if not waiting.answer.done():
                 waiting.answer.set_exception(error)
 
-    def heard(self, message: Any) -> None:
+    def received(self, message: Any) -> None:
         """Takes one message of the host's current stream."""
         kind = message.WhichOneof("message")
         if kind == "result":
@@ -173,7 +173,7 @@ class HostLink:
     # --- sessions ----------------------------------------------------------------------------
 
     def open(self, environment: str, reset_s: float, step_s: float) -> Episode:
-        """A session of its own number; nothing is said to the host yet."""
+        """Returns a session with a number of its own; nothing is sent to the host yet."""
         self._next += 1
         self._held.add(self._next)
         self.judge.opened(self._next, environment)

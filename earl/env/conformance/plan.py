@@ -17,7 +17,7 @@ from earl.errors import ConfigError
 class Recorded:
     """An episode of a script file: these actions with this seed and task, and the return that they give.
 
-    return_: None if it does not say.
+    return_: None if not recorded.
     """
 
     acts: Sequence[Action]

@@ -1,4 +1,4 @@
-"""Playing episodes: with a policy or with given actions, and what came of it as a Trace to compare."""
+"""Playing episodes: with a policy or with given actions, and the outcome as a trace to compare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from earl.errors import DeadlineExceeded, EnvHostLost
 
 # (observation as earl.v1.Observation, number of the step from 0) → the action; None: stop here.
 Policy = Callable[[Any, int], Action | None]
-Seen = Mapping[str, Any]
+View = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class EpisodeTrace:
     """One episode. seen[0]: of the reset; seen[i]: of acts[i - 1]. reset_s, steps_s: how long they took."""
 
     seed: int
-    views: list[Seen] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
     acts: list[Action] = field(default_factory=list)
     reset_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
@@ -31,11 +31,11 @@ class EpisodeTrace:
     observation: Any = None
 
     def note(self, result: Any) -> None:
-        self.views.append(seen_of(result))
+        self.views.append(view_of(result))
         self.observation = result.observation
 
     @property
-    def last(self) -> Seen:
+    def last(self) -> View:
         return self.views[-1]
 
     @property
@@ -54,7 +54,7 @@ class EpisodeTrace:
         return f"{self.last['ending']}: {self.last['message']}" if failed else ""
 
 
-def seen_of(result: Any) -> Seen:
+def view_of(result: Any) -> View:
     """Converts an earl.v1.Result to the plain values that an agent and a trainer see."""
     observation = result.observation
     known = {ending.value: ending.name for ending in Ending}

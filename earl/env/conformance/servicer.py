@@ -117,7 +117,7 @@ class Examiner:
                 raw = await end.read()
             messages = messages_of(raw) if raw is not EOF else ()
         except TimeoutError:
-            self.refused = DeadlineExceeded(f"a host said no Hello within {HELLO_S:g} s", "begin with it")
+            self.refused = DeadlineExceeded(f"a host sent no Hello within {HELLO_S:g} s", "begin with it")
             raise self.refused from None
         except EnvProtocolError as error:
             self.refused = error
@@ -132,7 +132,7 @@ class Examiner:
 
         async def read() -> None:
             for message in rest:
-                link.heard(message)
+                link.received(message)
             while (raw := await end.read()) is not EOF:
                 try:
                     messages = messages_of(raw)
@@ -141,7 +141,7 @@ class Examiner:
                     raise
                 if not outbox.closed:  # else a newer stream has taken over
                     for message in messages:
-                        link.heard(message)
+                        link.received(message)
 
         async def write(messages: list[Any]) -> None:
             await end.write(env_pb2.AttachResponse(messages=messages).SerializeToString())

@@ -21,7 +21,7 @@ add_to_server = env_pb2_grpc.add_EnvGatewayServiceServicer_to_server
 
 
 class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
-    """Serves one Gateway. `run` must run beside it: it is the gateway's sense of time."""
+    """Serves one Gateway. `run` must run concurrently: it drives the gateway's deadlines."""
 
     def __init__(self, gateway: Gateway, interval_s: float) -> None:
         self._gateway = gateway

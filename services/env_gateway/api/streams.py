@@ -33,7 +33,7 @@ async def exchange(
         while (messages := await frames.read()) is not None:
             handle(messages)
             if paced and outbox.crowded:
-                await outbox.room()
+                await outbox.wait_for_space()
 
     await until_first(frames.send(outbox), outbox.failed(), read())
 
@@ -49,7 +49,7 @@ async def serve_host(gateway: Gateway, frames: Frames) -> None:
     epoch = host.epoch
 
     def handle(messages: Sequence[Any]) -> None:
-        gateway.heard(host, epoch)
+        gateway.mark_alive(host, epoch)
         for message in messages:
             gateway.handle_host(host, epoch, message)
 
@@ -67,7 +67,7 @@ async def serve_host(gateway: Gateway, frames: Frames) -> None:
 
 
 async def _hello(frames: Frames) -> tuple[Any, Sequence[Any]]:
-    late = DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting", "say it first")
+    late = DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting", "send it first")
     async with deadline(HELLO_S, late):
         messages = await frames.read()
     if not messages:

@@ -15,7 +15,7 @@ MOST_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class FaultSummary:
-    """count: of all faults; commonest_count: of those that say what `commonest` says, but for its numbers."""
+    """count: of all faults; commonest_count: of those with the text `commonest`, numbers aside."""
 
     count: int = 0
     last: str = ""

@@ -66,7 +66,7 @@ class HostState:
     environments: dict[str, ServedEnvironment]
     capacity: int
     outbox: Any
-    heard_at: float
+    last_seen_s: float
     # The stream broke, and the host is lost unless it is back by then.
     back_by: float = math.inf
     draining: bool = False
@@ -145,10 +145,12 @@ class Pool:
         return [h for h in self.hosts.values() if h.name == host.name and h is not host and not h.attached]
 
     def expired(self, now: float, lease_s: float) -> list[tuple[HostState, str]]:
-        """Hosts that are lost, and why: silent for longer than the lease, or not back in time."""
+        """Hosts that are lost, and why: without a sign of life for longer than the lease, or not back in
+        time.
+        """
         lost: list[tuple[HostState, str]] = []
         for host in self.hosts.values():
-            if now - host.heard_at > lease_s:
+            if now - host.last_seen_s > lease_s:
                 lost.append((host, f"sent nothing for {lease_s:g} s"))
             elif now >= host.back_by:
                 lost.append((host, "lost its stream and did not come back"))
@@ -157,7 +159,7 @@ class Pool:
     def forgive(self, stall_s: float) -> None:
         """The gateway itself stood still for this long: that is not the hosts' silence."""
         for host in self.hosts.values():
-            host.heard_at += stall_s
+            host.last_seen_s += stall_s
             host.back_by += stall_s
 
     def serves(self, environment: str) -> bool:
@@ -195,7 +197,8 @@ class Pool:
     # --- placement ---------------------------------------------------------------------------
 
     def choose(self, environment: str, now: float) -> HostState | None:
-        """The host with the most room that may take a session of this environment; None: wait.
+        """Returns the host with the most free capacity that may take a session of this environment; None:
+        wait.
 
         One that is on probation comes after all others, and takes one at a time.
         """
@@ -234,7 +237,9 @@ class Pool:
         return len(self._queues.get(environment, ()))
 
     def place_next(self, now: float) -> list[tuple[GatewaySession, HostState]]:
-        """Takes as many queued sessions as there is room for; the caller places each before the next call."""
+        """Takes as many queued sessions as there is capacity for; the caller places each before the next
+        call.
+        """
         placed: list[tuple[GatewaySession, HostState]] = []
         for environment, queue in list(self._queues.items()):
             while queue and (host := self.choose(environment, now)) is not None:

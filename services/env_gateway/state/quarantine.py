@@ -3,7 +3,7 @@ argument.
 
 `threshold` faults in a row start a quarantine of `duration_s`. After it the pair is on probation, with one
 session at a time: one more fault starts another quarantine, twice as long, up to `MAX_FACTOR` times; one good
-episode clears everything. A host that was started again is on probation at once: it may have been mended.
+episode clears everything. A host that was started again is on probation at once: it may have been fixed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-# Longest that a client may ask to wait for anything, and what it gets if it does not say.
+# Longest that a client may ask to wait for anything, and the default.
 MAX_LIMIT_S = 7 * 86_400.0
 DEFAULT_LIMITS_S = {"queue_s": 60.0, "reset_s": 30.0, "step_s": 30.0, "episode_s": 3_600.0}
 

@@ -373,7 +373,7 @@ async def test_whoever_can_wait_waits_for_room():
     for number in range(11):
         outbox.put(env_pb2.Ping(nonce=number))
     assert outbox.crowded
-    waiting = asyncio.create_task(outbox.room())
+    waiting = asyncio.create_task(outbox.wait_for_space())
     await asyncio.sleep(0)
     assert not waiting.done()
     sending = asyncio.create_task(outbox.drain_to(write))

@@ -140,7 +140,7 @@ def test_sessions_wait_for_room(world):
     world.pass_time(3.2, [host])
     (timeout,) = world.results()
     assert timeout.session == 2 and timeout.ending == common_pb2.ENDING_TIMEOUT
-    assert timeout.message == "DeadlineExceeded: game: no host had room within 3 s"
+    assert timeout.message == "DeadlineExceeded: game: no host had free capacity within 3 s"
     world.answer(host, reset.session, 0, done=True, ending=OK)
     assert len(host.outbox.take("reset")) == 1
     assert world.gateway.sessions[next(iter(host.sessions))].number == 3
@@ -275,7 +275,9 @@ def test_who_waits_for_a_host_in_quarantine_is_told_so_and_for_how_long():
     world.pass_time(3.2, [bad])
     (failed,) = world.results()
     assert failed.ending == common_pb2.ENDING_INFRA_ERROR
-    assert failed.message.startswith("EnvHostLost: game: no host had room within 3 s; host bad is in quar")
+    assert failed.message.startswith(
+        "EnvHostLost: game: no host had free capacity within 3 s; host bad is in "
+    )
     assert failed.message.endswith("s more: reward inf")
 
 

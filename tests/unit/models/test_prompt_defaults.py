@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from earl.config.model import ModelConfig
-from earl.models.prompt_defaults import own_template, with_defaults
+from earl.models.prompt_defaults import model_template, with_defaults
 from earl.models.tokenizer import Tokenizer
 from tests.support.chat_checkpoint import CHATML, SPECIALS, TEMPLATES, checkpoint
 
@@ -84,9 +84,9 @@ def test_any_text_is_written_as_it_is(system: str, prefix: str) -> None:
 
 
 def test_the_models_own_template_comes_back(template: str) -> None:
-    assert own_template(template) == template == with_defaults(template, "", "")
+    assert model_template(template) == template == with_defaults(template, "", "")
     once = with_defaults(template, "Be brief.", "It is")
-    own = own_template(once)
+    own = model_template(once)
     assert own == template.removesuffix("\n") + "\n"
     assert with_defaults(own, "Other.", "") == with_defaults(template, "Other.", "")
 

@@ -9,7 +9,7 @@ import pytest
 
 from earl.errors import ConfigError
 from earl.stack import ending
-from earl.stack.ending import refuse_complete, why_ended
+from earl.stack.ending import ending_reason, refuse_complete
 from earl.stack.record import LaunchRecord
 from earl.stack.status import RunStatus
 from tests.support.runs import tictactoe
@@ -41,7 +41,7 @@ LOST = "lost: its launcher was killed or the machine was restarted, and nothing 
     ],
 )
 def test_each_way_has_its_sentence(outcome: str, status: RunStatus, failure: dict[str, str], sentence: str):
-    assert why_ended(outcome, status, failure) == sentence
+    assert ending_reason(outcome, status, failure) == sentence
 
 
 def test_the_examples_of_the_docstring_come_out():

@@ -54,7 +54,7 @@ def test_how_others_reach_it(
 ) -> None:
     monkeypatch.setenv("EARL_ADVERTISE", name)
     assert advertised(bound) == reached
-    assert advertised(bound, own_port=True) == beside
+    assert advertised(bound, keep_port=True) == beside
 
 
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Warnings and errors of a run's processes, counted by what they say."""
+"""Warnings and errors of a run's processes, counted by their message."""
 
 from __future__ import annotations
 

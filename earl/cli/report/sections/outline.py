@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from earl.config.run import RunConfig
-from earl.stack.ending import why_ended
+from earl.stack.ending import ending_reason
 from earl.stack.record import read_record
 from earl.stack.run_files import FAILURE, RESULT, read_object
 from earl.stack.status import RunStatus
@@ -50,7 +50,7 @@ def run_section(
         shown |= {"phase": last_step.get("phase", ""), "step": last_step.get("step", 0)}
     if state == "ended":
         failure, record = read_object(directory / FAILURE), read_record(directory)
-        reason = why_ended(record.outcome, record.status, failure) if record is not None else ""
+        reason = ending_reason(record.outcome, record.status, failure) if record is not None else ""
         shown |= {"why": reason, "failure": failure}
     return shown
 
@@ -61,7 +61,7 @@ def has_result(directory: Path, state: str) -> bool:
 
 
 def recorded_ledger(directory: Path, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
-    """The ledger as the result of a run that has ended says; else as of the last step."""
+    """Returns the ledger from the result of a run that has ended; else as of the last step."""
     if has_result(directory, state):
         result = read_object(directory / RESULT)
         counts = {name: result.get(name, 0) for name in ("issued", "trained", "evaluated", "live")}

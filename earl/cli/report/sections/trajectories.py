@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from earl.cli.report.data import Record, heard
+from earl.cli.report.data import Record, kept_samples
 from earl.obs.tail import Tail
 from earl.visible import visible
 
@@ -63,7 +63,7 @@ class Trajectories:
         self._lines += new
         self._kept = {
             record["ticket"]: record
-            for record in heard(self._lines, newest)
+            for record in kept_samples(self._lines, newest)
             if isinstance(record.get("ticket"), int)
         }
         every = self._kept.values()

@@ -1,7 +1,7 @@
 """NIXL's agent as EARL uses it: one UCX backend whose wire is known, and nothing loaded before it is needed.
 
 The wire is chosen by allowing UCX nothing else, so that "rdma" is a fact and not a hope: where UCX finds no
-such device, making the agent fails. NIXL brings its own libucx, which lives beside ucxx's in one process.
+such device, making the agent fails. NIXL brings its own libucx, which exists next to ucxx's in one process.
 """
 
 from __future__ import annotations

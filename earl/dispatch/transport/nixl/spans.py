@@ -111,8 +111,8 @@ def _checked(pieces: Pieces, limit: int) -> Iterator[Fetch]:
     total = np.cumsum(added)
     first_piece = 0
     while first_piece < len(total):
-        room = limit - int(alone[first_piece])
-        stop = max(int(np.searchsorted(total, total[first_piece] + room, "right")), first_piece + 1)
+        left = limit - int(alone[first_piece])
+        stop = max(int(np.searchsorted(total, total[first_piece] + left, "right")), first_piece + 1)
         fetch = _of_blocks(pieces.take(slice(first_piece, stop)))
         while fetch.size_bytes > limit:  # blocks that an earlier fetch had
             stop = (first_piece + stop) // 2

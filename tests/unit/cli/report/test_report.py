@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from earl.cli.report.curves import smooth
-from earl.cli.report.data import flat, heard, judged, read_run, surviving
+from earl.cli.report.data import flat, judged, kept_samples, read_run, surviving
 from earl.cli.report.sections.lengths import columns
 from earl.cli.report.sections.series import MetricTable
 from earl.errors import ConfigError
@@ -73,7 +73,7 @@ def test_conversations_that_were_rolled_back_are_gone():
 
     lines = [line(0, 1, 1, "start"), line(1, 2, 1), line(2, 3, 2), line(2, 4, 3, "step-2"), line(2, 5, 9)]
     again = [line(2, 6, 2, "step-2"), line(1, 7, 1)]
-    kept = heard([*lines, *again], 4)
+    kept = kept_samples([*lines, *again], 4)
     assert [one["ticket"] for one in kept] == [1, 2, 7, 6]
 
 

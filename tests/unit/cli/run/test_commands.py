@@ -187,7 +187,7 @@ def test_the_live_view_shows_intervals_lengths_and_mismatch():
 
 
 def test_a_worker_says_what_it_read_by_which_path():
-    shown = worker_rates(STATUS.workers[0], silent=False)
+    shown = worker_rates(STATUS.workers[0], late=False)
     assert shown == "v261 · shm 3.0 MiB at 3.15 GB/s · ucx-tcp 5.0 GiB at 2.68 GB/s, 7 retries"
 
 

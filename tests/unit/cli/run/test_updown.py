@@ -79,7 +79,7 @@ async def test_up_gives_a_silent_launcher_up():
     stream = asyncio.StreamReader()
     stream.feed_data(b'{"kind": "processes", "states": {"valkey": "ready", "model": "starting"}}\n')
     with pytest.raises(ProcessFailed, match=r"nothing new for 0\.05 s, waiting for model"):
-        await up.hear(stream, lambda states, quiet_s: None, 0.05, 0.01)
+        await up.follow_launch(stream, lambda states, quiet_s: None, 0.05, 0.01)
 
 
 async def test_up_says_again_what_it_waits_for_while_nothing_changes():
@@ -93,7 +93,7 @@ async def test_up_says_again_what_it_waits_for_while_nothing_changes():
         if console.file.getvalue().count("waiting for model") >= 2:  # pyright: ignore
             shown.set()
 
-    hearing = asyncio.create_task(up.hear(stream, count, 60.0, 0.01))
+    hearing = asyncio.create_task(up.follow_launch(stream, count, 60.0, 0.01))
     await asyncio.wait_for(shown.wait(), 20.0)
     stream.feed_data(b'{"kind": "ready", "seconds": 1.0}\n')
     assert (await hearing).kind == "ready"

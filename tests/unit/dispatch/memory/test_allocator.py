@@ -119,25 +119,25 @@ def test_weight_slots_of_one_size_fit_while_ragged_trajectories_come_and_go(
     """
     choice, space = random.Random(0), Slabs(0, capacity_bytes)
     slot_bytes = capacity_bytes // 8
-    room_bytes = int(full * capacity_bytes) - 2 * slot_bytes
+    least_bytes = int(full * capacity_bytes) - 2 * slot_bytes
     least, most = tokens
     slots: list[int] = []
     live: dict[int, int] = {}
     for _ in range(60):
         if len(slots) == 2:
             space.give(slots.pop(0))
-        while (size := 17 * int(least * (most / least) ** choice.random())) <= room_bytes:
+        while (size := 17 * int(least * (most / least) ** choice.random())) <= least_bytes:
             offset = space.take(size)
             assert offset is not None
             live[offset] = size
-            room_bytes -= size
+            least_bytes -= size
         slot = space.take(slot_bytes)
         assert slot is not None, f"{space.largest_bytes} of {space.free_bytes} free bytes in one piece"
         slots.append(slot)
         oldest = list(live)[: len(live) // 2]
         for offset in choice.sample(oldest, int(0.6 * len(oldest))):
             space.give(offset)
-            room_bytes += live.pop(offset)
+            least_bytes += live.pop(offset)
     for offset in (*live, *slots):
         space.give(offset)
     assert space.largest_bytes == space.free_bytes == capacity_bytes

@@ -8,9 +8,9 @@ from earl.env import Action, ToolCall
 from earl.env.adapters.held_out import EVALUATION_BIT
 from earl.env.adapters.search_tool import (
     ANSWERED,
-    FOUND,
     KINDS,
     MOST_TOWNS,
+    REACHED_TOWN,
     SEARCHED,
     SearchTool,
     call_of,
@@ -35,7 +35,7 @@ async def test_what_is_asked_stands_in_the_document_that_a_search_finds(kind):
     assert (found.done, seen(found).role) == (False, "tool")
     assert seen(found).text.startswith(f"{corpus.town}: ") and "\n" not in seen(found).text
     assert corpus.answer in seen(found).text and corpus.answer in seen(found).legal_actions
-    assert found.reward == pytest.approx(SEARCHED + FOUND)
+    assert found.reward == pytest.approx(SEARCHED + REACHED_TOWN)
     end = await environment.step(f"It is {corpus.answer}.")
     assert (end.done, end.reward) == (True, ANSWERED)
     assert end.metrics == {"win": 1.0, "searched": 1.0, "found": 1.0, "calls": 1.0}
@@ -54,7 +54,7 @@ async def test_partial_credit_is_given_once():
     )
     found = await environment.step(both)
     assert [result.id for result in seen(found).tool_results] == ["a", "b"]
-    assert found.reward == pytest.approx(FOUND)
+    assert found.reward == pytest.approx(REACHED_TOWN)
     assert (await environment.step(call_of(corpus.town))).reward == 0.0
     end = await environment.step(call_of(corpus.town))
     assert (end.done, end.reward, end.metrics["win"]) == (True, 0.0, 0.0)

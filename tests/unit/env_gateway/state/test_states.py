@@ -69,7 +69,7 @@ def test_seq_rules_against_a_model(moves):
 def test_each_wait_has_its_own_deadline():
     session = make_session()
     assert session.overdue(9.9) == ""
-    assert "no host had room within 10 s" in session.overdue(10.0)
+    assert "no host had free capacity within 10 s" in session.overdue(10.0)
     session.place(None, 4.0)
     assert session.queue_s == 4.0
     assert session.overdue(8.9) == ""
