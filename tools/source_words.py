@@ -1,8 +1,9 @@
 """The words of the source: which identifiers, docstrings and class names tools/check_source.py refuses.
 
 A name says what it holds in the field's words: `ticket`, `descriptor`, `reason`, not `one`, `found`, `why`.
-A docstring stands without its signature, so it does not begin with "Of". A public class name stands in one
-module only, its subject in front: `TicketVerdict`, `SelectorVerdict`.
+A docstring stands without its signature, so it does not begin with "Of", "These" or "From now on", and no
+text that is shown to people begins with "Of". A public class name stands in one module only, its subject in
+front: `TicketVerdict`, `SelectorVerdict`.
 """
 
 from __future__ import annotations
@@ -19,26 +20,46 @@ GENERATED = re.compile(r"^earl/v1/")
 EMPTY = frozenset(
     ("one", "ones", "found", "said", "at", "own", "seen", "wanted", "asked", "told", "meant", "why", "whom")
 )
+# Those of them that say nothing inside a longer name either: `own_port`, `groups_wanted`.
+EMPTY_PARTS = frozenset(("own", "seen", "said", "wanted", "asked", "told", "meant", "why", "whom"))
 # Words of identifiers that stood for something that the field has a word for, with that word.
 DIALECT: Mapping[str, str] = {
+    "astray": "differing or unaligned",
+    "became": "outcome",
     "bell": "wakeup",
+    "beside": "in addition, next to or during",
     "chronicle": "recorder",
     "course": "the parallelism that is assumed",
     "cut": "parallelism, layout, shard or truncate",
     "cuts": "layouts",
     "dock": "columns",
     "goes": "leaves or continues",
+    "hear": "receive",
+    "heard": "received, reported or last seen",
     "helm": "controller",
+    "lives": "incarnations",
     "look": "status, poll or measure",
     "looked": "status, poll or measure",
     "looks": "status, poll or measure",
     "meeting": "rendezvous",
+    "mend": "fix or realign",
+    "mends": "fixes or realigns",
+    "otherwise": "default or differing",
     "patience": "retry budget",
     "recut": "reshard",
+    "room": "space, capacity or memory",
     "salts": "cache salts",
+    "silence": "time without an answer",
+    "silent": "unreachable, late or last seen",
     "steered": "controlled",
     "steering": "controller",
 }
+# A worker of the run; elsewhere a member is one of a group, a set or a class.
+WORKERS = re.compile(
+    r"^services/scheduler/(api/|journal/|monitor/|parallelism/|ledger/membership|[a-z]+\.py)"
+)
+# Beginnings of docstrings that only the signature explains.
+FRAGMENTS = re.compile(r"(Of|These|Those|It|And|With|By|As|None|For|From now on)\b")
 # Class names that more than one module may have.
 SHARED_CLASSES: frozenset[str] = frozenset()
 # (path, identifier): names that a wire, a key of a file or another package's interface prescribes.
@@ -50,6 +71,8 @@ PRESCRIBED: frozenset[tuple[str, str]] = frozenset(
         ("earl/env/conformance/card.py", "seen"),  # a key of `earl env test --json`
     )
 )
+# Names that are right anywhere: the field's own, a key of the wire, a package's module.
+RIGHT = frozenset(("last_seen", "last_seen_s", "silent_s"))
 
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -68,6 +91,17 @@ def bound_names(node: ast.AST) -> Iterator[str]:
         yield node.name
 
 
+def docstring_of(node: ast.AST) -> list[ast.expr]:
+    """The constant that is a node's docstring, if it has one."""
+    first = node.body[0] if isinstance(node, (ast.Module, *DOCUMENTED)) and node.body else None
+    return [first.value] if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else []
+
+
+def begins_with_of(value: object) -> bool:
+    """Returns whether a constant is a text such as "Of the run.": a help text, a label, a log line."""
+    return isinstance(value, str) and re.match(r"Of \w", value) is not None
+
+
 def words_of(name: str) -> list[str]:
     """`TrainerCut` and `trainer_cut` as ["trainer", "cut"]."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)]
@@ -78,18 +112,32 @@ def word_findings(tree: ast.AST, path: str) -> Iterator[Finding]:
     for word in words_of(path.rpartition("/")[2].removesuffix(".py")):
         if word in EMPTY:
             yield 1, f"{word} in the file's name", "say what the module holds"
+    docstrings = {id(constant) for node in ast.walk(tree) for constant in docstring_of(node)}
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         for name in bound_names(node):
-            if (path, name) in PRESCRIBED:
-                continue
-            if name.strip("_") in EMPTY:
-                yield line, f"the name {name}", "say what it is: ticket, descriptor, reason, offset"
-            for word in words_of(name):
-                if word in DIALECT:
-                    yield line, f"{word} in the name {name}", f"the field says {DIALECT[word]}"
-        if isinstance(node, (ast.Module, *DOCUMENTED)) and (ast.get_docstring(node) or "").startswith("Of "):
-            yield line, 'a docstring that begins with "Of"', "write a sentence that needs no signature"
+            if (path, name) not in PRESCRIBED and name not in RIGHT:
+                yield from ((line, *finding) for finding in name_findings(name, path))
+        if isinstance(node, (ast.Module, *DOCUMENTED)):
+            if fragment := FRAGMENTS.match(ast.get_docstring(node) or ""):
+                remedy = "write a sentence that needs no signature"
+                yield line, f'a docstring that begins with "{fragment[0]}"', remedy
+        elif isinstance(node, ast.Constant) and id(node) not in docstrings and begins_with_of(node.value):
+            yield line, 'a text that begins with "Of"', "name the thing first"
+
+
+def name_findings(name: str, path: str) -> Iterator[tuple[str, str]]:
+    """What is wrong with an identifier, and the remedy."""
+    if name.strip("_").lower() in EMPTY:
+        yield f"the name {name}", "say what it is: ticket, descriptor, reason, offset"
+        return
+    for word in words_of(name):
+        if word in EMPTY_PARTS:
+            yield f"{word} in the name {name}", "say what it is: ticket, descriptor, reason, offset"
+        elif word in DIALECT:
+            yield f"{word} in the name {name}", f"the field says {DIALECT[word]}"
+        elif word in ("member", "members") and WORKERS.match(path):
+            yield f"{word} in the name {name}", "the field says worker"
 
 
 def comment_findings(source: str) -> Iterator[Finding]:

@@ -25,6 +25,12 @@ def findings(source: str) -> list[str]:
         "class TrainerCut: ...",
         "match x:\n    case [*seen]: ...",
         'def f():\n    """Of one run."""',
+        'def f():\n    """These files of a run."""',
+        '"""From now on, everywhere."""',
+        'option(help="Of this version.")',
+        "own_port = 1",
+        "class Seen: ...",
+        "heard_at = 0.0",
     ],
 )
 def test_a_word_that_says_nothing_is_found(source: str) -> None:
@@ -38,6 +44,17 @@ def test_a_comment_that_begins_with_of_is_found() -> None:
 
 def test_plain_names_pass() -> None:
     assert findings('"""Writes a file."""\nshortcut, ticket = 1, 2\nx.one()\nprint(found)') == []
+
+
+def test_texts_that_name_their_subject_pass() -> None:
+    assert findings('"""Format a run."""\nf("Off", "Of", "Share of it.")\nlast_seen = silent_s = 1') == []
+
+
+def test_a_member_is_a_worker_in_the_scheduler_alone() -> None:
+    tree = ast.parse("def f(member): ...")
+    ((_, what, _),) = word_findings(tree, "services/scheduler/parallelism/driver.py")
+    assert what == "member in the name member"
+    assert not list(word_findings(tree, "services/scheduler/ledger/transcripts.py"))
 
 
 def test_a_class_name_in_two_modules_is_found() -> None:
