@@ -25,7 +25,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    """Of three runs: first and second with steps, empty without."""
+    """Fixture directories of three runs: first and second with steps, empty without."""
     for seed, (name, steps) in enumerate((("empty", 0), ("second", 20), ("first", 24))):
         (tmp_path / name).mkdir()
         if steps:

@@ -170,8 +170,8 @@ def check_dashboard(compose: Compose, secrets: Path) -> None:
     workers = json.loads(shown.stdout)["status"]["workers"]
     assert {worker["name"] for worker in workers} == {"trainer", "rollout-0"}
     assert inside(name, "touch", "/var/lib/earl/run/x").returncode != 0
-    cut = ("parallelism", "set", "rollout", "tp=1", "--pin", "--run", "/var/lib/earl/run")
-    denied = inside(name, "earl", *cut)
+    command = ("parallelism", "set", "rollout", "tp=1", "--pin", "--run", "/var/lib/earl/run")
+    denied = inside(name, "earl", *command)
     assert denied.returncode == PermissionDenied.exit_code, denied.stdout + denied.stderr
 
 

@@ -96,9 +96,11 @@ async def test_samples_follow_the_distribution(shared):
 async def test_stop_ids_end_a_generation(shared):
     free = await shared.generate_all(ask(prompt(6), 12, seed=4, **steady(shared)))
     stop = free.ids[5]
-    cut = await shared.generate_all(ask(prompt(6), 12, seed=4, stop_ids=[60, 59, 58, stop], **steady(shared)))
+    stopped = await shared.generate_all(
+        ask(prompt(6), 12, seed=4, stop_ids=[60, 59, 58, stop], **steady(shared))
+    )
     at = free.ids.index(stop)
-    assert cut.ids == free.ids[: at + 1] and cut.finish == "stop"
+    assert stopped.ids == free.ids[: at + 1] and stopped.finish == "stop"
 
 
 async def test_a_stream_says_the_same(shared):

@@ -281,7 +281,7 @@ async def test_kv_of_older_weights_serves_its_own_session_only(fleet, weights):
 
 @pytest.mark.slow
 async def test_all_find_a_place_or_none(fleet):
-    """By slots and by tokens; what is refused leaves nothing behind."""
+    """Refuses by slots and by tokens; what is refused leaves nothing behind."""
     old, few, small = await fleet({}, {"max_sequences": 2}, {"kv_tokens": 128})
     await asyncio.gather(*(old.generate_all(episode(number, 2)) for number in range(3)))
     offer = await old.offer_kv("o", {}, CALL_S)

@@ -255,7 +255,9 @@ async def test_broken_weights_fail_requests_and_not_the_engine(reloaded, weights
 
 
 async def test_a_hand_over_is_refused_where_it_cannot_be_done(shared, own):
-    """By engines that cannot, and by one whose tokens must not depend on which tp computed their KV."""
+    """Handover is refused by engines that cannot, and by one whose tokens must not depend on which tp
+    computed their KV.
+    """
     engine = await own(deterministic=True) if shared.caps.live_reshape else shared
     assert not engine.caps.live_reshape
     offer = KvOffer(name="o", keys=[], version=0, sessions=[], size_bytes=0)

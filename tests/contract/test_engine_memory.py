@@ -21,7 +21,7 @@ SEQUENCES, LENGTH, BOUND, NEW = 24, 1024, 4096, 200
 
 
 def resident_bytes(pid: int, mapped_bytes: int) -> int:
-    """Of the rank's KV cache, which is the mapping of so many bytes."""
+    """Size of the rank's KV cache, which is the mapping of so many bytes."""
     maps = [each for each in psutil.Process(pid).memory_maps(grouped=False) if each.size == mapped_bytes]
     assert len(maps) == 1
     return maps[0].rss

@@ -250,30 +250,30 @@ async def proxy(address):
         writers.extend((writer, there_writer))
         await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
 
-    def cut():
+    def drop():
         for writer in writers:
             writer.transport.abort()
         writers.clear()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
-        yield "{}:{}".format(*server.sockets[0].getsockname()[:2]), cut
+        yield "{}:{}".format(*server.sockets[0].getsockname()[:2]), drop
     finally:
         server.close()
-        cut()
+        drop()
 
 
-async def test_a_cut_connection_costs_no_episode():
+async def test_a_lost_connection_costs_no_episode():
     async with (
         serving(lease_s=20, reconnect_s=20) as (gateway, address),
-        proxy(address) as (front, cut),
+        proxy(address) as (front, drop),
         hosting(front),
         playing(address) as client,
     ):
         session = await client.open("test/counting", {}, 1, LIMITS)
         step = asyncio.create_task(session.step("wait"))
         await Counting.entered.wait()
-        cut()
+        drop()
         Counting.release.set()
         assert (await step).observation.text == "1"
         assert (await session.step("end")).observation.text == "2"

@@ -134,7 +134,9 @@ async def test_a_thousand_reads_at_once(plane: Plane):
 
 
 async def test_a_deadline_ends_a_read_for_good(plane: Plane):
-    """It passes in the middle of the read: when the first bytes have arrived and the last ones have not."""
+    """The deadline passes in the middle of the read: when the first bytes have arrived and the last ones have
+    not.
+    """
     data = random_bytes(128 * MIB)
     await put_tensors(plane.store, "late", {"x": data})
     assert data[0]

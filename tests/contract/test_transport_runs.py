@@ -164,7 +164,8 @@ async def test_a_cancelled_read_writes_no_more(held: Held, step: int):
 
 @pytest.mark.parametrize("step", [32 * KIB, 33 * KIB])
 async def test_a_server_killed_in_the_middle_is_peer_lost(held: Held, step: int):
-    """It is frozen first, so that the read is certainly under way; the reader survives and reads again.
+    """The server is frozen first, so that the read is certainly under way; the reader survives and reads
+    again.
 
     No deadline can be what ends the read: the reader's clock stands still.
     """
@@ -206,7 +207,7 @@ async def served(held: Held) -> bool:
 
 
 async def test_a_reader_killed_in_the_middle_harms_nobody(held: Held):
-    """It reads over and over, so that its server is sending runs when it dies."""
+    """The reader reads over and over, so that its server is sending runs when it dies."""
     async with asyncio.timeout(READ_S):
         while not await served(held):
             pass

@@ -118,7 +118,7 @@ def of(stage: str) -> list[str]:
         ),
     ],
 )
-def test_the_fleet_stays_of_one_cut_and_trains_on(
+def test_the_fleet_keeps_one_parallelism_and_trains_on(
     launched: Launched, victims: Sequence[str], moments: Sequence[float], ranks: int
 ) -> None:
     """One run for the victims of a stage: before each kill it has settled after the one before.

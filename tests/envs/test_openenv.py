@@ -48,7 +48,7 @@ def serving(directory, room):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Of a gateway whose host plays a server with room for eight."""
+    """Address of a gateway whose host plays a server with room for eight."""
     directory = tmp_path_factory.mktemp("openenv")
     with (
         serving(directory, 8) as (_, port),

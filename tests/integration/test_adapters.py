@@ -82,7 +82,7 @@ async def test_a_game_with_opponents(tmp_path):
 
 
 def test_a_seed_is_the_same_question_in_every_process():
-    """Of datasets that go through sets, or draw from the chance of the process, both each process's own."""
+    """Datasets that go through sets, or draw from the chance of the process, each the process's own."""
     made = []
     for hash_seed in ("1", "2"):
         process = subprocess.run(

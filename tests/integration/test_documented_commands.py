@@ -32,7 +32,7 @@ def keys(**more: str) -> str:
 # What README and quickstart have; who reads another page has read one of them.
 ACTIVATE = ". .venv/bin/activate"
 SYNOPSIS = "[--name N] [--section.key VALUE ...]"
-CUT = keys(
+SHORTENED = keys(
     rollout__engines="2",
     trainer__ranks="4",
     trainer__threads="1",
@@ -45,7 +45,7 @@ PLACEHOLDERS: Mapping[str, Mapping[str, str]] = {
     "README.md": {"runs/smollm2-arithmetic": "runs/small"},
     "docs/environments.md": {"10.0.0.5:7000": "127.0.0.1:{port}"},
     "docs/operating.md": {
-        f"earl up RUN.toml {SYNOPSIS}": f"earl up examples/tictactoe.toml --name M {CUT}",
+        f"earl up RUN.toml {SYNOPSIS}": f"earl up examples/tictactoe.toml --name M {SHORTENED}",
         f"RUN.toml {SYNOPSIS}": f"examples/tictactoe.toml --name N {keys()}",
     },
     "docs/dashboard.md": {"[RUN]": "runs/demo-seed0"},

@@ -93,7 +93,7 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2))
 async def test_ten_kills_at_random_change_nothing(tmp_path: Path, longer: Outcome, seed: int) -> None:
-    """Of everything or of one service, at any event, with a reference stage beside the trainer."""
+    """Kills everything or one service, at any event, with a reference stage beside the trainer."""
     draw, kills = random.Random(seed), 0
     async with Exact(tmp_path / "killed", workers=1, **LONGER) as run:
         await run.up()

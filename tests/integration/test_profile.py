@@ -101,9 +101,9 @@ async def test_every_parallelism_of_every_stage(tmp_path) -> None:
     grid = ([16, 128], [1, 4])
     found, _ = await profiled(config, ["rollout", "reference", "trainer"], grid, tmp_path)
     rollout, reference, trainer = (by_point(one.rows) for one in found)
-    cuts = {Parallelism(dp=2), Parallelism(tp=2)}
-    assert {cut for cut, *_ in rollout} == {cut for cut, *_ in reference} == cuts
-    assert {cut for cut, *_ in trainer} == {*cuts, Parallelism(cp=2)}
+    layouts = {Parallelism(dp=2), Parallelism(tp=2)}
+    assert {layout for layout, *_ in rollout} == {layout for layout, *_ in reference} == layouts
+    assert {layout for layout, *_ in trainer} == {*layouts, Parallelism(cp=2)}
     assert all(one.lacking == [] for one in found)
     # Two engines hold 256 tokens each, an engine of two ranks 512.
     assert not any(row.oom for row in rollout.values())

@@ -36,7 +36,7 @@ def command(epoch: int, dp: int, tp: int, tolerance: float = 1e-4) -> trainer_pb
 
 
 @pytest.mark.slow
-async def test_log_probs_are_the_decoders_in_every_cut(tmp_path: Path) -> None:
+async def test_log_probs_are_the_decoders_in_every_layout(tmp_path: Path) -> None:
     async with Stack(configuration(tmp_path, 2, 1)) as stack:
         await stack.up("valkey", "model", "scheduler", "reference")
         client = Client(stack.processes["reference"].address, TrainerServiceStub)

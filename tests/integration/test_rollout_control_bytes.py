@@ -33,7 +33,7 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run. bytes_per_trajectory: gRPC and Redis together."""
+    """Figures of one run. bytes_per_trajectory: gRPC and Redis together."""
 
     tokens: int
     trajectories: int

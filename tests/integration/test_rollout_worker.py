@@ -225,7 +225,7 @@ async def test_sigterm_hands_back_what_runs_and_leaves_nothing(tmp_path):
             assert not any(child.is_running() for child in children)
 
 
-async def test_engines_are_cut_anew_on_command_and_drain_stops_leasing(tmp_path):
+async def test_engines_are_resharded_on_command_and_drain_stops_leasing(tmp_path):
     run = tictactoe(tmp_path, rollout={"engines": 2, "max_sequences": 8}, warmup={"batches": 0})
     stack = Stack(run)
     async with stack:

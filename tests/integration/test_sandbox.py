@@ -147,7 +147,7 @@ except RuntimeError:
     assert int(ran(threads)[0]) < 32
 
 
-def test_output_is_cut_in_its_middle_and_a_flood_ends_the_run():
+def test_output_is_truncated_in_its_middle_and_a_flood_ends_the_run():
     said, end = ran("print('<' + 'x' * 10 ** 5 + '>')", output_bytes=1000)
     assert end is RunEnd.OK and said.startswith("<xx") and said.endswith("xx>\n")
     assert "[99003 bytes left out]" in said and len(said) < 1100

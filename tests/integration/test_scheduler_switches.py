@@ -46,7 +46,7 @@ class Worker(RolloutServiceServicer):
     def __init__(self, address: str, name: str, *, serves: bool = True, incarnation: int = 1) -> None:
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=ROLLOUT)
         self.client = Client(address, SchedulerServiceStub)
-        self.cut = Parallelism(dp=2)
+        self.parallelism = Parallelism(dp=2)
         self.epoch = 0
         self.told: list[rollout_pb2.ReparallelizeRolloutRequest] = []
         self.known: dict[int, rollout_pb2.ReparallelizeRolloutResponse] = {}
@@ -59,7 +59,7 @@ class Worker(RolloutServiceServicer):
         if self.server is not None:
             self.server.add(add_RolloutServiceServicer_to_server, self, "earl.v1.RolloutService")
             self.worker.address = await self.server.start()
-        await self.say("Join", capacity=16, parallelism=encoded(self.cut))
+        await self.say("Join", capacity=16, parallelism=encoded(self.parallelism))
         self._beating = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
@@ -77,7 +77,7 @@ class Worker(RolloutServiceServicer):
         while True:
             await self.say(
                 "Heartbeat",
-                parallelism=encoded(self.cut),
+                parallelism=encoded(self.parallelism),
                 epoch=self.epoch,
                 gauges={"blocked_context_tokens": self.blocked_tokens},
             )
@@ -91,9 +91,9 @@ class Worker(RolloutServiceServicer):
             raise StaleEpoch(f"epoch {request.epoch} is old")
         if self.does is not None:
             await self.does(request)
-        before = self.cut
-        self.cut, self.epoch = decoded(request.parallelism), request.epoch
-        if self.cut.tp < 4 and before != self.cut:
+        before = self.parallelism
+        self.parallelism, self.epoch = decoded(request.parallelism), request.epoch
+        if self.parallelism.tp < 4 and before != self.parallelism:
             self.blocked_tokens = 0.0
         self.known[request.epoch] = response = rollout_pb2.ReparallelizeRolloutResponse(
             epoch=request.epoch,
@@ -112,12 +112,12 @@ class Worker(RolloutServiceServicer):
         return self.known[request.epoch]
 
 
-def encoded(cut: Parallelism) -> common_pb2.Parallelism:
-    return common_pb2.Parallelism(**cut.as_dict())
+def encoded(parallelism: Parallelism) -> common_pb2.Parallelism:
+    return common_pb2.Parallelism(**parallelism.as_dict())
 
 
-def decoded(cut: common_pb2.Parallelism) -> Parallelism:
-    return Parallelism(cut.dp, cut.tp, cut.cp, cut.pp)
+def decoded(parallelism: common_pb2.Parallelism) -> Parallelism:
+    return Parallelism(parallelism.dp, parallelism.tp, parallelism.cp, parallelism.pp)
 
 
 def config(directory: Path, **sections: Any) -> RunConfig:
@@ -181,7 +181,7 @@ async def test_what_is_asked_for_reaches_every_worker_and_is_told(
     answer = await ask(workers[0], parallelism=TP2, pin=True)
     assert answer.epoch == 1 and not answer.outcome.rolled_back
     assert (answer.outcome.stall_s, answer.outcome.sequences_continued) == (0.25, 6)
-    assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
+    assert [worker.parallelism for worker in workers] == [Parallelism(tp=2)] * 2
     told = workers[0].told[0]
     assert (told.prepare_s, told.quiesce_s, told.switch_s, told.verify_s) == (300, 120, 120, 60)
     assert told.logprob_tolerance == 0.05 and told.reason == "an operator asked for it"
@@ -215,7 +215,7 @@ async def test_what_is_asked_for_reaches_every_worker_and_is_told(
     again = workers[1] = Worker(stack.scheduler, "rollout-1", incarnation=2)
     await again.start()
     await wait_for(again, lambda one: one.HasField("running") and not one.HasField("switching"))
-    assert again.cut == Parallelism(tp=2) and again.epoch == 2 and len(workers[0].told) == 1
+    assert again.parallelism == Parallelism(tp=2) and again.epoch == 2 and len(workers[0].told) == 1
 
 
 async def test_where_one_does_not_obey_the_others_are_brought_back(
@@ -249,7 +249,7 @@ async def test_where_one_does_not_answer_the_others_are_brought_back(
 
 async def are_brought_back(workers: list[Worker]) -> None:
     await wait_for(workers[0], lambda one: one.HasField("running") and not one.HasField("switching"))
-    assert [worker.cut for worker in workers] == [Parallelism(dp=2)] * 2
+    assert [worker.parallelism for worker in workers] == [Parallelism(dp=2)] * 2
 
 
 async def test_a_worker_that_knows_no_such_call_is_harmless(stack: Stack) -> None:
@@ -258,7 +258,7 @@ async def test_a_worker_that_knows_no_such_call_is_harmless(stack: Stack) -> Non
     server = Server("old", "127.0.0.1:0", drain_s=0.0)
     server.add(add_RolloutServiceServicer_to_server, RolloutServiceServicer(), "earl.v1.RolloutService")
     old.worker.address = await server.start()
-    await old.say("Join", capacity=8, parallelism=encoded(old.cut))
+    await old.say("Join", capacity=8, parallelism=encoded(old.parallelism))
     answer = await ask(old, parallelism=TP2)
     assert answer.outcome.rolled_back and "does not know how to change" in answer.outcome.message
     await old.say("Heartbeat", running=3)
@@ -287,7 +287,7 @@ async def test_a_scheduler_killed_in_mid_switch_goes_on_with_it(stack: Stack, wo
     go.set()
     await wait_for(workers[0], lambda one: one.last.epoch == 1)
     assert not (await rollout(workers[0])).last.rolled_back
-    assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
+    assert [worker.parallelism for worker in workers] == [Parallelism(tp=2)] * 2
     assert {request.epoch for worker in workers for request in worker.told} == {1}
 
 
@@ -299,7 +299,7 @@ async def test_a_sequence_that_waits_for_room_is_given_some_at_once(
     await wait_for(workers[0], lambda one: one.last.epoch == 1)
     last = (await rollout(workers[0])).last
     assert decoded(last.after) == Parallelism(2, 2) and "at once: no replica of dp" in last.reason
-    assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
+    assert [worker.parallelism for worker in workers] == [Parallelism(tp=2)] * 2
     # Where no layout is larger still, nothing is done.
     workers[0].blocked_tokens = 8000.0
     async with asyncio.timeout(15):

@@ -25,8 +25,8 @@ def tensorboard_of(directory: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def records_of(data: bytes) -> Iterator[bytes]:
-    """Of a W&B file: a header of 7 bytes, then LevelDB's log format, blocks of 32 KiB with whole and cut
-    records."""
+    """Yields the records of a W&B file: a header of 7 bytes, then LevelDB's log format, blocks of 32 KiB with
+    whole and cut records."""
     at, parts = 7, b""
     while at + 7 <= len(data):
         left = (1 << 15) - at % (1 << 15)

@@ -136,7 +136,7 @@ def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
 
 
 @pytest.mark.slow
-def test_a_run_is_cut_anew_while_it_trains_and_loses_nothing(launched: Launched):
+def test_a_run_is_resharded_while_it_trains_and_loses_nothing(launched: Launched):
     """Rollout from two engines to one over both devices, and the trainer's two ranks, by hand."""
     launched.start(
         scheduler__steps="9999",

@@ -20,7 +20,7 @@ VARIABLES = ("EARL_TOKEN", "EARL_TOKENS", "EARL_TOKEN_FILE")
 
 
 def environments(run: Launched) -> dict[str, dict[str, str]]:
-    """Of every live process of the run, by its command line."""
+    """Environments of every live process of the run, by its command line."""
     found = {}
     for pid, command in run.processes().items():
         try:

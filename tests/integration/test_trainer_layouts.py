@@ -21,10 +21,10 @@ from tests.support.processes import run_ranks
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 QUICK = [("full", "tp2·cp2"), ("adapters", "dp2·tp2"), ("full", "dp4")]
 REST = [
-    (name, cut)
+    (name, layout)
     for name in CONFIGS
-    for cut in ("dp4", "tp4", "cp4", "dp2·tp2", "dp2·cp2", "tp2·cp2")
-    if (name, cut) not in QUICK
+    for layout in ("dp4", "tp4", "cp4", "dp2·tp2", "dp2·cp2", "tp2·cp2")
+    if (name, layout) not in QUICK
 ]
 
 
@@ -36,34 +36,34 @@ class Outcome:
     group: Group
     alone: dict[str, dict[str, torch.Tensor]]
 
-    def run(self, cuts: list[tuple[str, str]]) -> None:
+    def run(self, layouts: list[tuple[str, str]]) -> None:
         """All of these in one start of the ranks."""
-        ended = run_ranks(main, RANKS, self.directory, cuts, timeout_s=240)
+        ended = run_ranks(main, RANKS, self.directory, layouts, timeout_s=240)
         assert ended == list(range(RANKS))
 
-    def compare(self, name: str, cut: str) -> None:
+    def compare(self, name: str, layout: str) -> None:
         """Losses, norms and parameters of the cut with those of one rank."""
-        found = load_file(self.directory / f"{name}-{cut}.safetensors")
+        found = load_file(self.directory / f"{name}-{layout}.safetensors")
         alone = self.alone[name]
         assert found.keys() == alone.keys()
         for key, tensor in alone.items():
             rtol, atol = (1e-3, 1e-5) if key.startswith("metric/") else (1e-4, 1e-5)
-            torch.testing.assert_close(found[key], tensor, rtol=rtol, atol=atol, msg=f"{name} {cut} {key}")
+            torch.testing.assert_close(found[key], tensor, rtol=rtol, atol=atol, msg=f"{name} {layout} {key}")
         restored = {key for key in found if key.startswith("restored/")}
         exact = restored if not config_of(name).trainer.lora_rank else set()
         assert all(torch.equal(found[key], alone[key]) for key in exact), (
             "a checkpoint is restored bit for bit"
         )
-        self._restore(name, cut, found)
+        self._restore(name, layout, found)
 
-    def _restore(self, name: str, cut: str, found: dict[str, torch.Tensor]) -> None:
+    def _restore(self, name: str, layout: str, found: dict[str, torch.Tensor]) -> None:
         """One rank restores, and exports, what the cut saved, each tensor once."""
         stepper = stepper_for(self.group, self.directory / "model", config_of(name))
-        saved = checkpoint.latest(self.directory / f"{name}-{cut}", stepper, self.group)
+        saved = checkpoint.latest(self.directory / f"{name}-{layout}", stepper, self.group)
         assert saved is not None
         path, manifest = saved
         assert len(manifest.files) == RANKS
-        if (name, cut) == ("full", "dp4"):
+        if (name, layout) == ("full", "dp4"):
             uneven = manifest.tensors["model.layers.0.self_attn.q_norm.weight"]
             assert [rank for rank, *_ in uneven.parts] == [0, 1, 2]
         checkpoint.load(path, manifest, stepper)
@@ -77,7 +77,7 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    directory = tmp_path_factory.mktemp("cuts")
+    directory = tmp_path_factory.mktemp("layouts")
     model_directory(directory, SCRATCH)
     torch.set_num_threads(1)
     group = Group("cpu")
@@ -87,15 +87,15 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     group.close()
 
 
-def test_ranks_in_a_cut_train_what_one_trains(outcome: Outcome) -> None:
+def test_ranks_in_a_layout_train_what_one_trains(outcome: Outcome) -> None:
     """One cut after the other in the same processes."""
     outcome.run(QUICK)
-    for name, cut in QUICK:
-        outcome.compare(name, cut)
+    for name, layout in QUICK:
+        outcome.compare(name, layout)
 
 
 @pytest.mark.slow
-def test_every_cut_of_four_ranks_trains_what_one_trains(outcome: Outcome) -> None:
+def test_every_layout_of_four_ranks_trains_what_one_trains(outcome: Outcome) -> None:
     outcome.run(REST)
-    for name, cut in REST:
-        outcome.compare(name, cut)
+    for name, layout in REST:
+        outcome.compare(name, layout)

@@ -41,8 +41,8 @@ async def test_workers_of_a_larger_fleet_count_as_lost_later(
                 worker = common_pb2.Worker(
                     name=f"rollout-{number}", incarnation=1, stage=common_pb2.STAGE_ROLLOUT
                 )
-                cut = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
-                request = scheduler_pb2.JoinRequest(worker=worker, capacity=1, parallelism=cut)
+                parallelism = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
+                request = scheduler_pb2.JoinRequest(worker=worker, capacity=1, parallelism=parallelism)
                 await client.call("Join", request, deadline_s=CALL_S)
             reply = await scheduler.heartbeat(running=1, version=1, gauges={}, spans=[], transfers=[])
             assert not reply.stop

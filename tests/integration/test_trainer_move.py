@@ -27,7 +27,7 @@ def moved(movers: list[Forked]) -> list[dict[str, Any]]:
     return [rank.receive(MOVES_S) for rank in movers]
 
 
-def test_every_bit_arrives_from_cut_to_cut_and_back(moved: list[dict[str, Any]]) -> None:
+def test_every_bit_arrives_from_layout_to_layout_and_back(moved: list[dict[str, Any]]) -> None:
     assert [rank["rank"] for rank in moved] == list(range(RANKS))
     assert [rank["wrong"] for rank in moved] == [[]] * RANKS
     sent = [sum(move["sent_bytes"] for move in rank["moves"]) for rank in moved]

@@ -36,7 +36,7 @@ class Told:
         self.client = Client(address, TrainerServiceStub)
         self._rollout = rollout
 
-    async def cut(
+    async def switch(
         self, epoch: int, degrees: tuple[int, int, int], tolerance: float = 1e-4
     ) -> trainer_pb2.ReparallelizeTrainerResponse:
         dp, tp, cp = degrees
@@ -66,13 +66,13 @@ def degrees(said: common_pb2.Parallelism) -> tuple[int, int, int]:
     return said.dp, said.tp, said.cp
 
 
-async def test_a_run_goes_on_in_other_cuts(tmp_path: Path) -> None:
+async def test_a_run_continues_in_other_layouts(tmp_path: Path) -> None:
     config = configuration(tmp_path, ranks=2)
     longer = config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"steps": STEPS})})
     async with running(longer) as (stack, rollout):
         await rollout.play(lambda status: status.version >= 3)
         told = Told(stack.processes["trainer"].address, rollout)
-        answer = await told.cut(5, TP2)
+        answer = await told.switch(5, TP2)
         assert not answer.rolled_back, answer
         assert (answer.epoch, degrees(answer.parallelism)) == (5, TP2)
         assert answer.moved_bytes > 0 and answer.peak_extra_bytes > 0
@@ -81,19 +81,19 @@ async def test_a_run_goes_on_in_other_cuts(tmp_path: Path) -> None:
         status = await told.status()
         assert (status.epoch, degrees(status.parallelism)) == (5, TP2)
         # The same command again is answered alike, an older one and an impossible one are refused.
-        assert await told.cut(5, TP2) == answer
+        assert await told.switch(5, TP2) == answer
         with pytest.raises(StaleEpoch):
-            await told.cut(4, DP2)
+            await told.switch(4, DP2)
         with pytest.raises(IllegalParallelism, match="use one of"):
-            await told.cut(6, (2, 2, 1))
-        back = await told.cut(7, CP2, tolerance=-1.0)
+            await told.switch(6, (2, 2, 1))
+        back = await told.switch(7, CP2, tolerance=-1.0)
         assert back.rolled_back and "log-probs" in back.message
         assert degrees(back.parallelism) == TP2
         assert (await told.status()).epoch == 5
         # Version 3 or later was published in another cut, and reads whole.
         version = max(rollout.published)
         assert all(np.isfinite(array).all() for array in (await weights(rollout, version)).values())
-        again = await told.cut(8, CP2)
+        again = await told.switch(8, CP2)
         assert degrees(again.parallelism) == CP2 and not again.rolled_back, again
         await told.client.close()
         last = 1 + WARMUP + STEPS

@@ -95,7 +95,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "parallelism",
     [
         {"ranks": 1},
         {"ranks": 2},
@@ -104,8 +104,8 @@ def alive(pid: int) -> bool:
     ],
     ids=str,
 )
-async def test_a_whole_run(tmp_path: Path, cut: dict[str, int]) -> None:
-    async with running(configuration(tmp_path, **cut)) as (stack, rollout):
+async def test_a_whole_run(tmp_path: Path, parallelism: dict[str, int]) -> None:
+    async with running(configuration(tmp_path, **parallelism)) as (stack, rollout):
         last = 1 + WARMUP + STEPS
         initial = await weights(rollout, 1)
         assert initial.keys() == saved(stack.directory / "model" / "model.safetensors").keys()
@@ -125,7 +125,7 @@ async def test_a_whole_run(tmp_path: Path, cut: dict[str, int]) -> None:
             assert not np.array_equal(array, initial[name])
         newest = stack.directory / "checkpoints" / f"step-{last}"
         manifest = Manifest.decode((newest / FILE).read_bytes())
-        assert len(manifest.files) == cut["ranks"]
+        assert len(manifest.files) == parallelism["ranks"]
         assert len(manifest.progress.consumed) == status.ledger.trained
         assert manifest.progress.next_batch_id == WARMUP + STEPS + 1
         steps = [json.loads(line) for line in (stack.directory / "metrics.jsonl").open()]

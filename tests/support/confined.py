@@ -21,7 +21,7 @@ LANDLOCK = (444, 445, 446)
 
 
 def deny(numbers):
-    """These system calls fail with EPERM from now on."""
+    """Makes these system calls fail with EPERM."""
     program = [(0x20, 0, 0, 0)]
     for number in numbers:
         program += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]

@@ -19,7 +19,7 @@ def config_of(directory: Path) -> RunConfig:
 
 
 class Silent(Services):
-    """Of a run whose services are gone."""
+    """Services of a run whose processes are gone."""
 
     def __init__(self) -> None:
         self.scheduler = "127.0.0.1:1"
@@ -38,7 +38,7 @@ class Silent(Services):
 
 
 class Says(Silent):
-    """Of a run that goes on and says this."""
+    """Services of a running run that report this."""
 
     def __init__(self, status: RunStatus) -> None:
         super().__init__()

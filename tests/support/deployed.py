@@ -23,7 +23,7 @@ def compose() -> dict[str, Any]:
 
 
 def objects(directory: str) -> list[Object]:
-    """Of a base, an overlay or what is added to one."""
+    """Objects of a base, an overlay or what is added to one."""
     return render(DEPLOY / "k8s" / directory, lambda name: b"secret")
 
 

@@ -242,7 +242,9 @@ def commands(page: str = "") -> list[Command]:
 
 
 def commands_of(path: Path) -> Iterator[Command]:
-    """Of the page's blocks without a language. A line that is indented, or after a backslash, goes on."""
+    """Commands of the page's blocks without a language. A line that is indented, or after a backslash, goes
+    on.
+    """
     page = path.relative_to(ROOT).as_posix()
     inside, bare, begun, joined = False, False, 0, ""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

@@ -149,7 +149,7 @@ class Exact:
             assert code == 0, f"{name} ended with {code}:\n{self.stack.log(name)[-4000:]}"
 
     def outcome(self) -> Outcome:
-        """Of a run that is over."""
+        """Outcome of a run that has ended."""
         directory = self.stack.directory
         steps = {}
         for line in (directory / "metrics.jsonl").read_text().splitlines():

@@ -9,7 +9,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def needs_nothing(svg: str) -> None:
-    """It is well-formed, and asks nobody for anything; without motion it stands still; it shows no paths."""
+    """The film is well-formed, and asks nobody for anything; without motion it stands still; it shows no
+    paths.
+    """
     tree = ElementTree.fromstring(svg)
     assert tree.tag == f"{SVG}svg"
     kinds = {element.tag.removeprefix(SVG) for element in tree.iter()}

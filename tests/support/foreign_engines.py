@@ -37,12 +37,12 @@ class VllmCore:
         )
         self.broken = False
         self.apply_error: EarlError | None = None
-        self.salts: dict[str, str] = {}
+        self.cache_salts: dict[str, str] = {}
         self.calls: list[str] = []
         self.reports: list[bytes] = []
 
     def preprocess_add_request(self, request: Any) -> tuple[Any, int]:
-        self.salts[request.request_id] = request.cache_salt
+        self.cache_salts[request.request_id] = request.cache_salt
         handle = SimpleNamespace(request=request, made=0, num_preemptions=1)
         return handle, 0
 
@@ -119,7 +119,7 @@ class Link:
         self.pids: list[int] = []
         self.running: dict[str, Any] = {}
         self.calls: list[str] = []
-        self.salts: dict[str, str] = {}
+        self.cache_salts: dict[str, str] = {}
         self.broken = False
         self.update_error: EngineError | None = None
         self.weight_versions: list[dict[str, int]] = []
@@ -133,7 +133,7 @@ class Link:
         stream: bool,
         receive: Callable[[str, Any], None],
     ) -> None:
-        self.salts[request_id] = salt
+        self.cache_salts[request_id] = salt
         new = sampling["max_new_tokens"]
         self.running[request_id] = SimpleNamespace(ids=ids, new=new, made=[], stream=stream, receive=receive)
 

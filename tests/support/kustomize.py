@@ -58,7 +58,7 @@ def render(directory: Path, secret: Callable[[str], bytes]) -> list[Object]:
 
 
 def pod_spec(one: Object) -> Object | None:
-    """Of an object that makes pods."""
+    """The pod specification of an object that makes pods."""
     spec = one.get("spec") or {}
     return spec.get("template", {}).get("spec")
 

@@ -39,15 +39,15 @@ def config_of(name: str) -> RunConfig:
     return configuration(**CONFIGS[name])
 
 
-def compute(directory: Path, group: Group, name: str, cut: Parallelism) -> dict[str, torch.Tensor]:
+def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> dict[str, torch.Tensor]:
     """What came of two batches in this cut, by names; a collective."""
-    stepper = stepper_for(group, directory / "model", config_of(name), cut)
+    stepper = stepper_for(group, directory / "model", config_of(name), layout)
     found: dict[str, torch.Tensor] = {}
     for batch in (1, 2):
         metrics = train(stepper, batch)
         found |= {f"metric/{batch}/{key}": torch.tensor(value) for key, value in metrics.items()}
     found |= {f"trained/{key}": tensor for key, tensor in gathered(stepper).items()}
-    checkpoint.save(directory / f"{name}-{cut}", stepper, group, progress_at(stepper, 3), "hash", keep=1)
+    checkpoint.save(directory / f"{name}-{layout}", stepper, group, progress_at(stepper, 3), "hash", keep=1)
     one = checkpoint.latest(directory / f"{name}-{Parallelism()}", stepper, group)
     assert one is not None
     checkpoint.load(*one, stepper)
@@ -58,14 +58,14 @@ def compute(directory: Path, group: Group, name: str, cut: Parallelism) -> dict[
     return found
 
 
-def main(pipe: Connection, directory: Path, cuts: list[tuple[str, str]]) -> None:
+def main(pipe: Connection, directory: Path, layouts: list[tuple[str, str]]) -> None:
     """Sends its rank at the end."""
     torch.set_num_threads(1)
     group = Group("cpu")
-    for name, cut in cuts:
-        found = compute(directory, group, name, Parallelism.parse(cut))
+    for name, layout in layouts:
+        found = compute(directory, group, name, Parallelism.parse(layout))
         if group.leads:
-            save_file(found, directory / f"{name}-{cut}.safetensors")
+            save_file(found, directory / f"{name}-{layout}.safetensors")
     group.barrier()
     group.close()
     pipe.send(group.rank)

@@ -49,8 +49,8 @@ def decoder() -> Decoder:
 
 
 @torch.no_grad()
-def policy_in(group: Group, cut: str) -> ShardedPolicy:
-    policy = ShardedPolicy(SPEC, RankMesh(group, Parallelism.parse(cut), SPEC), "float32")
+def policy_in(group: Group, layout: str) -> ShardedPolicy:
+    policy = ShardedPolicy(SPEC, RankMesh(group, Parallelism.parse(layout), SPEC), "float32")
     whole = dict(decoder().named_parameters())
     for shard in policy.shards:
         if shard.box.size:
@@ -62,7 +62,7 @@ def main(pipe: Connection, role: dict[str, str]) -> None:
     """role: redis and arenas, where they are."""
     torch.set_num_threads(1)
     group, side = Group("cpu"), IoThread()
-    policies = {name: policy_in(group, cut) for name, (cut, _) in PUBLISHED.items()}
+    policies = {name: policy_in(group, layout) for name, (layout, _) in PUBLISHED.items()}
     bus = side.run(Bus.connect(role["redis"], "mesh"), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)
     size_bytes = sum(

@@ -24,20 +24,20 @@ CHUNK_BYTES = 512
 REPLICATE: Placement = ("replicate",)
 # What tensor parallelism cuts, by name; 7 rows over 4 ranks are 2, 2, 2, 1 and 5 are 2, 2, 1, none.
 SHAPES = {"embed": (29, 6), "rows": (12, 7), "columns": (7, 8), "norm": (5,), "head": (4, 3, 2)}
-TENSOR_CUT = {"rows": 0, "columns": 1, "head": 0}
+TENSOR_DIMENSION = {"rows": 0, "columns": 1, "head": 0}
 WIDE = ("value", "first", "second")
 
 
-def boxes(name: str, cut: str) -> tuple[Box, ...]:
-    """By rank. cut: "fsdp4", "tp2fsdp2" (fsdp over tp slices), "tp4", "copies"."""
+def boxes(name: str, parallelism: str) -> tuple[Box, ...]:
+    """Returns the boxes by rank. layout: "fsdp4", "tp2fsdp2" (fsdp over tp slices), "tp4", "copies"."""
     shape = SHAPES[name]
-    of_tensor: Placement = ("shard", TENSOR_CUT[name]) if name in TENSOR_CUT else REPLICATE
+    of_tensor: Placement = ("shard", TENSOR_DIMENSION[name]) if name in TENSOR_DIMENSION else REPLICATE
     mesh, placements = {
         "fsdp4": ((RANKS,), [("shard", 0)]),
         "tp2fsdp2": ((2, 2), [of_tensor, ("shard", 0)]),
         "tp4": ((RANKS,), [of_tensor]),
         "copies": ((RANKS,), [REPLICATE]),
-    }[cut]
+    }[parallelism]
     found: list[Box] = []
     for rank in range(RANKS):
         at = [int(i) for i in np.unravel_index(rank, mesh)]
@@ -59,11 +59,11 @@ def seed_of(name: str, column: str) -> int:
 class Impatient(Group):
     """Time is over at the n-th agreement."""
 
-    patience = 10**6
+    agreements_left = 10**6
 
     def agree(self, ok: bool) -> bool:
-        self.patience -= 1
-        return super().agree(ok and self.patience > 0)
+        self.agreements_left -= 1
+        return super().agree(ok and self.agreements_left > 0)
 
 
 class Ranks:
@@ -74,12 +74,12 @@ class Ranks:
         self.held = self._memories("fsdp4")
         for (name, column), memory in self.held.items():
             memory.values.copy_(whole(name, column)[memory.box.slices()])
-        self.cut = "fsdp4"
+        self.parallelism = "fsdp4"
 
-    def _memories(self, cut: str) -> dict[tuple[str, str], TensorMemory]:
+    def _memories(self, parallelism: str) -> dict[tuple[str, str], TensorMemory]:
         found = {}
         for name in SHAPES:
-            box = boxes(name, cut)[self.group.rank]
+            box = boxes(name, parallelism)[self.group.rank]
             for column in WIDE:
                 # As FSDP2 pads: a row more than the box has.
                 padded = torch.zeros((box.shape[0] + 1, *box.shape[1:]), dtype=whole(name, column).dtype)
@@ -87,35 +87,39 @@ class Ranks:
                 found[name, column] = TensorMemory(lambda local=local: local, box, local.element_size())
         return found
 
-    def columns(self, cut: str) -> tuple[list[MovingTensor], dict[tuple[str, str], TensorMemory]]:
-        new = self._memories(cut)
+    def columns(self, parallelism: str) -> tuple[list[MovingTensor], dict[tuple[str, str], TensorMemory]]:
+        new = self._memories(parallelism)
         found: list[MovingTensor] = []
         for (name, column), memory in new.items():
             memory.free()
             item_bytes = whole(name, column).element_size()
-            recut = Reshard(SHAPES[name], item_bytes, boxes(name, self.cut), boxes(name, cut))
-            found.append(MovingTensor(recut, self.held[name, column], memory))
+            reshard = Reshard(
+                SHAPES[name], item_bytes, boxes(name, self.parallelism), boxes(name, parallelism)
+            )
+            found.append(MovingTensor(reshard, self.held[name, column], memory))
         return found, new
 
-    def move(self, cut: str) -> None:
-        columns, new = self.columns(cut)
+    def move(self, parallelism: str) -> None:
+        columns, new = self.columns(parallelism)
         moved = move(columns, self.group, chunk_bytes=CHUNK_BYTES)
         self._note(moved, columns)
         for memory in self.held.values():
-            self._expect(memory._local().untyped_storage().nbytes() == 0, f"{cut}: old memory is held")
-        self.held, self.cut = new, cut
-        self.check(cut)
+            self._expect(
+                memory._local().untyped_storage().nbytes() == 0, f"{parallelism}: old memory is held"
+            )
+        self.held, self.parallelism = new, parallelism
+        self.check(parallelism)
 
-    def there_and_back(self, cut: str, patience: int) -> None:
+    def there_and_back(self, parallelism: str, agreements_left: int) -> None:
         """Time is over part way; what had moved goes back."""
-        columns, _ = self.columns(cut)
-        self.group.patience = patience
+        columns, _ = self.columns(parallelism)
+        self.group.agreements_left = agreements_left
         moved = move(columns, self.group, chunk_bytes=CHUNK_BYTES)
-        self.group.patience = 10**6
+        self.group.agreements_left = 10**6
         self._expect(0 < moved.tensors < len(columns), f"{moved.tensors} of {len(columns)} columns moved")
         back = [column.reversed() for column in columns[: moved.tensors]]
         self._note(move(back, self.group, chunk_bytes=CHUNK_BYTES), back)
-        self.check(f"back from {cut}")
+        self.check(f"back from {parallelism}")
 
     def check(self, when: str) -> None:
         for (name, column), memory in self.held.items():
@@ -146,15 +150,15 @@ def main(pipe: Connection) -> None:
     """Sends what was wrong with the figures of its moves, then how a move ended in which rank 1 died."""
     torch.set_num_threads(1)
     ranks = Ranks()
-    for cut in ("tp2fsdp2", "tp4", "fsdp4", "copies", "tp2fsdp2"):
-        ranks.move(cut)
+    for parallelism in ("tp2fsdp2", "tp4", "fsdp4", "copies", "tp2fsdp2"):
+        ranks.move(parallelism)
     # One that has nothing to share: then nobody does.
     create = os.memfd_create
     if ranks.group.rank == 2:
         os.memfd_create = refused
     ranks.move("tp4")
     os.memfd_create = create
-    ranks.there_and_back("fsdp4", patience=3)
+    ranks.there_and_back("fsdp4", agreements_left=3)
     ranks.move("fsdp4")
     pipe.send({"rank": ranks.group.rank, "wrong": ranks.wrong, "moves": ranks.moves})
     if ranks.group.rank == 1:

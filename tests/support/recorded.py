@@ -25,7 +25,7 @@ TASKS = 64
 
 
 def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> EvaluationRecord:
-    """With these rewards by instance; None for an episode that failed."""
+    """An evaluation with these rewards by instance; None for an episode that failed."""
     result = EvaluationRecord(name=name, version=version, episodes=len(rewards))
     for index, reward in enumerate(rewards):
         if reward is None:
@@ -44,7 +44,7 @@ def recorded(
     text: str = "12 + 30 = ?",
     overrides: Sequence[tuple[str, str]] = (),
     seed: int = 0,
-    cut: tuple[int, int, int, int] = (2, 1, 1, 1),
+    layout: tuple[int, int, int, int] = (2, 1, 1, 1),
 ) -> None:
     """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`,
     and decisions for a rollout that is cut so and would be cut otherwise from a mean of 100 tokens on; in the
@@ -71,7 +71,7 @@ def recorded(
     monitor = Monitor()
     selection = selecting(directory)
     members = (
-        WorkerRecord(name="rollout-0", incarnation=1, stage=1, parallelism=cut),
+        WorkerRecord(name="rollout-0", incarnation=1, stage=1, parallelism=layout),
         WorkerRecord(name="trainer", incarnation=1, stage=3),
     )
     stages = {"reference": ColumnProgress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}

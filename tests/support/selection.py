@@ -16,7 +16,7 @@ DP2, TP2 = Parallelism(dp=2), Parallelism(tp=2)
 
 
 @dataclass
-class LongIsCut:
+class LongIsSharded:
     """tp2 from `limit` tokens on, dp2 below."""
 
     limit: float
@@ -46,7 +46,9 @@ class LongIsCut:
         self.cost_s = switch_cost_s
 
 
-def selecting(directory: Path, policy: type[LongIsCut] = LongIsCut, stage: str = "rollout") -> SelectorLoop:
+def selecting(
+    directory: Path, policy: type[LongIsSharded] = LongIsSharded, stage: str = "rollout"
+) -> SelectorLoop:
     """A run's selector with this policy for one stage, that cuts from 100 tokens on."""
     selector = SelectorLoop(directory, Monitor())
     selector.decide_by(lambda: Stages({stage: lambda start: policy(100.0, start)}))

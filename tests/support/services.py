@@ -180,7 +180,7 @@ async def _rollout(
 
 
 async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str:
-    def legal(cut: Parallelism) -> None:
+    def legal(layout: Parallelism) -> None:
         pass
 
     client = SchedulerClient(

@@ -85,12 +85,17 @@ class Scene:
         return stepper_for(self.group, self.model, configuration(**trainer))
 
     def switch(
-        self, stepper: Stepper, slots: WeightSlots, cut: str, tolerance: float = TOLERANCE, **late: Any
+        self,
+        stepper: Stepper,
+        slots: WeightSlots,
+        parallelism: str,
+        tolerance: float = TOLERANCE,
+        **late: Any,
     ) -> tuple[Stepper, SwitchOutcome]:
         self.epoch += 1
         command = SwitchCommand(
             self.epoch,
-            Parallelism.parse(cut),
+            Parallelism.parse(parallelism),
             SwitchDeadlines(**LONG | late.get("deadlines", {})),
             tolerance,
             requested_s=late.get("requested_s", time.monotonic()),
@@ -142,27 +147,32 @@ def differs(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], exa
 
 def round_trip(scene: Scene) -> None:
     """Every step in another cut: bits stay, and training goes on as if nothing had changed."""
-    cuts = ROUNDS[scene.group.size]
+    layouts = ROUNDS[scene.group.size]
     never, one = scene.stepper(**RANKS_CONFIG), scene.stepper(**RANKS_CONFIG)
     slots = scene.slots(one, "round")
-    for step, cut in enumerate(("", *cuts), 1):
-        if cut:
+    for step, parallelism in enumerate(("", *layouts), 1):
+        if parallelism:
             before, weights = scene.whole(one), gathered(one)
-            one, outcome = scene.switch(one, slots, cut)
-            scene.expect(not outcome.rolled_back, f"{cut}: {outcome}")
-            scene.expect(str(one.mesh.parallelism) == cut == str(outcome.parallelism), f"{cut}: {outcome}")
-            scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{cut}: other bits")
-            scene.expect(0.0 <= outcome.max_logprob_difference <= TOLERANCE, f"{cut}: {outcome}")
+            one, outcome = scene.switch(one, slots, parallelism)
+            scene.expect(not outcome.rolled_back, f"{parallelism}: {outcome}")
+            scene.expect(
+                str(one.mesh.parallelism) == parallelism == str(outcome.parallelism),
+                f"{parallelism}: {outcome}",
+            )
+            scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{parallelism}: other bits")
+            scene.expect(0.0 <= outcome.max_logprob_difference <= TOLERANCE, f"{parallelism}: {outcome}")
             # The first token of a canary has no log-prob.
-            scene.expect(outcome.logprobs_compared == CANARIES * (CANARY_TOKENS - 1), f"{cut}: {outcome}")
-            scene.expect(0.0 < outcome.stall_s <= outcome.seconds, f"{cut}: {outcome}")
-            scene.published(slots, step - 1, weights, f"after {cut}")
+            scene.expect(
+                outcome.logprobs_compared == CANARIES * (CANARY_TOKENS - 1), f"{parallelism}: {outcome}"
+            )
+            scene.expect(0.0 < outcome.stall_s <= outcome.seconds, f"{parallelism}: {outcome}")
+            scene.published(slots, step - 1, weights, f"after {parallelism}")
         wanted, metrics = train(never, step, COUNT), train(one, step, COUNT)
         for name in ("loss", "grad_norm", "entropy"):
             close = abs(wanted[name] - metrics[name]) <= 1e-5 + 1e-3 * abs(wanted[name])
             scene.expect(close, f"step {step}: {name} {metrics[name]} for {wanted[name]}")
         slots.publish(step)
-        scene.published(slots, step, gathered(one), f"in {cut}")
+        scene.published(slots, step, gathered(one), f"in {parallelism}")
     apart = differs(scene.whole(one), scene.whole(never), exactly=False)
     scene.expect(apart == [], f"trained apart: {apart}")
     slots.close()
@@ -170,7 +180,7 @@ def round_trip(scene: Scene) -> None:
 
 def rolled_back(scene: Scene) -> None:
     """Whatever a stage finds wrong, everything is as before, and training goes on."""
-    cut = ROUNDS[scene.group.size][0]
+    parallelism = ROUNDS[scene.group.size][0]
     never, one = scene.stepper(**RANKS_CONFIG), scene.stepper(**RANKS_CONFIG)
     slots = scene.slots(one, "back")
     for stepper in (never, one):
@@ -184,7 +194,7 @@ def rolled_back(scene: Scene) -> None:
         ("verifying", {"deadlines": {"verify_s": 1e-9}}, "it was not verified"),
     )
     for what, arguments, said in stages:
-        same, outcome = scene.switch(one, slots, cut, **arguments)
+        same, outcome = scene.switch(one, slots, parallelism, **arguments)
         scene.expect(same is one, f"{what}: another stepper")
         scene.expect(outcome.rolled_back and said in outcome.message, f"{what}: {outcome}")
         scene.expect(outcome.parallelism == one.mesh.parallelism, f"{what}: {outcome}")
@@ -203,11 +213,15 @@ def adapted(scene: Scene) -> None:
     slots = scene.slots(one, "adapted")
     train(one, 1, COUNT)
     before, weights = scene.whole(one), gathered(one)
-    for cut in ROUNDS[scene.group.size]:
-        one, outcome = scene.switch(one, slots, cut)
-        scene.expect(not outcome.rolled_back, f"adapted, {cut}: {outcome}")
-        scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"adapted, {cut}: other bits")
-        scene.expect(differs(gathered(one), weights, exactly=False) == [], f"adapted, {cut}: other weights")
+    for parallelism in ROUNDS[scene.group.size]:
+        one, outcome = scene.switch(one, slots, parallelism)
+        scene.expect(not outcome.rolled_back, f"adapted, {parallelism}: {outcome}")
+        scene.expect(
+            differs(scene.whole(one), before, exactly=True) == [], f"adapted, {parallelism}: other bits"
+        )
+        scene.expect(
+            differs(gathered(one), weights, exactly=False) == [], f"adapted, {parallelism}: other weights"
+        )
     train(one, 2, COUNT)
     slots.close()
 

@@ -161,7 +161,7 @@ class World:
             self.switching.reported(member, whole(worker.replica), worker.epoch)
 
     def lose(self, worker: Worker) -> None:
-        """It dies, and its membership ends."""
+        """A worker dies, and its membership ends."""
         worker.alive = False
         self.ledger.membership.leave(worker.name, "silent")
 

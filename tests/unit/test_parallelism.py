@@ -10,17 +10,19 @@ from earl.errors import IllegalParallelism
 from earl.parallelism import Parallelism
 
 DEGREES = st.integers(1, 9)
-CUTS = st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES)
+LAYOUTS = st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES)
 
 
-@given(CUTS)
-def test_what_is_written_is_read_again(cut):
-    assert Parallelism.parse(str(cut)) == cut
-    assert Parallelism.parse(",".join(f"{name}={degree}" for name, degree in cut.as_dict().items())) == cut
+@given(LAYOUTS)
+def test_what_is_written_is_read_again(layout):
+    assert Parallelism.parse(str(layout)) == layout
+    assert (
+        Parallelism.parse(",".join(f"{name}={degree}" for name, degree in layout.as_dict().items())) == layout
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "cut"),
+    ("text", "layout"),
     [
         ("tp=4", Parallelism(tp=4)),
         ("dp=2,tp=4", Parallelism(2, 4)),
@@ -28,8 +30,8 @@ def test_what_is_written_is_read_again(cut):
         ("tp1", Parallelism()),
     ],
 )
-def test_degrees_are_read_in_any_order(text, cut):
-    assert Parallelism.parse(text) == cut
+def test_degrees_are_read_in_any_order(text, layout):
+    assert Parallelism.parse(text) == layout
 
 
 @pytest.mark.parametrize(
@@ -48,12 +50,12 @@ def test_a_degree_of_nothing_is_refused_by_name(name):
             make()
 
 
-@given(CUTS, st.integers(1, 64))
-def test_replicas_spread_over_devices_or_do_not_divide_them(cut, devices):
-    spread = cut.over(devices)
-    size = cut.tp * cut.cp * cut.pp
+@given(LAYOUTS, st.integers(1, 64))
+def test_replicas_spread_over_devices_or_do_not_divide_them(layout, devices):
+    spread = layout.over(devices)
+    size = layout.tp * layout.cp * layout.pp
     if spread is None:
         assert devices % size
     else:
-        assert spread.replica == cut.replica and spread.devices == devices
-    assert cut.over(cut.devices) == cut
+        assert spread.replica == layout.replica and spread.devices == devices
+    assert layout.over(layout.devices) == layout

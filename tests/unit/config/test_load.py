@@ -170,7 +170,7 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         load_run(TICTACTOE, [("model.path", str(tmp_path))])
 
 
-def test_without_a_selector_a_sequence_is_as_long_as_the_trainers_cut_takes():
+def test_without_a_selector_a_sequence_is_as_long_as_the_trainers_layout_takes():
     two = [("trainer.microbatch_tokens", "64"), ("trainer.ranks", "2")]
     assert load_run(TICTACTOE, two).longest_sequence == 80
     static = [*two, ("scheduler.selector", "static")]

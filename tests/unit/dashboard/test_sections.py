@@ -34,7 +34,7 @@ from tests.support.recorded import recorded, talk, ticket
 
 
 def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
-    recorded(tmp_path, steps=12, cut=(2, 1, 1, 1))
+    recorded(tmp_path, steps=12, layout=(2, 1, 1, 1))
     sections = RunHistory(tmp_path, config_of(tmp_path)).update()
     learning = json.loads(encoded(sections["learning"]))
     assert learning["curves"]["reward_mean"][-1] == [12.0, 1.0] and learning["steps"] == 12

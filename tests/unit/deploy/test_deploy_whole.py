@@ -166,7 +166,9 @@ def test_the_reference_stage_is_a_worker_like_the_others() -> None:
 
 
 def test_the_dashboards_only_look() -> None:
-    """With a viewer's token and a certificate that is nobody else's, at the run's directory read-only."""
+    """Dashboards have a viewer's token and a certificate that is nobody else's, at the run's directory
+    read-only.
+    """
     service = compose()["services"]["dashboard"]
     said = service["environment"]
     assert set(said) & {"EARL_TOKENS", "EARL_REDIS_URL_FILE", "EARL_TOKEN"} == set()

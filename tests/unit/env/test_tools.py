@@ -366,7 +366,7 @@ async def test_tools_that_are_known_only_at_run_time(desk):
 # --- what is shown ---------------------------------------------------------------------------
 
 
-async def test_results_are_cut_each_and_in_all(desk):
+async def test_results_are_truncated_each_and_in_all(desk):
     desk.result_characters, desk.observation_characters = 200, 500
     one = seen(await desk.step(text_of(call("large", count=100)))).text
     assert len(one) == 199 and one.startswith("0123") and one.endswith("6789")
@@ -377,7 +377,7 @@ async def test_results_are_cut_each_and_in_all(desk):
 
 
 @given(st.text(max_size=300), st.integers(0, 200))
-def test_a_cut_text_is_bounded_and_says_how_much_is_missing(text, limit):
+def test_a_truncated_text_is_bounded_and_says_how_much_is_missing(text, limit):
     shown = truncate(text, limit)
     assert len(shown) <= max(limit, 64)
     if len(text) > max(limit, 64):

@@ -112,6 +112,6 @@ def test_ranks_cover_every_tensor():
             seen = np.zeros(shape, dtype=int)
             for rank in range(tp):
                 seen[tp_box(name, shape, spec, rank, tp).slices()] += 1
-            cut = any(part in name for part in ("_proj.weight", "_proj.bias"))
+            sharded = any(part in name for part in ("_proj.weight", "_proj.bias"))
             shared = max(1, tp // spec.kv_heads) if ".k_proj" in name or ".v_proj" in name else 1
-            assert (seen == (shared if cut else tp)).all(), name
+            assert (seen == (shared if sharded else tp)).all(), name

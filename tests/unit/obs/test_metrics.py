@@ -178,7 +178,7 @@ async def test_tls_where_there_are_files(serve, tmp_path):
     assert (await ask(address, get()))[0] == 0
 
 
-async def test_who_connects_and_never_greets_is_cut_off(serve, tmp_path, monkeypatch):
+async def test_who_connects_and_never_greets_is_disconnected(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(endpoint_module, "REQUEST_S", 0.05)
     host, port = (await serve(gauge, tls=certified(tmp_path))).rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -37,10 +37,10 @@ def test_every_error_of_the_catalogue_round_trips(name: str):
 
 
 @given(st.text())
-def test_texts_are_cut_to_what_metadata_holds(text: str):
-    cut = bounded(text)
-    assert len(cut.encode("utf-8", "replace")) <= MAX_TEXT_BYTES
-    assert "\n" not in cut
+def test_texts_are_truncated_to_what_metadata_holds(text: str):
+    shortened = bounded(text)
+    assert len(shortened.encode("utf-8", "replace")) <= MAX_TEXT_BYTES
+    assert "\n" not in shortened
 
 
 def test_unknown_class_keeps_its_name():

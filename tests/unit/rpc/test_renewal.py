@@ -148,7 +148,7 @@ async def test_who_calls_takes_another_authority_once_it_is_needed(
 
 
 async def played(client: Client) -> env_pb2.PlayResponse:
-    """As env hosts do: a stream that fails is opened again."""
+    """Behaves as env hosts do: a stream that fails is opened again."""
     while True:
         stream = client.stream("Play", deadline_s=60)
         try:

@@ -27,7 +27,7 @@ def test_the_recording_in_readme_is_small_moves_and_needs_nothing() -> None:
     assert "earl stop" in shown and "report.html" in shown and "A real run." in shown
 
 
-def test_waits_are_cut_and_what_is_marked_passes_faster() -> None:
+def test_waits_are_shortened_and_what_is_marked_passes_faster() -> None:
     found = cast(
         (0.0, "o", "a"), (0.5, "o", "b"), (100.0, "o", "c"),
         (100.0, "m", "10 sleep"), (105.0, "o", "d"), (105.0, "m", "1"), (106.0, "o", "e"),

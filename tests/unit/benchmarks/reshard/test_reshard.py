@@ -40,8 +40,10 @@ def test_slices_fill_every_reader_once(case: ReshardCase):
 @cases
 def test_a_trainer_of_another_size_or_one_engine_rank_needs_the_model_once(case: ReshardCase):
     once = TINY.parameters * CARRIER.itemsize
-    cut = sum(np.prod(shape) for name, shape in TINY.shapes().items() if "_proj" in name) * CARRIER.itemsize
-    wanted = case.readers * (once - cut) + cut if case.engine else once
+    sharded_bytes = (
+        sum(np.prod(shape) for name, shape in TINY.shapes().items() if "_proj" in name) * CARRIER.itemsize
+    )
+    wanted = case.readers * (once - sharded_bytes) + sharded_bytes if case.engine else once
     assert needed_bytes(TINY, case) == wanted
 
 

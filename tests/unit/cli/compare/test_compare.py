@@ -37,7 +37,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     for directory in (fixed, moved):
         directory.mkdir()
     recorded(fixed, steps=24)
-    recorded(moved, steps=20, seed=1, cut=(1, 2, 1, 1))
+    recorded(moved, steps=20, seed=1, layout=(1, 2, 1, 1))
     lines = list(read_lines(moved / "metrics.jsonl"))
     for line in lines[:10]:
         line["parallelism"]["rollout"] = SWITCH["before"]
@@ -140,7 +140,7 @@ def test_steps_that_were_rolled_back_do_not_count_but_their_episodes_do(runs: tu
     assert figures["episodes"] == 64 * 24 + 1
 
 
-def test_three_runs_and_many_cuts_of_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_three_runs_and_many_layouts_of_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
     fixed, moved = runs
     third = tmp_path / "third"
     third.mkdir()

@@ -17,7 +17,7 @@ from tests.support.snapshots import GAMES
 
 
 def said(counts: Counts) -> GatewayEnvironment:
-    """As an operator is told."""
+    """Phrases an answer as an operator is told."""
     [entry] = listing({"game": pool.ListedEnvironment()}, counts).entries
     return _listed(entry)
 

@@ -18,7 +18,7 @@ def test_a_running_mean_starts_with_what_there_is():
     assert smooth([(0, 2.0), (1, 4.0), (2, 6.0)], 2) == [(0, 2.0), (1, 3.0), (2, 5.0)]
 
 
-def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path):
+def test_a_line_that_a_crash_truncated_is_left_out(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"step": 1}, {"step": 2}]
     # Who goes on with the file ends that line; what follows counts.

@@ -281,7 +281,7 @@ DECIDED = replace(
 )
 
 
-def test_the_views_say_how_stages_are_cut_and_what_the_selector_said(tmp_path: Path):
+def test_the_views_show_parallelisms_and_what_the_selector_said(tmp_path: Path):
     console = Console(file=io.StringIO(), width=120, force_terminal=False, record=True)
     view = LiveView(console)
     view.update([ProcessState("gateway", "ready", 1.0, 0)], DECIDED)

@@ -45,12 +45,12 @@ async def test_a_run_is_up_without_what_it_goes_on_without(tmp_path: Path):
     with RunDirectory(config, resume=False) as directory:
         addresses = plan.StackAddresses("127.0.0.1:1", "127.0.0.1:2", "")
         supervisor = Supervisor(plan.plan(config, directory.run_json), directory, addresses, config.stack)
-        chronicle = LaunchRecorder(directory.path, supervisor.mark, (), time.monotonic())
+        recorder = LaunchRecorder(directory.path, supervisor.mark, (), time.monotonic())
 
         def ready_s(**states: str) -> float:
             for name, process in supervisor.processes.items():
                 process.state = states.get(name, "ready")
-            chronicle.update(supervisor.states(), RunStatus())
+            recorder.update(supervisor.states(), RunStatus())
             record = read_record(directory.path)
             assert record is not None
             return record.ready_s
@@ -148,11 +148,11 @@ def test_stop_says_where_the_report_is_if_there_is_one(tmp_path: Path):
 def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):
     config = tictactoe(tmp_path)
     with RunDirectory(config, resume=False) as directory:
-        chronicle = LaunchRecorder(directory.path, "no such mark", (), time.monotonic())
+        recorder = LaunchRecorder(directory.path, "no such mark", (), time.monotonic())
         with full_at(1):
             directory.failed(EngineLost("engine 0 is gone", "see its log"))
             for _ in range(2):
-                chronicle.end("failed")
+                recorder.end("failed")
         assert not (directory.path / FAILURE).exists()
         assert len(caplog.records) == 2 and "failure.json cannot be written" in caplog.text
         directory.failed(EngineLost("engine 0 is gone", "see its log"))

@@ -79,7 +79,7 @@ def test_a_run_that_does_not_go_on_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_a_token_that_would_travel_in_plain_text_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run that may well go on: that none does would be wrong."""
+    """A run may still be running: that none does would be wrong."""
     monkeypatch.chdir(tmp_path)
     for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA"):
         monkeypatch.delenv(name, raising=False)

@@ -42,7 +42,7 @@ def test_every_table_fits_and_no_word_is_broken(cells: int):
         assert set(table.columns) - set(kept) <= set(table.least)
 
 
-def test_a_row_without_sentences_is_cut_into_pieces_and_loses_nothing():
+def test_a_row_without_sentences_is_split_into_pieces_and_loses_nothing():
     (table,) = (table for table in tables(SNAPSHOT) if table.title == "tickets")
     assert len(texts(table, 200)) == 2
     lines = texts(table, 40)

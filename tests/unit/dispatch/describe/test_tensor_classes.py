@@ -23,8 +23,8 @@ from earl.errors import LayoutError, LayoutGap
 from tests.support.classes import Owners
 
 
-def flat(shape: tuple[int, ...], *cut: Placement, mesh: tuple[int, ...] = (2,)) -> MeshLayout:
-    return MeshLayout(shape, mesh, cut, tuple(map(str, range(prod(mesh)))))
+def flat(shape: tuple[int, ...], *placements: Placement, mesh: tuple[int, ...] = (2,)) -> MeshLayout:
+    return MeshLayout(shape, mesh, placements, tuple(map(str, range(prod(mesh)))))
 
 
 ROWS = flat((4, 6), ("shard", 0))

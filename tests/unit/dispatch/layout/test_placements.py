@@ -92,13 +92,13 @@ def test_zigzag_pairs_a_front_chunk_with_a_back_one():
     assert held == [((0, 4), (12, 16)), ((4, 12),)]
 
 
-def test_experts_are_dealt_in_blocks_and_cut_inside():
+def test_experts_are_dealt_in_blocks_and_sharded_inside():
     """8 experts of 6 × 4 over ep 4 × tp 2: rank (1, 1) holds experts 2 and 3, rows 3 to 5 of each."""
     boxes = placement_boxes((8, 6, 4), (4, 2), (("shard", 0), ("shard", 1)), (1, 1))
     assert [str(box) for box in boxes] == ["[2:4, 3:6, 0:4]"]
 
 
-def test_strided_shards_cut_uneven_lengths_as_torch_does():
+def test_strided_shards_split_uneven_lengths_as_torch_does():
     """torch's own example: 9 elements, split 2, 4 ranks."""
     rows = [placement_runs((9,), (4,), (("strided_shard", 0, 2),), (i,))[0] for i in range(4)]
     assert [[i for a, b in one for i in range(a, b)] for one in rows] == [[0, 1, 5], [2, 3, 6], [4, 7], [8]]

@@ -49,7 +49,7 @@ def at(runs) -> list[list[int]]:
 
 
 def local(layout: MeshLayout, whole: np.ndarray, runs) -> dict[int, np.ndarray]:
-    """By tensor number: what the owner of these runs has in its memory."""
+    """Returns by tensor number what the owner of these runs has in its memory."""
     held = at(runs)
     numbers = np.arange(layout.tensors).reshape(layout.shape[: layout.stack])
     return {

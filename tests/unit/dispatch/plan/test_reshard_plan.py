@@ -20,7 +20,7 @@ EMPTY = Box((0, 0), (0, 0))
 
 
 @st.composite
-def cuts(draw, shape: tuple[int, ...], ranks: int) -> tuple[Box, ...]:
+def layouts(draw, shape: tuple[int, ...], ranks: int) -> tuple[Box, ...]:
     """One box a rank: a mesh of the ranks, each of its dimensions a shard or replicas."""
     first = draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
     mesh = (first, ranks // first)
@@ -40,30 +40,30 @@ def recuts(draw) -> list[Reshard]:
     for _ in range(draw(st.integers(1, 3))):
         shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
         one = Reshard(
-            shape, draw(st.sampled_from([2, 4])), draw(cuts(shape, ranks)), draw(cuts(shape, ranks))
+            shape, draw(st.sampled_from([2, 4])), draw(layouts(shape, ranks)), draw(layouts(shape, ranks))
         )
         found += [one] * draw(st.integers(1, 3))
     return found
 
 
-def counted(recut: Reshard, pieces: list[ReshardPiece]) -> list[np.ndarray]:
+def counted(reshard: Reshard, pieces: list[ReshardPiece]) -> list[np.ndarray]:
     """How often each rank gets each element of its box."""
-    times = [np.zeros(recut.shape, np.int64) for _ in recut.after]
+    times = [np.zeros(reshard.shape, np.int64) for _ in reshard.after]
     for piece in pieces:
-        assert recut.before[piece.source].contains(piece.box)
-        assert recut.after[piece.target].contains(piece.box)
+        assert reshard.before[piece.source].contains(piece.box)
+        assert reshard.after[piece.target].contains(piece.box)
         times[piece.target][piece.box.slices()] += 1
-    return [count[box.slices()] for count, box in zip(times, recut.after, strict=True)]
+    return [count[box.slices()] for count, box in zip(times, reshard.after, strict=True)]
 
 
 @some
 @given(recuts())
 def test_every_element_comes_once_and_from_its_own_rank_if_that_has_it(wanted):
-    for recut, pieces in zip(wanted, plan_reshard(wanted), strict=True):
-        assert all((count == 1).all() for count in counted(recut, list(pieces)))
+    for reshard, pieces in zip(wanted, plan_reshard(wanted), strict=True):
+        assert all((count == 1).all() for count in counted(reshard, list(pieces)))
         for piece in pieces:
             if piece.source != piece.target:
-                assert piece.box.intersect(recut.before[piece.target]) is None
+                assert piece.box.intersect(reshard.before[piece.target]) is None
 
 
 @some
@@ -88,17 +88,17 @@ def test_rounds_carry_what_travels_once_in_order_within_their_bound(wanted, chun
             for rank in range(len(wanted[0].after))
         ]
         assert max(begun) <= chunk_bytes or len({part.tensor for part in batch}) == 1
-    for number, recut in enumerate(wanted):
+    for number, reshard in enumerate(wanted):
         own = [piece for piece in pieces[number] if piece.source == piece.target]
-        assert all((count == 1).all() for count in counted(recut, own + carried[number]))
+        assert all((count == 1).all() for count in counted(reshard, own + carried[number]))
 
 
 def test_replicas_take_turns_over_tensors_that_change_alike():
     shape = (8, 2)
     whole = Box.whole(shape)
     # Ranks 0 and 1 hold it all; 2 and 3, who hold nothing, want all of each of ten tensors.
-    recut = Reshard(shape, 4, (whole, whole, EMPTY, EMPTY), (EMPTY, EMPTY, whole, whole))
-    found = plan_reshard([recut] * 10)
+    reshard = Reshard(shape, 4, (whole, whole, EMPTY, EMPTY), (EMPTY, EMPTY, whole, whole))
+    found = plan_reshard([reshard] * 10)
     sent = Counter(piece.source for pieces in found for piece in pieces)
     assert sent == {0: 10, 1: 10}
 
@@ -121,7 +121,7 @@ def test_what_nobody_holds_is_named():
 @some
 @given(recuts())
 def test_the_way_back_is_the_change_reversed(wanted):
-    back = [recut.reversed() for recut in wanted]
-    assert [recut.reversed() for recut in back] == wanted
-    for recut, pieces in zip(back, plan_reshard(back), strict=True):
-        assert sum(piece.box.size for piece in pieces) == sum(prod(box.shape) for box in recut.after)
+    back = [reshard.reversed() for reshard in wanted]
+    assert [reshard.reversed() for reshard in back] == wanted
+    for reshard, pieces in zip(back, plan_reshard(back), strict=True):
+        assert sum(piece.box.size for piece in pieces) == sum(prod(box.shape) for box in reshard.after)

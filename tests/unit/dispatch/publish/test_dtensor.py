@@ -144,8 +144,8 @@ def test_shards_in_an_order_of_their_own(rows: int, order: tuple[int, ...]):
     def make(mesh: DeviceMesh, rank: int) -> DTensor:
         meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
         before = DTensorSpec(mesh, (Replicate(),) * 3, tensor_meta=meta)
-        cuts = (ShardOrderEntry(tensor_dim=0, mesh_dims=order),)
-        after = DTensorSpec(mesh, (Shard(0),) * 3, tensor_meta=meta, shard_order=cuts)
+        order_entries = (ShardOrderEntry(tensor_dim=0, mesh_dims=order),)
+        after = DTensorSpec(mesh, (Shard(0),) * 3, tensor_meta=meta, shard_order=order_entries)
         return DTensor(redistribute_local_tensor(whole, before, after), after, requires_grad=False)
 
     mesh_shape = (2, 3, 2)

@@ -22,8 +22,8 @@ from tests.support.classes import Owners
 
 def klass(*mesh: int) -> TensorClass:
     owners = tuple(map(str, range(int(np.prod(mesh)))))
-    cut = (("shard", 1), ("shard", 2))[: len(mesh)]
-    return TensorClass("l.{}.w", "int32", MeshLayout((5, 8, 6), mesh, cut, owners, 1))
+    split = (("shard", 1), ("shard", 2))[: len(mesh)]
+    return TensorClass("l.{}.w", "int32", MeshLayout((5, 8, 6), mesh, split, owners, 1))
 
 
 def values(version: int) -> np.ndarray:
@@ -88,10 +88,10 @@ def published(arena: int, place: int, first_row: int, rows: int) -> Descriptor:
 def test_plain_tensors_are_planned_once_until_they_lie_elsewhere(planned):
     into = np.zeros((6, 3), np.int32)
     kept = Repeated([("x", Box((1, 2), (7, 5)), into)])
-    for turn, (place, cut) in enumerate(((0, 4), (0, 4), (128, 4), (128, 3), (128, 3))):
+    for turn, (place, split) in enumerate(((0, 4), (0, 4), (128, 4), (128, 3), (128, 3))):
         whole, memory = values(turn)[0], dict[int, np.ndarray]()
-        descriptors = [published(0, place, 0, cut), published(1, place, cut, 8 - cut)]
-        for number, rows in enumerate((whole[:cut], whole[cut:])):
+        descriptors = [published(0, place, 0, split), published(1, place, split, 8 - split)]
+        for number, rows in enumerate((whole[:split], whole[split:])):
             memory[number] = np.zeros(1 << 12, np.uint8)
             memory[number][64 + place : 64 + place + rows.nbytes] = rows.reshape(-1).view(np.uint8)
         for source in kept.plan(("a", "b"), dict(zip("ab", descriptors, strict=True)), turn):

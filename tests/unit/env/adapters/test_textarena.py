@@ -152,7 +152,7 @@ def test_every_seat_is_played():
         assert result.done and result.metrics["win"] + result.metrics["draw"] + result.metrics["loss"] == 1
 
 
-def test_long_episodes_are_cut():
+def test_long_episodes_are_truncated():
     result, seen = played(CLASSES["PigDice-v0"], 5, {"max_turns": 4}, lambda observation: "[hold]")
     assert result.truncated and not result.done and result.metrics["turns"] == 4 == len(seen) - 1
     assert result.metrics["loss"] == 0

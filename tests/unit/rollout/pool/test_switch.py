@@ -232,8 +232,8 @@ async def test_what_goes_wrong_with_a_new_engine_is_rolled_back(method, how, mon
         if (method, how) == ("stats", "dies"):
             # It is asked for its figures only; its death shows when it is to take KV.
             made.prepare = lambda engine: engine.hooks.update(stats=dies(engine))
-        patience = 0.05 if how == "hangs" else 5.0
-        report = await pool.reparallelize(command(prepare_s=patience))
+        prepare_s = 0.05 if how == "hangs" else 5.0
+        report = await pool.reparallelize(command(prepare_s=prepare_s))
         assert report.rolled_back and report.message.startswith("tp2 was not reached, prepare failed: ")
         assert (report.parallelism, pool.parallelism, pool.epoch) == (Parallelism(2, 1), Parallelism(2, 1), 0)
         assert all(engine.gone.is_set() for engine in made[2:]) and pool.live == 2

@@ -186,9 +186,12 @@ async def test_what_opens_an_answer_is_part_of_its_text():
     assert outcome.transcript[-1].text == "So: x." and outcome.transcript[-1].tokens == 2
 
 
-async def test_a_transcript_shows_what_was_cut_and_costs_nothing_unasked():
-    cut = await agent(Says(["xyzw."]), Sessions(WON), context=5).play(replace(TICKET, transcript=True))
-    assert [(turn.role, turn.text) for turn in cut.transcript[1:]] == [("user", "ab"), ("assistant", "xy")]
+async def test_a_transcript_shows_what_was_truncated_and_costs_nothing_unasked():
+    truncated = await agent(Says(["xyzw."]), Sessions(WON), context=5).play(replace(TICKET, transcript=True))
+    assert [(turn.role, turn.text) for turn in truncated.transcript[1:]] == [
+        ("user", "ab"),
+        ("assistant", "xy"),
+    ]
     full = await agent(Says(["x."]), Sessions(GOES_ON), context=7).play(replace(TICKET, transcript=True))
     assert [turn.role for turn in full.transcript] == ["system", "user", "assistant"]
     assert (await agent(Says(["x."]), Sessions(WON)).play(TICKET)).transcript == ()
@@ -201,7 +204,7 @@ async def test_max_turns_truncates():
     assert len(outcome.columns.turn_tokens) == 2
 
 
-async def test_an_answer_cut_by_the_context_truncates_without_a_step():
+async def test_an_answer_that_the_context_ends_truncates_without_a_step():
     sessions = Sessions(WON)
     outcome = await agent(Says(["xyzw."]), sessions, context=5).play(TICKET)
     assert outcome.ending is Ending.TRUNCATED

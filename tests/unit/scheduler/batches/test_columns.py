@@ -29,7 +29,7 @@ def trajectory(number: int, attempt: int = 1, tokens: int = 10, trained: int = 4
     return TrajectoryRef(number, attempt, number // GROUP, key, tokens, trained)
 
 
-class DockMachine(RuleBasedStateMachine):
+class ColumnRegistryMachine(RuleBasedStateMachine):
     """Hypothesis plays ledger and stages; the oracle knows what lives, what is held and what was done."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class DockMachine(RuleBasedStateMachine):
 
     @rule(role=NAMES, which=st.randoms(use_true_random=False))
     def complete_strange(self, role: str, which: random.Random) -> None:
-        """For what was not leased, for another attempt, or without a key; the lease ends all the same."""
+        """Reports what was not leased, for another attempt, or without a key; the lease ends all the same."""
         if self.known[role] != self.stage[role] or not self.fence[role]:
             return
         answers: dict[tuple[int, int], Location] = {}
@@ -230,8 +230,8 @@ class DockMachine(RuleBasedStateMachine):
         assert set(self.columns.held_back) == {self.live[number].group for number in lacking}
 
 
-TestDock = DockMachine.TestCase
-TestDock.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestColumnRegistry = ColumnRegistryMachine.TestCase
+TestColumnRegistry.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
 def test_a_planned_batch_goes_first():

@@ -104,7 +104,7 @@ class World(RuleBasedStateMachine):
         self.settle()
 
     def lease_tickets(self, credit: int) -> list[Ticket]:
-        """By a worker that has loaded the newest version."""
+        """Plays as a worker that has loaded the newest version."""
         life = self.lives["rollout-0"]
         self.ledger.membership.mark_alive("rollout-0", life, 0.0, max(1, self.ledger.tables.run.version))
         return self.ledger.lease("rollout-0", life, credit, 0.0)
@@ -227,7 +227,7 @@ class World(RuleBasedStateMachine):
         return ticket.purpose is Purpose.TRAIN and ticket.state in (TicketState.READY, TicketState.PLANNED)
 
     @invariant()
-    def the_dock_has_what_the_ledger_may_train(self) -> None:
+    def the_registry_has_what_the_ledger_may_train(self) -> None:
         there = {ticket.id for ticket in self.ledger.tables.tickets.values() if self.is_there(ticket)}
         for role in self.columns.progress().values():
             assert role.waiting + role.leased + role.done == len(there)

@@ -19,7 +19,7 @@ from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpo
 from tests.support.disk import full_at
 
 
-def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> None:
+def test_lines_are_strict_json_and_a_truncated_line_is_left_behind(tmp_path: Path) -> None:
     path = tmp_path / "a" / "m.jsonl"
     path.parent.mkdir()
     path.write_text('{"step": 1}\n{"step": 2, "lo')

@@ -262,7 +262,7 @@ def test_only_evaluations_of_one_setting_are_compared() -> None:
     assert best_version([start, middle, final]) == 9
 
 
-def test_what_was_cut_short_is_no_win_unless_it_says_so() -> None:
+def test_what_was_truncated_is_no_win_unless_it_says_so() -> None:
     assert EpisodeResult(reward=0.4).win == 1.0
     assert EpisodeResult(reward=0.4, ending=EpisodeEnding.TRUNCATED).win == 0.0
     assert EpisodeResult(reward=0.0, ending=EpisodeEnding.TRUNCATED, metrics={"win": 0.5}).win == 0.5

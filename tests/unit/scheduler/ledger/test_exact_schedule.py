@@ -1,4 +1,4 @@
-"""With staleness 0 a batch is a function of (seed, phase, step): whatever fails, dies or is rolled back."""
+"""A batch with staleness 0 is a function of (seed, phase, step): whatever fails, dies or is rolled back."""
 
 from __future__ import annotations
 

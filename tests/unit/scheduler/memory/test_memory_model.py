@@ -74,7 +74,7 @@ def test_numbers_are_those_of_a_rank(name: str, tp: int) -> None:
     assert (numbers.heads, numbers.kv_heads) == (runner.heads, runner.kv_heads)
 
 
-def test_fsdp_cuts_rows_and_pads_the_last_rank() -> None:
+def test_fsdp_splits_rows_and_pads_the_last_rank() -> None:
     assert elements(((5, 3), (2,)), 2) == 3 * 3 + 1
     assert ModelNumbers.of(SPECS["llama"]).elements(3) * 3 >= SPECS["llama"].parameters
 
@@ -159,9 +159,9 @@ def test_what_staged_and_published_versions_take() -> None:
 
 BIG = ModelSpec("llama", 512, 8, 8, 4, 64, 1536, 16_384, max_positions=1 << 20)
 STAGES = st.sampled_from(["rollout", "trainer", "reference"])
-CUTS = st.sampled_from(["dp=1", "dp=2", "tp=2", "tp=4", "tp=8", "dp=4,tp=2", "cp=2", "dp=2,tp=2,cp=2"]).map(
-    Parallelism.parse
-)
+LAYOUTS = st.sampled_from(
+    ["dp=1", "dp=2", "tp=2", "tp=4", "tp=8", "dp=4,tp=2", "cp=2", "dp=2,tp=2,cp=2"]
+).map(Parallelism.parse)
 DEVICES = st.sampled_from(["cpu", "cuda"])
 BINARY = st.booleans()
 
@@ -185,11 +185,17 @@ def configurations(draw: st.DrawFn) -> RunConfig:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    STAGES, configurations(), CUTS, DEVICES, st.integers(1, 60_000), st.integers(1, 500), st.integers(0, 5000)
+    STAGES,
+    configurations(),
+    LAYOUTS,
+    DEVICES,
+    st.integers(1, 60_000),
+    st.integers(1, 500),
+    st.integers(0, 5000),
 )
-def test_longer_and_more_never_takes_less(stage, config, cut, device, tokens, sequences, more) -> None:
+def test_longer_and_more_never_takes_less(stage, config, layout, device, tokens, sequences, more) -> None:
     def total(context: int, concurrency: int) -> int:
-        found = predict(stage, config, BIG, cut, context, concurrency, device=device)
+        found = predict(stage, config, BIG, layout, context, concurrency, device=device)
         assert all(part >= 0 for part in found.parts().values())
         assert found.total_bytes == sum(found.parts().values())
         return found.total_bytes
@@ -200,9 +206,9 @@ def test_longer_and_more_never_takes_less(stage, config, cut, device, tokens, se
 
 
 def test_every_way_to_save_memory_saves_it() -> None:
-    def total(stage: str, cut: str, device: Any = "cuda", **sections: dict[str, Any]) -> int:
+    def total(stage: str, layout: str, device: Any = "cuda", **sections: dict[str, Any]) -> int:
         config = configuration(rollout={"max_context_tokens": 8192}, **sections)
-        return predict(stage, config, BIG, Parallelism.parse(cut), 8192, 64, device=device).total_bytes
+        return predict(stage, config, BIG, Parallelism.parse(layout), 8192, 64, device=device).total_bytes
 
     for device in ("cpu", "cuda"):
         trained = total("trainer", "dp=1", device)

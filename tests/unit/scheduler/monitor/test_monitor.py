@@ -173,7 +173,7 @@ def test_kv_and_memory_are_the_highest_of_the_step() -> None:
     assert (seen.kv, seen.memory_fraction) == (KvUse(1.0, 6.0, 100.0), 0.2)
 
 
-def test_stages_are_cut_as_all_their_workers_together() -> None:
+def test_a_stages_parallelism_is_that_of_its_workers_together() -> None:
     other = WorkerRecord(name="r1", incarnation=1, stage=1, parallelism=(1, 2, 1, 1))
     assert stage_parallelism([ROLLOUT, REFERENCE, TRAINER, other]) == {
         "reference": Parallelism(1, 2),

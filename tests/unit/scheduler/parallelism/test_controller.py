@@ -26,7 +26,7 @@ from services.scheduler.selector.earl_policy import EarlPolicy
 from services.scheduler.selector.stage_policies import Stages
 from services.scheduler.state.switch_records import By
 from tests.support.runs import tictactoe
-from tests.support.selection import DP2, TP2, LongIsCut, step_of
+from tests.support.selection import DP2, TP2, LongIsSharded, step_of
 from tests.support.switching import APART, OK, RETRY_S, STAGE, TOTAL_S, World, whole
 from tests.support.switching import TP1 as REPLICA_1
 from tests.support.switching import TP2 as REPLICA_2
@@ -49,7 +49,7 @@ class Pair(World):
 def carrying_out(directory: Path, world: World) -> SelectorLoop:
     """The support's policy for rollout, cut from 100 tokens on, carried out."""
     selection = SelectorLoop(directory, Monitor(), switching=world.switching)
-    selection.decide_by(lambda: Stages({STAGE: lambda start: LongIsCut(100.0, start)}))
+    selection.decide_by(lambda: Stages({STAGE: lambda start: LongIsSharded(100.0, start)}))
     return selection
 
 
@@ -122,7 +122,7 @@ def test_a_decision_begins_where_the_stage_is_in_truth(tmp_path: Path) -> None:
 
 
 def test_where_nothing_fits_a_sequence_that_waits_moves_nothing(tmp_path: Path) -> None:
-    class Bursting(LongIsCut):
+    class Bursting(LongIsSharded):
         def decide(self, step: int, devices: int):
             decision = super().decide(step, devices)
             return replace(

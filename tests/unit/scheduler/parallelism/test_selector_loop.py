@@ -21,7 +21,7 @@ from services.scheduler.selector.decision import Decision
 from services.scheduler.selector.stage_policies import Observed, SelectorVerdict
 from tests.support.disk import full_at
 from tests.support.runs import tictactoe
-from tests.support.selection import DP2, TP2, LongIsCut, selecting, step_of
+from tests.support.selection import DP2, TP2, LongIsSharded, selecting, step_of
 
 ROWS = "stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction\n"
 
@@ -78,7 +78,7 @@ def test_only_stages_with_a_profile_are_decided_for(tmp_path: Path) -> None:
     assert one.last == {} and (tmp_path / "decisions.jsonl").read_text() == ""
 
 
-class Lost(LongIsCut):
+class Lost(LongIsSharded):
     def decide(self, step: int, devices: int) -> Decision:
         raise ConfigError("no parallelism of the profile divides 3 devices", "profile one")
 
@@ -130,7 +130,7 @@ def test_of_a_step_that_was_rolled_back_the_last_line_counts(tmp_path: Path) -> 
     assert [(one.step, one.observed.workload.mean_tokens) for one in past] == [(2, 50.0), (3, 500.0)]
 
 
-def test_after_a_roll_back_the_course_is_that_of_the_steps_that_stayed(tmp_path: Path) -> None:
+def test_after_a_roll_back_the_layout_is_that_of_the_steps_that_stayed(tmp_path: Path) -> None:
     """Whether the scheduler lived through it or began anew."""
     for name in ("lived", "anew"):
         one = selecting(tmp_path / name)
@@ -254,10 +254,10 @@ def test_what_earl_profile_kept_is_decided_by(tmp_path: Path, monkeypatch: pytes
     spec = load_spec(model)
     cache = cache_of("rollout", config, spec)
     with cache.held(fresh=False):
-        for cut, rate in ((DP2, 200.0), (TP2, 100.0)):
+        for layout, rate in ((DP2, 200.0), (TP2, 100.0)):
             for context in (64, 1024):
                 for _ in range(5):
-                    cache.note(cut, ProfilePoint(context, 16), rate, 0.1, 0.2)
+                    cache.note(layout, ProfilePoint(context, 16), rate, 0.1, 0.2)
     # With other threads it would be as fast as nobody knows.
     assert kept_profile(tictactoe(tmp_path, rollout={"threads": 2}), tmp_path) is None
     one = SelectorLoop.open(config, tmp_path, Monitor())

@@ -218,7 +218,7 @@ def test_one_worker_alone_lost_in_the_middle() -> None:
     assert world.replicas() == [TP1] and len(world.ended) == 1
 
 
-def test_who_joins_in_another_cut_is_told_the_stages() -> None:
+def test_who_joins_in_another_parallelism_is_told_the_stages() -> None:
     world = World(TP1, TP1)
     world.ask(TP4)
     world.obey()
@@ -340,7 +340,7 @@ def test_a_store_that_was_lost_begins_above_what_workers_know() -> None:
     assert world.replicas() == [TP1]
 
 
-def test_a_worker_that_joins_again_is_not_cut_as_it_was_at_first() -> None:
+def test_a_worker_that_joins_again_keeps_its_switched_parallelism() -> None:
     world = World(TP1)
     world.ask(TP2)
     world.obey()

@@ -28,18 +28,18 @@ def test_nothing_observed_corrects_nothing():
 
 
 @given(OBSERVATIONS, st.sampled_from((TP1, TP2)), LENGTHS, COUNTS)
-def test_a_factor_stays_within_its_bound_and_is_the_same_every_time(observations, cut, length, count):
-    factor = learned(observations).factor(cut, length, count)
+def test_a_factor_stays_within_its_bound_and_is_the_same_every_time(observations, layout, length, count):
+    factor = learned(observations).factor(layout, length, count)
     assert 1 / BOUND <= factor <= BOUND
-    assert factor == learned(observations).factor(cut, length, count)
+    assert factor == learned(observations).factor(layout, length, count)
 
 
 @given(OBSERVATIONS, st.sampled_from((TP1, TP2)), LENGTHS, COUNTS, RATES, RATES)
-def test_one_observation_moves_a_factor_by_a_step_at_most(observations, cut, length, count, rate, seen):
+def test_one_observation_moves_a_factor_by_a_step_at_most(observations, layout, length, count, rate, seen):
     refinement = learned(observations)
-    before = refinement.factor(cut, length, count)
-    refinement.observe(cut, length, count, rate, seen)
-    assert abs(math.log(refinement.factor(cut, length, count) / before)) <= math.log(STEP) + 1e-9
+    before = refinement.factor(layout, length, count)
+    refinement.observe(layout, length, count, rate, seen)
+    assert abs(math.log(refinement.factor(layout, length, count) / before)) <= math.log(STEP) + 1e-9
 
 
 @given(st.floats(1 / BOUND, BOUND), LENGTHS, COUNTS)

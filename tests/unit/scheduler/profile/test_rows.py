@@ -22,9 +22,9 @@ def written(draw) -> ProfileRow:
     oom = draw(st.booleans())
     rate = None if oom else draw(st.none() | NUMBERS)
     fraction = draw(st.floats(0.001, 3.0) if rate is None and not oom else st.none() | st.floats(0.001, 3.0))
-    cut = draw(st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES))
+    layout = draw(st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES))
     return ProfileRow(
-        draw(st.sampled_from(rows.STAGES)), cut, draw(NUMBERS), draw(NUMBERS), rate, fraction, oom
+        draw(st.sampled_from(rows.STAGES)), layout, draw(NUMBERS), draw(NUMBERS), rate, fraction, oom
     )
 
 

@@ -27,9 +27,9 @@ def near(a: float, b: float, relative: float = 1e-6) -> bool:
 
 
 def row(
-    cut: Parallelism, context: float, load: float, rate: float | None = 100.0, fraction=None
+    layout: Parallelism, context: float, load: float, rate: float | None = 100.0, fraction=None
 ) -> ProfileRow:
-    return ProfileRow("rollout", cut, context, load, rate, fraction, rate is None and fraction is None)
+    return ProfileRow("rollout", layout, context, load, rate, fraction, rate is None and fraction is None)
 
 
 def table(*rows: ProfileRow) -> ProfileTable:

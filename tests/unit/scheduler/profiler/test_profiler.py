@@ -19,7 +19,7 @@ from services.scheduler.profiler.command import app, numbers, stages_of
 from services.scheduler.profiler.facts import cache_of, facts_of
 
 SPEC = ModelSpec("llama", 96, 2, 12, 6, 8, 192, 50, max_positions=4096)
-CUT = Parallelism(dp=4)
+LAYOUT = Parallelism(dp=4)
 
 
 def run(**sections) -> RunConfig:
@@ -108,18 +108,18 @@ def test_windows_are_kept_as_they_are_measured(tmp_path):
     cache = Cache(tmp_path, "rollout", {"model": "m"})
     with cache.held(fresh=False):
         for rate in (1.0, 2.0, 3.0):
-            cache.note(CUT, ProfilePoint(64, 2), rate, 0.5, 0.25)
-        cache.note(CUT, ProfilePoint(64, 8), 9.0, 0.5, None)
-        cache.note_oom(CUT, ProfilePoint(128, 16))
+            cache.note(LAYOUT, ProfilePoint(64, 2), rate, 0.5, 0.25)
+        cache.note(LAYOUT, ProfilePoint(64, 8), 9.0, 0.5, None)
+        cache.note_oom(LAYOUT, ProfilePoint(128, 16))
     with cache.path.open("a") as file:
         file.write('{"dp": 4, "context_tok')  # killed
     with cache.held(fresh=False):
-        cache.note(CUT, ProfilePoint(64, 8), 9.0, 0.5, None)
+        cache.note(LAYOUT, ProfilePoint(64, 8), 9.0, 0.5, None)
     known = Cache(tmp_path, "rollout", {"model": "m"}).known(
-        {CUT: [ProfilePoint(64, 2), ProfilePoint(64, 8), ProfilePoint(32, 1)]}
+        {LAYOUT: [ProfilePoint(64, 2), ProfilePoint(64, 8), ProfilePoint(32, 1)]}
     )
-    assert known[CUT].windows(ProfilePoint(64, 8)) == 2 < LEAST
-    assert known[CUT].lacking() == [ProfilePoint(32, 1), ProfilePoint(64, 8)]
+    assert known[LAYOUT].windows(ProfilePoint(64, 8)) == 2 < LEAST
+    assert known[LAYOUT].lacking() == [ProfilePoint(32, 1), ProfilePoint(64, 8)]
     rows = cache.rows()
     assert [(row.context_tokens, row.tokens_per_device_s, row.oom) for row in rows] == [
         (64, 2.0, False),

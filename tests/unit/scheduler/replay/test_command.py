@@ -122,11 +122,13 @@ def test_a_line_a_step_and_one_of_totals(published, growing, policy):
     steps, totals = lines(published, growing, "--policy", policy, "--switch-cost-s", "3")
     assert [one["step"] for one in steps] == list(range(34))
     table = ProfileTable(parse(PUBLISHED, "paper.csv"), "rollout")
-    cuts = {tuple(one.as_dict().items()) for one in table.parallelisms}
+    layouts = {tuple(one.as_dict().items()) for one in table.parallelisms}
     before = None
     for one in steps:
         assert list(one) == ["step", "parallelism", "switched", "reason", "predicted_tokens_per_device_s"]
-        assert tuple(one["parallelism"].items()) in cuts and isinstance(one["reason"], str) and one["reason"]
+        assert (
+            tuple(one["parallelism"].items()) in layouts and isinstance(one["reason"], str) and one["reason"]
+        )
         assert one["switched"] is (before is not None and before != one["parallelism"])
         rate = one["predicted_tokens_per_device_s"]
         assert rate is None if policy.startswith("static") and before is None else rate > 0

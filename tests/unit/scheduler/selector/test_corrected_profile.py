@@ -10,11 +10,11 @@ from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.decision import Workload
 from services.scheduler.selector.stage_policies import Observed, Stages
-from tests.support.selection import DP2, TP2, LongIsCut
+from tests.support.selection import DP2, TP2, LongIsSharded
 
 ROWS = [
-    ProfileRow("rollout", cut, context, 16.0, rate, fraction)
-    for cut, context, rate, fraction in (
+    ProfileRow("rollout", layout, context, 16.0, rate, fraction)
+    for layout, context, rate, fraction in (
         (DP2, 64.0, 400.0, 0.2),
         (DP2, 1024.0, 100.0, 1.3),
         (TP2, 64.0, 300.0, 0.1),
@@ -25,9 +25,9 @@ ROWS = [
 
 def test_without_observations_it_is_the_profile() -> None:
     table, plain = LimitedTable(ROWS, "rollout"), ProfileTable(ROWS, "rollout")
-    for cut in (DP2, TP2):
+    for layout in (DP2, TP2):
         for context in (32.0, 64.0, 500.0, 4000.0):
-            assert table.predict(cut, context, 16.0) == plain.predict(cut, context, 16.0)
+            assert table.predict(layout, context, 16.0) == plain.predict(layout, context, 16.0)
     assert table.correction(DP2, 64.0, 16.0) == 1.0
 
 
@@ -47,7 +47,7 @@ def test_what_is_observed_is_predicted_and_the_others_follow() -> None:
 
 def test_a_run_corrects_its_table_as_it_goes_and_says_by_how_much() -> None:
     table = LimitedTable(ROWS, "rollout")
-    stages = Stages({"rollout": lambda start: LongIsCut(100.0, start)}, {"rollout": table})
+    stages = Stages({"rollout": lambda start: LongIsSharded(100.0, start)}, {"rollout": table})
     load = Workload(64.0, 64.0, 64.0, 16.0)
     assert stages.decide("rollout", Observed(DP2, load), 2).correction == 1.0
     said = [stages.decide("rollout", Observed(DP2, load, 300.0), step).correction for step in range(3, 12)]

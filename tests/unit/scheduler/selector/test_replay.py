@@ -87,8 +87,8 @@ def test_steps_come_in_order_and_there_are_some_but_not_too_many(monkeypatch):
 # --- what a step costs ----------------------------------------------------------------------
 
 
-def row(cut: Parallelism, context: float, load: float, rate: float | None) -> ProfileRow:
-    return ProfileRow("rollout", cut, context, load, rate, None, rate is None)
+def row(layout: Parallelism, context: float, load: float, rate: float | None) -> ProfileRow:
+    return ProfileRow("rollout", layout, context, load, rate, None, rate is None)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_where_nothing_fits_a_step_is_out_of_memory_and_lasts_its_time():
     assert replay.oracle(table, steps, 7.0) == ([TP1.replica], pytest.approx(80.0))
 
 
-def test_what_cannot_be_cut_or_has_no_throughput_is_refused(small):
+def test_what_has_no_layout_or_no_throughput_is_refused(small):
     with pytest.raises(ConfigError, match="step 0: 4 devices do not make dp2·tp4"):
         list(replay.run(Fixed(Parallelism(2, 4)), small, [step(0, 1000, 1000)], 1.0))
     blind = ProfileTable([row(TP1, 1000, 32, None)], "rollout")
@@ -173,10 +173,10 @@ def test_devices_that_come_and_go(small):
 # --- the oracle -----------------------------------------------------------------------------
 
 
-def drawn_table(draw: random.Random, cuts: int = 3) -> ProfileTable:
+def drawn_table(draw: random.Random, layouts: int = 3) -> ProfileTable:
     """Any numbers, with holes and with what does not fit."""
     rows = []
-    for tp in (1, 2, 4)[:cuts]:
+    for tp in (1, 2, 4)[:layouts]:
         rows.append(row(Parallelism(4 // tp, tp), 100, 1, draw.uniform(10, 100)))
         for _ in range(draw.randint(0, 5)):
             rate = draw.uniform(10, 100) if draw.random() < 0.7 else None

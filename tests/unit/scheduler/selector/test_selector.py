@@ -260,8 +260,8 @@ def test_what_has_no_throughput_is_no_refuge():
 
 def test_a_return_within_the_memory_must_save_more():
     table = ProfileTable(
-        [ProfileRow("rollout", cut, context, 10, rate)
-         for cut, rates in ((Parallelism(2), (150, 100)), (Parallelism(1, 2), (100, 125)))
+        [ProfileRow("rollout", layout, context, 10, rate)
+         for layout, rates in ((Parallelism(2), (150, 100)), (Parallelism(1, 2), (100, 125)))
          for context, rate in zip((100, 1000), rates, strict=True)], "rollout",
     )  # fmt: skip
     policy, made = EarlPolicy(table, 1.0, start=Parallelism(2)), []
@@ -351,8 +351,8 @@ def test_a_load_that_never_changed_grows_alone():
 
 def test_the_beginning_is_safe_for_all_of_the_profile_or_fits_most_of_it():
     rows = [
-        ProfileRow("rollout", cut, context, 10, rate, context * used)
-        for cut, rate, used in ((Parallelism(2), 100.0, 0.009), (Parallelism(1, 2), 50.0, 0.005))
+        ProfileRow("rollout", layout, context, 10, rate, context * used)
+        for layout, rate, used in ((Parallelism(2), 100.0, 0.009), (Parallelism(1, 2), 50.0, 0.005))
         for context in (50, 100)
     ]
     assert EarlPolicy(ProfileTable(rows, "rollout"), 1.0).decide(0, 2).after == Parallelism(1, 2)

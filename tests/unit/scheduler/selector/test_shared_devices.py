@@ -23,7 +23,7 @@ TP1, TP2 = Parallelism(2), Parallelism(1, 2)
 def table(stage: str, *rows: tuple[Parallelism, float | None, float | None]) -> ProfileTable:
     """All at 100 tokens and 10 sequences: a rate, None for out of memory, and a fraction."""
     return ProfileTable(
-        (ProfileRow(stage, cut, 100, 10, rate, used, rate is None) for cut, rate, used in rows), stage
+        (ProfileRow(stage, layout, 100, 10, rate, used, rate is None) for layout, rate, used in rows), stage
     )
 
 

@@ -93,10 +93,10 @@ def test_a_rank_without_trained_tokens_counts_nothing_and_has_a_row() -> None:
     assert all(int(part.source[0]) < len(part.tokens) for part in parts)
 
 
-def test_a_cut_of_other_ranks_is_refused(group: Group, tmp_path: Path) -> None:
+def test_a_parallelism_of_other_ranks_is_refused(group: Group, tmp_path: Path) -> None:
     spec = load_spec(model_directory(tmp_path))
-    for cut in (Parallelism(2), Parallelism(1, tp=2), Parallelism(1, pp=2)):
+    for layout in (Parallelism(2), Parallelism(1, tp=2), Parallelism(1, pp=2)):
         with pytest.raises(
             IllegalParallelism, match=r"no parallelism of a trainer of 1 ranks.*use one of tp1"
         ):
-            RankMesh(group, cut, spec)
+            RankMesh(group, layout, spec)

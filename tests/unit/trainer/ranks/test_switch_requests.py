@@ -54,7 +54,7 @@ def test_a_command_is_begun_once_and_all_who_asked_for_it_get_its_outcome(switch
     assert not switches.waiting and not while_it_runs.done()
 
 
-def test_an_outcome_says_how_the_stage_is_cut_and_stays_known(switches):
+def test_an_outcome_has_the_stages_parallelism_and_stays_known(switches):
     asked = switches.ask(command(3))
     switches.begin()
     switches.end(ended := outcome(stall_s=0.25))

@@ -174,7 +174,7 @@ def test_a_batch_without_wanted_reference_logprobs_is_refused(group: Group, mode
 
 
 def _gradient(group: Group, model: Path, **trainer: object) -> dict[str, torch.Tensor]:
-    """Of one batch: its first moment after a step is (1 - beta1) times the gradient."""
+    """Gradient of one batch: its first moment after a step is (1 - beta1) times the gradient."""
     stepper = stepper_for(group, model, configuration(max_grad_norm=1e9, **trainer))
     train(stepper, 1, count=40)
     return {name: first for name, (first, _) in stepper.optimizer.moments.items()}

@@ -9,24 +9,24 @@ from services.rollout.engines.foreign.cache_salts import CacheSaltTable
 
 
 def test_a_sessions_salt_is_of_the_commit_that_it_began_after():
-    salts = CacheSaltTable()
-    first = salts.take("old")
-    salts.end("old")
-    salts.commit()
-    assert salts.take("old") == first != salts.take("new") == salts.take("")
-    salts.release("old")
-    assert salts.take("old") == salts.take("new")
+    table = CacheSaltTable()
+    first = table.take("old")
+    table.end("old")
+    table.commit()
+    assert table.take("old") == first != table.take("new") == table.take("")
+    table.release("old")
+    assert table.take("old") == table.take("new")
 
 
 def test_nothing_is_shared_with_what_was_forgotten():
-    salts = CacheSaltTable()
-    before = {name: salts.take(name) for name in ("idle", "running")}
-    salts.end("idle")
-    assert salts.idle == 1
-    salts.commit()
-    salts.forget()
-    assert salts.idle == 0
-    assert all(salts.take(name) != salt for name, salt in before.items())
+    table = CacheSaltTable()
+    before = {name: table.take(name) for name in ("idle", "running")}
+    table.end("idle")
+    assert table.idle == 1
+    table.commit()
+    table.forget()
+    assert table.idle == 0
+    assert all(table.take(name) != salt for name, salt in before.items())
 
 
 @given(
@@ -35,21 +35,21 @@ def test_nothing_is_shared_with_what_was_forgotten():
     )
 )
 def test_idle_sessions_are_those_that_began_and_run_nothing(events: list[tuple[str, str]]):
-    salts, running, began = CacheSaltTable(), dict.fromkeys("abc", 0), set()
+    table, running, began = CacheSaltTable(), dict.fromkeys("abc", 0), set()
     for session, event in events:
         if event == "take":
-            salts.take(session)
+            table.take(session)
             running[session] += 1
             began.add(session)
         elif event == "end" and running[session]:
-            salts.end(session)
+            table.end(session)
             running[session] -= 1
         elif event == "release":
-            salts.release(session)
+            table.release(session)
             began.discard(session)
         elif event == "commit":
-            salts.commit()
+            table.commit()
         elif event == "forget":
-            salts.forget()
+            table.forget()
             began = {name for name, count in running.items() if count}
-        assert salts.idle == sum(not running[name] for name in began)
+        assert table.idle == sum(not running[name] for name in began)
