@@ -195,6 +195,10 @@ def main() -> int:
             for line, what, remedy in (*words, *source_words.comment_findings(path.read_text())):
                 print(f"{name}:{line}: {what}; {remedy}")
                 count += 1
+        elif source_words.TESTS.match(name):
+            for line, what, remedy in source_words.findings_in_tests(ast.parse(path.read_text())):
+                print(f"{name}:{line}: {what}; {remedy}")
+                count += 1
     for name, (line, what, remedy) in source_words.class_findings(modules):
         print(f"{name}:{line}: {what}; {remedy}")
         count += 1

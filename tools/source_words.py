@@ -60,6 +60,11 @@ WORKERS = re.compile(
 )
 # Beginnings of docstrings that only the signature explains.
 FRAGMENTS = re.compile(r"(Of|These|Those|It|And|With|By|As|None|For|From now on)\b")
+# In tests, whose names are sentences, only metaphors and fragments are refused.
+TESTS = re.compile(r"^tests/")
+METAPHORS = frozenset(
+    ("bell", "chronicle", "cut", "cuts", "dock", "helm", "meeting", "patience", "recut", "steering")
+)
 # Class names that more than one module may have.
 SHARED_CLASSES: frozenset[str] = frozenset()
 # (path, identifier): names that a wire, a key of a file or another package's interface prescribes.
@@ -119,11 +124,29 @@ def word_findings(tree: ast.AST, path: str) -> Iterator[Finding]:
             if (path, name) not in PRESCRIBED and name not in RIGHT:
                 yield from ((line, *finding) for finding in name_findings(name, path))
         if isinstance(node, (ast.Module, *DOCUMENTED)):
-            if fragment := FRAGMENTS.match(ast.get_docstring(node) or ""):
-                remedy = "write a sentence that needs no signature"
-                yield line, f'a docstring that begins with "{fragment[0]}"', remedy
+            yield from docstring_findings(node, line)
         elif isinstance(node, ast.Constant) and id(node) not in docstrings and begins_with_of(node.value):
             yield line, 'a text that begins with "Of"', "name the thing first"
+
+
+def findings_in_tests(tree: ast.AST) -> Iterator[Finding]:
+    """Metaphors in the identifiers of a test, and docstrings that only the signature explains."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        for name in bound_names(node):
+            for word in METAPHORS.intersection(words_of(name)):
+                yield line, f"{word} in the name {name}", f"the field says {DIALECT[word]}"
+        if isinstance(node, (ast.Module, *DOCUMENTED)):
+            yield from docstring_findings(node, line)
+
+
+def docstring_findings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, line: int
+) -> Iterator[Finding]:
+    """A docstring that only the signature explains."""
+    if fragment := FRAGMENTS.match(ast.get_docstring(node) or ""):
+        remedy = "write a sentence that needs no signature"
+        yield line, f'a docstring that begins with "{fragment[0]}"', remedy
 
 
 def name_findings(name: str, path: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tools.source_words import class_findings, comment_findings, word_findings
+from tools.source_words import class_findings, comment_findings, findings_in_tests, word_findings
 
 
 def findings(source: str) -> list[str]:
@@ -69,3 +69,8 @@ def test_a_file_name_that_says_nothing_is_found() -> None:
     ((_, what, _),) = word_findings(ast.parse(""), "earl/env/adapters/said.py")
     assert what == "said in the file's name"
     assert not list(word_findings(ast.parse(""), "earl/env/adapters/move_text.py"))
+
+
+def test_tests_are_free_of_metaphors_and_fragments_alone() -> None:
+    source = 'def test_a_cut():\n    """Of one run."""\none = found = 1\nclass Looks: ...'
+    assert len(list(findings_in_tests(ast.parse(source)))) == 2
