@@ -153,7 +153,7 @@ def turn(
     left: list[float] = []
     for name in sorted(tests, key=lambda name: (-cost_s(entries, name), name)):
         cost = cost_s(entries, name)
-        place = next((number for number, room in enumerate(left) if cost <= room), len(turns))
+        place = next((number for number, spare in enumerate(left) if cost <= spare), len(turns))
         if place == len(turns):
             turns.append([])
             left.append(seconds)

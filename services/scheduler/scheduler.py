@@ -62,7 +62,7 @@ class Scheduler:
     @property
     def membership_s(self) -> float:
         """Seconds without a heartbeat after which a worker counts as lost, at the fleet's size now."""
-        return self.loop.Xhip_s
+        return self.loop.ledger.membership.membership_s
 
     @property
     def heartbeat_s(self) -> float:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.rollout.episode.test_agent import TICKET, WON, Says, Sessions
 from transformers import AutoTokenizer, GenerationConfig
 
 from earl.config.model import ModelConfig
@@ -19,6 +18,7 @@ from services.rollout.worker.agent import EpisodeAgent
 from services.trainer.checkpoint.export import write
 from tests.integration.test_play_checkpoint import earl, folder
 from tests.support.chat_checkpoint import QWEN, chat_model
+from tests.unit.rollout.worker.test_agent import TICKET, WON, Says, Sessions
 
 SYSTEM = 'You "have" a calculator.\n{{ Use it }}'
 PREFIX = "The answer\nis"
@@ -80,7 +80,9 @@ async def test_a_runs_prompts_are_those_of_its_export(tmp_path: Path) -> None:
     assert played.returncode == 0, played.stderr
     done = earl(tmp_path, "export", "numbers-eval", "--to", "exported")
     assert done.returncode == 0, done.stderr
-    _, template, generation, card = done.stderr.splitlines()
+    # A slow machine also says every few seconds what it waits for.
+    told = [line for line in done.stderr.splitlines() if not line.startswith("writing ")]
+    _, template, generation, card = told
     assert template == (
         f"  chat_template.jinja: system prompt {json.dumps(SYSTEM)}, action prefix {json.dumps(PREFIX)}"
     )

@@ -499,7 +499,7 @@ def test_a_disk_that_becomes_full_ends_the_run_with_that_reason_and_it_can_be_re
 
 
 def waited_s(launched: Launched) -> int:
-    """For how long `earl status` says that the run has had no host; 0 while it says nothing of that."""
+    """Seconds for which the run has had no host, by `earl status`; 0 while it says nothing of that."""
     looked = subprocess.run(
         [sys.executable, "-m", "earl.cli.main", "status", str(launched.run_directory)],
         capture_output=True, text=True, check=False, cwd=launched.directory,

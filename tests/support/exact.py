@@ -78,7 +78,7 @@ class Exact:
     """
 
     def __init__(
-        self, directory: Path, workers: int = 1, *, as_launched: bool = False, **sections: dict[str, Any]
+        self, directory: Path, workers: int = 1, *, as_launched: bool = False, **sections: Any
     ) -> None:
         self.stack = Stack(exact(directory, workers, **sections), as_launched=as_launched)
         self._workers = [f"rollout-{index}" for index in range(workers)]

@@ -79,7 +79,7 @@ class _Starts:
 
 @contextmanager
 def preloaded() -> Iterator[None]:
-    """For the block: what this process starts of MODULES is forked. Blocks may overlap."""
+    """Forks what this process starts of MODULES within the block. Blocks may overlap."""
     _Starts.open_blocks += 1
     asyncio.create_subprocess_exec = _Starts.start  # type: ignore[assignment]
     try:

@@ -23,7 +23,7 @@ LENGTHS, HEADS, ROWS = [20, 10, 9], [0, 0, 4], 35
 
 
 def compare(pipe: Connection, directory: Path) -> None:
-    """By slices (tp), then by rows (cp), over all ranks; sends True."""
+    """Compares slices (tp), then rows (cp), over all ranks; sends True."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()

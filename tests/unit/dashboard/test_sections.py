@@ -213,12 +213,12 @@ def test_text_siblings_and_the_same_task_are_found(tmp_path: Path):
     for number, reward in ((1, 0.0), (2, 1.0), (3, 1.0)):
         one = structs.replace(ticket(number, Purpose.TRAIN, 1, 2, reward), group=1 if number < 3 else 2)
         assert one.result is not None
-        samples.kept_samples(0, one, one.result, talk(f"question {number}", reward))
+        samples.observe(0, one, one.result, talk(f"question {number}", reward))
     samples.trained(1, [1, 2, 3])
     for number, name in ((8, "start"), (9, "final")):
         one = ticket(number, Purpose.EVALUATE, 5, 2, 1.0, name)
         assert one.result is not None
-        samples.kept_samples(0, one, one.result, talk("held out", 1.0))
+        samples.observe(0, one, one.result, talk("held out", 1.0))
     samples.close()
     kept = Trajectories(tmp_path)
     kept.update(9)
@@ -250,7 +250,7 @@ def test_a_thinned_file_is_read_anew(tmp_path: Path):
     samples = SampleFile(tmp_path / "samples.jsonl", limit_bytes=1)
     one = ticket(900, Purpose.TRAIN, 1, 5, 1.0)
     assert one.result is not None
-    samples.kept_samples(2, one, one.result, talk("x", 1.0))
+    samples.observe(2, one, one.result, talk("x", 1.0))
     samples.trained(3, [one.id])
     samples.close()
     assert kept.update(5)["count"] < before

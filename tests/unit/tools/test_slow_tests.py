@@ -40,7 +40,7 @@ def all_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_marks_are_found_wherever_they_stand(tmp_path: Path) -> None:
-    """And where pytest finds them, which imports what the tool reads."""
+    """The tool reads source; pytest, which imports it, finds the same tests."""
     source = """
 import unittest
 import pytest

@@ -13,9 +13,9 @@ from services.scheduler.state.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.state.members import WorkerRecord
 from services.scheduler.state.switch_records import By, SwitchEnded, SwitchRecord
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose
+from services.scheduler.state.workers import WorkerRecord
 
 WORKER = WorkerRecord(name="rollout-0", incarnation=5, stage=common_pb2.STAGE_ROLLOUT, address="a:1")
 

@@ -256,11 +256,11 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     config = tictactoe(tmp_path, rollout={"kv_tokens": 30, "max_context_tokens": 128})
     world = Pair()
     one = controller(model(tmp_path), world, config)
-    worker, worker = world.tables.workers["w0"], world.workers[0]
+    record, worker = world.tables.workers["w0"], world.workers[0]
 
     def beat(tokens: float) -> list:
         gauges = {"blocked_context_tokens": tokens}
-        one.heartbeat(worker, whole(worker.replica), worker.epoch, gauges, now=world.now)
+        one.heartbeat(record, whole(worker.replica), worker.epoch, gauges, now=world.now)
         world.ended += one.switching.advance(world.now)
         return one.switching.commands(world.now)
 

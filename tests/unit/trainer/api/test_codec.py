@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from earl.errors import TrainerError
@@ -11,7 +13,7 @@ from services.trainer.api.codec import decode_plan
 GRADIENT = scheduler_pb2.OBJECTIVE_POLICY_GRADIENT
 
 
-def item(ticket_id: int, position: int, **fields: int) -> scheduler_pb2.BatchItem:
+def item(ticket_id: int, position: int, **fields: Any) -> scheduler_pb2.BatchItem:
     key = f"trajectory/{ticket_id}/1"
     return scheduler_pb2.BatchItem(
         ticket_id=ticket_id, attempt=1, descriptor_key=key, advantage=0.5, total_tokens=9, position=position,
@@ -19,7 +21,7 @@ def item(ticket_id: int, position: int, **fields: int) -> scheduler_pb2.BatchIte
     )  # fmt: skip
 
 
-def plan(*ranks: list[scheduler_pb2.BatchItem], objective: int = GRADIENT) -> bytes:
+def plan(*ranks: list[scheduler_pb2.BatchItem], objective: Any = GRADIENT) -> bytes:
     items = [scheduler_pb2.RankItems(items=rank) for rank in ranks]
     return scheduler_pb2.BatchPlan(
         batch_id=7, version=3, objective=objective, ranks=items, publish=True, progress=0.25,
