@@ -56,12 +56,12 @@ async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
 
 MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published", "evaluation_done")
 PARTS = ("all", "all", "trainer", "reference", "rollout-0", "scheduler", "env-0", "gateway")
-LONGER: dict[str, dict[str, Any]] = {
+LONGER: dict[str, Any] = {
     "scheduler": {"steps": 12},
     "trainer": {"checkpoint_every": 3, "minibatches": 2, "passes": 2, "lr": 3e-3, "kl_coefficient": 0.1},
 }
 # Two ranks, computing in bfloat16, of which adapters alone are trained.
-ADAPTED: dict[str, dict[str, Any]] = {
+ADAPTED: dict[str, Any] = {
     "trainer": {
         "ranks": 2, "dtype": "bfloat16", "lora_rank": 4, "lora_alpha": 8.0, "lr": 1e-2, "checkpoint_every": 2,
         "importance": "truncated", "minibatches": 2, "passes": 2,
