@@ -72,6 +72,7 @@ PRESCRIBED: frozenset[tuple[str, str]] = frozenset(
     (
         ("earl/cli/lib/decisions.py", "seen"),  # keys of decisions.jsonl
         ("earl/cli/lib/decisions.py", "why"),
+        ("earl/cli/lib/snapshot.py", "silent"),  # a key of `earl status --json`
         ("earl/cli/machine/findings.py", "said"),  # a key of `earl doctor --json`
         ("earl/env/conformance/card.py", "seen"),  # a key of `earl env test --json`
     )

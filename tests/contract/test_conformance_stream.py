@@ -323,7 +323,7 @@ PLANTED = [
     (OtherSchema, ("reconnect", "hello"), "hello", "was 's1' and is 's2' now"),
     (TakesAnything, ("strangers",), "strangers", "is answered with ending NONE"),
     (Forgetful, ("reconnect",), "reconnect", "the episode that Welcome named was lost"),
-    (Keeping, ("reconnect",), "reconnect", "an episode that Welcome did not name went on"),
+    (Keeping, ("reconnect",), "reconnect", "an episode that Welcome did not name continued"),
 ]
 
 

@@ -66,7 +66,7 @@ def test_a_run_is_watched_and_a_model_talked_to(folder: Path):
     ("arguments", "said"),
     [
         (("eval", "old", "--version", "999"), "has no checkpoint 999; there are: "),
-        (("eval", "old", "--version", "3", "--best"), "--version and --best are two ways to say which"),
+        (("eval", "old", "--version", "3", "--best"), "--version and --best are two ways"),
         (("eval", "--model", "x"), "--model and --run-file belong together"),
         (("eval", "old", "--evaluation.episodes", "x"), '--evaluation.episodes "x" is wrong; give a whole'),
         (("chat", "none"), "there is no run 'none'"),

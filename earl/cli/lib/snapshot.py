@@ -5,7 +5,7 @@
     gateway (ListEnvironments) ─────┤
     failure.json, endpoints.json ───┘
 
-A service that does not answer is listed in `unreachable` with the reason, and its last known state stays:
+A service that does not answer is listed in `silent` with the reason, and its last known state stays:
 a snapshot never fails because a service does.
 """
 
@@ -60,7 +60,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """The known state of a run. unreachable: for each service that did not answer, by name, the reason.
+    """The known state of a run. silent: for each service that did not answer, by name, the reason.
 
     elapsed_s: since the launch began, or that it took. failure: error, message and exit_code of the last
     launch. endpoints: addresses by name. leases: the oldest, at most LEASES.
@@ -72,7 +72,7 @@ class RunSnapshot:
     processes: tuple[ProcessState, ...] = ()
     environments: tuple[GatewayEnvironment, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    unreachable: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
     leases: tuple[TicketLease, ...] = ()
@@ -153,11 +153,11 @@ class RunMonitor:
     async def snapshot(self, timeout_s: float = SNAPSHOT_S) -> RunSnapshot:
         """Collects the state of the run, within about timeout_s."""
         record, held = read_record(self.directory), is_held(self.directory)
-        unreachable: dict[str, str] = {}
+        silent: dict[str, str] = {}
         status, environments, leases = None, None, ()
         if held or record is None or not record.outcome:
             (status, leases), environments = await asyncio.gather(
-                self._status(timeout_s, unreachable), self._environments(timeout_s, unreachable)
+                self._status(timeout_s, silent), self._environments(timeout_s, silent)
             )
         state = state_of(record, held, status is not None, failed=(self.directory / FAILURE).is_file())
         if status is None:
@@ -171,7 +171,7 @@ class RunMonitor:
             aged(record) if record is not None else (),
             environments,
             metrics_of(self.directory) if state.is_active else {},
-            unreachable if state.is_active or self.directory == NOWHERE else {},
+            silent if state.is_active or self.directory == NOWHERE else {},
             read_object(self.directory / FAILURE),
             elapsed_s(record, status),
             leases,
@@ -179,7 +179,7 @@ class RunMonitor:
         return self._last
 
     async def _status(
-        self, timeout_s: float, unreachable: dict[str, str]
+        self, timeout_s: float, silent: dict[str, str]
     ) -> tuple[RunStatus | None, tuple[TicketLease, ...]]:
         status, leases = await asyncio.gather(
             self.scheduler.status(timeout_s),
@@ -187,7 +187,7 @@ class RunMonitor:
             return_exceptions=True,
         )
         if isinstance(status, EarlError):
-            unreachable["scheduler"] = status.message
+            silent["scheduler"] = status.message
             return None, ()
         if isinstance(status, BaseException):
             raise status
@@ -196,19 +196,19 @@ class RunMonitor:
         if isinstance(leases, BaseException):
             raise leases
         if self._name and status.run != self._name:
-            unreachable["scheduler"] = f"{status.run} is at its address now"
+            silent["scheduler"] = f"{status.run} is at its address now"
             return None, ()
         return status, leases
 
     async def _environments(
-        self, timeout_s: float, unreachable: dict[str, str]
+        self, timeout_s: float, silent: dict[str, str]
     ) -> tuple[GatewayEnvironment, ...] | None:
         if self.gateway is None:
             return ()
         try:
             return tuple(await self.gateway.listed(timeout_s))
         except EarlError as error:
-            unreachable["gateway"] = error.message
+            silent["gateway"] = error.message
             return None
 
     async def close(self) -> None:

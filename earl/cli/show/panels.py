@@ -55,7 +55,7 @@ def headline(snapshot: RunSnapshot) -> str:
 
 def remarks(snapshot: RunSnapshot) -> Iterator[str]:
     """Problems of the run, a line each."""
-    for name, reason in snapshot.unreachable.items():
+    for name, reason in snapshot.silent.items():
         if snapshot.state is RunState.RUNNING or snapshot.directory == NOWHERE:
             yield f"{name} does not answer: {reason}"
     if snapshot.ending_reason:

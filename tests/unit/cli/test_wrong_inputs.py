@@ -106,7 +106,7 @@ CASES = {
         ("logs t1 nope", "runs/t1 has no process 'nope'; name one of "),
         ("export t1 --to runs", "runs exists already; choose another --to, or remove it"),
         ("export t1 --to x --dtype int4", "--dtype int4 is neither float32 nor bfloat16; give one of the"),
-        ("export t1 --to x --best --version 3", "--version, --best and --latest are three ways to say"),
+        ("export t1 --to x --best --version 3", "--version, --best and --latest are three ways to choose"),
         ("compare t1", "runs/t1 is only one run; name two or more, the baseline first"),
         ("compare t1 t1", "runs/t1 is named twice; name each run once"),
         ("explain t1 --step 99", "runs/t1 has no decision for rollout at step 99; it has some for steps"),

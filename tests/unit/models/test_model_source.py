@@ -94,7 +94,7 @@ def test_run_files_name_packages_and_chats(tmp_path):
     for overrides, error, said in (
         ([("model.path", "package:other")], ModelNotFound, "names no known package"),
         ([("model.path", "")], ConfigError, "without model.path"),
-        ([("model.observation_prefix", "Q:")], ConfigError, "the chat template stands"),
+        ([("model.observation_prefix", "Q:")], ConfigError, "the chat template comes"),
         ([("model.chat", "false"), ("model.system", "hi")], ConfigError, "used nowhere"),
     ):
         with pytest.raises(error, match=said):

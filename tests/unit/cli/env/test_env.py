@@ -45,7 +45,7 @@ def refused(*arguments: str) -> str:
         (("serve", "a:B", "--gateway", ""), "no gateway is given; give --gateway"),
         (("serve", "a", "--gateway", "127.0.0.1:1"), "'a' does not name an object"),
         (("serve", "a:B", "--gateway", "h:1", "--listen", "h:2"), "exclude each other"),
-        (("serve", "a:B", "--listen", "127.0.0.1:65530", "--replicas", "9"), "no room for 9 ports"),
+        (("serve", "a:B", "--listen", "127.0.0.1:65530", "--replicas", "9"), "too few ports after it"),
         (("serve", "a:B", "--listen", "7000"), "'7000' is not host:port"),
         (("test", "--listen", "h:1", "--dial", "h:2"), "are two hosts"),
         (("play",), "no environment to play is given"),

@@ -72,7 +72,7 @@ def test_figures_in_lines_have_no_empty_head():
 
 
 def test_what_is_wrong_is_remarked():
-    silent = replace(SNAPSHOT, late={"scheduler": "GetStatus at 127.0.0.1:1 gave no answer within 2 s"})
+    silent = replace(SNAPSHOT, silent={"scheduler": "GetStatus at 127.0.0.1:1 gave no answer within 2 s"})
     assert "scheduler does not answer: GetStatus at 127.0.0.1:1" in text_of(silent)
     failed = replace(
         SNAPSHOT, state=RunState.FAILED, failure={"error": "EngineLost", "message": "engine 0 is gone"}

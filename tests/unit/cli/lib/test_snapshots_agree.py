@@ -146,7 +146,7 @@ async def test_commands_look_as_a_viewer(shown, asked, holding, tmp_path):
     monitor = RunMonitor.of_fleet(asked.address, asked.address)
     snapshot = await monitor.snapshot()
     await monitor.close()
-    assert snapshot.state is RunState.RUNNING and not snapshot.unreachable
+    assert snapshot.state is RunState.RUNNING and not snapshot.silent
     assert asked.heard == {(name, shown) for name in ("GetStatus", "ListTickets", "ListEnvironments")}
     config = tictactoe(tmp_path, scheduler={"bind": asked.address})
     with RunDirectory(config, resume=False) as directory:
@@ -182,4 +182,4 @@ async def test_a_viewer_changes_nothing(asked, holding, tmp_path):
     monitor = RunMonitor.of_fleet(asked.address, "")
     snapshot = await monitor.snapshot()
     await monitor.close()
-    assert "no viewer or operator token" in snapshot.unreachable["scheduler"]
+    assert "no viewer or operator token" in snapshot.silent["scheduler"]

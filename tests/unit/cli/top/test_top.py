@@ -71,7 +71,7 @@ async def test_the_screen_holds_what_decides(size: tuple[int, int]):
 async def test_the_first_screen_answers_at_every_width(size: tuple[int, int]):
     status = replace(STATUS, metrics={**STATUS.metrics, "phase_left_s": 3723.0})
     silent = {"gateway": "no answer within 2 s"}
-    app = Top(Snapshots([replace(SNAPSHOT, status=status, late=silent)]), every_s=60.0)
+    app = Top(Snapshots([replace(SNAPSHOT, status=status, silent=silent)]), every_s=60.0)
     async with app.run_test(size=size) as pilot:
         await app.workers.wait_for_complete()
         await shown_with(app, pilot, "Pause")
@@ -199,7 +199,7 @@ async def test_arrows_go_through_all_tables_and_page_keys_scroll():
 
 
 async def test_a_scheduler_that_does_not_answer_is_a_remark_and_what_was_known_stays():
-    silent = replace(SNAPSHOT, late={"scheduler": "GetStatus gave no answer within 2 s"})
+    silent = replace(SNAPSHOT, silent={"scheduler": "GetStatus gave no answer within 2 s"})
     ended = replace(
         SNAPSHOT, state=RunState.FAILED, environments=(), failure={"error": "EngineLost", "message": "gone"}
     )

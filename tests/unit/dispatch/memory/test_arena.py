@@ -36,7 +36,7 @@ def check(mapped: MappedArena, slot: int, generation: int) -> None:
 
 def test_a_full_arena_is_back_pressure(arena: Arena):
     whole = arena.allocate(arena.capacity_bytes)
-    with pytest.raises(ArenaFull, match="no room for 1 bytes"):
+    with pytest.raises(ArenaFull, match="no space for 1 bytes"):
         arena.allocate(1)
     whole.free()
     whole.free()

@@ -231,7 +231,7 @@ def test_who_joins_in_another_parallelism_is_told_the_stages() -> None:
         and command.switch.parallelism == Parallelism(1, 4)
         and command.switch.epoch == 2
     )
-    assert "w1: another parallelism than rollout's" in command.switch.reason
+    assert "the parallelism of w1 differs from rollout's" in command.switch.reason
     world.tell(command)
     world.commands()
     assert world.ended[-1].switch.by is By.REALIGN and world.replicas() == [TP4, TP4]

@@ -187,7 +187,7 @@ def test_several_stages_are_told_apart(tmp_path, growing):
         PUBLISHED + "\n" + PUBLISHED.split("\n", 1)[1].replace("rollout", "trainer"), encoding="utf-8"
     )
     code, out, err = earl_replay(path, growing, "--json")
-    assert (code, out) == (2, "") and "several stages: rollout, trainer; say which: --stage" in err
+    assert (code, out) == (2, "") and "several stages: rollout, trainer; choose one with --stage" in err
     alone, _ = lines(path, growing, "--stage", "trainer")
     assert alone[-1]["parallelism"] == TP8
     together, totals = lines(path, growing, "--stage", "rollout,trainer")

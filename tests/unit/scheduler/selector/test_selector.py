@@ -246,8 +246,8 @@ def test_where_nothing_fits_it_goes_where_most_room_is():
     ]
     made = settled(ProfileTable(rows, "rollout"), 1e6, Parallelism(2), longest=200)
     assert [one.step for one in made if one.switched] == [1] and made[1].urgent
-    assert made[1].reason == "goes to tp2: nothing fits what is expected, and it has most room"
-    assert made[2].reason == "stays with tp2: nothing fits what is expected, and it has most room"
+    assert made[1].reason == "goes to tp2: nothing fits what is expected, and it has most free memory"
+    assert made[2].reason == "stays with tp2: nothing fits what is expected, and it has most free memory"
 
 
 def test_what_has_no_throughput_is_no_refuge():
