@@ -98,14 +98,16 @@ async def launch(
     launched = resolve(config)
     credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:
-        refuse_complete(config, read_record(directory.path) if resume else None)
+        previous = read_record(directory.path) if resume else None
+        refuse_complete(config, previous)
+        earlier_s = previous.status.elapsed_s if previous is not None else 0.0
         if on_taken is not None:
             on_taken(directory)
         directory.write(config, launched)
         addresses = plan.StackAddresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
         supervisor = Supervisor(plan.plan(launched, directory.run_json), directory, addresses, config.stack)
         leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
-        recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at)
+        recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at, earlier_s)
 
         def updated(processes: Sequence[ProcessState], status: RunStatus) -> None:
             recorder.update(processes, status)
@@ -114,7 +116,7 @@ async def launch(
         async with LaunchGuard(supervisor.mark, leaves):
             supervisor.sockets.mkdir(mode=0o700)
             endpoints = Endpoints(directory.path, config.name)
-            stack = Launch(launched, supervisor, signals, updated, endpoints)
+            stack = Launch(launched, supervisor, signals, updated, endpoints, earlier_s)
             try:
                 outcome = await stack.run(directory.path, started_at)
             except EarlError as failure:
@@ -185,14 +187,16 @@ class Launch:
         signals: Signals,
         on_update: OnUpdate,
         endpoints: Endpoints,
+        earlier_s: float,
     ) -> None:
+        """earlier_s: seconds that earlier launches of the run took."""
         self.was_ready = False
         self._config = config
         self._supervisor = supervisor
         self._signals = signals
         self._on_update = on_update
         self._endpoints = endpoints
-        self._status = RunStatus(run=config.name)
+        self._status = RunStatus(run=config.name, elapsed_s=earlier_s)
         self._scheduler = OperatorClient(config.scheduler.bind, Access.of(Role.OPERATOR))
         self._stop_s = config.stack.stop_s
 

@@ -33,7 +33,8 @@ class LaunchRecord:
 
     pid: the launcher's. mark: in the environment of every process of the launch. leaves: directories outside
     of the run's that go when it ends. ready_s: from the launcher's start until all processes were settled.
-    outcome: "" while it runs. processes: as they were at written_ns. status: the last, once it has ended.
+    outcome: "" while it runs. processes: as they were at written_ns. status: the last, once it has ended;
+    until then empty but for elapsed_s, that of the run when this launch began.
     """
 
     pid: int
@@ -82,17 +83,24 @@ def is_held(directory: Path) -> bool:
 
 
 class LaunchRecorder:
-    """Writes the record of one launch as it goes. started_at: time.monotonic() at its start."""
+    """Writes the record of one launch as it goes.
 
-    def __init__(self, directory: Path, mark: str, leaves: Iterable[Path], started_at: float) -> None:
+    started_at: time.monotonic() at its start. earlier_s: seconds that earlier launches of the run took.
+    """
+
+    def __init__(
+        self, directory: Path, mark: str, leaves: Iterable[Path], started_at: float, earlier_s: float = 0.0
+    ) -> None:
         self._directory = directory
         self._expendable = ExpendableFile(directory / LAUNCH)
         self._started_at = started_at
         now = time.time_ns()
         began_ns = now - int((time.monotonic() - started_at) * 1e9)
+        self._earlier = RunStatus(elapsed_s=earlier_s)
         self._record = LaunchRecord(
-            os.getpid(), mark, tuple(map(str, leaves)), started_ns=began_ns, written_ns=now
-        )
+            os.getpid(), mark, tuple(map(str, leaves)), started_ns=began_ns, written_ns=now,
+            status=self._earlier,
+        )  # fmt: skip
         write_record(directory, self._record)
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
@@ -106,7 +114,7 @@ class LaunchRecorder:
         self._record = replace(record, written_ns=time.time_ns())
         if changed:
             # While the run runs, its status comes from the scheduler.
-            self._write(replace(self._record, status=RunStatus()))
+            self._write(replace(self._record, status=self._earlier))
 
     def end(self, outcome: Outcome) -> None:
         """Writes the end of the launch."""

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
-    """The run's result; what there was no evaluation for is null. Intervals are 95 %, gains paired."""
+    """The run's result; what there was no evaluation for is null. Intervals are 95 %, gains paired.
+
+    seconds: of the last launch, its start included; run_seconds: of the whole run, all launches together.
+    """
     ledger = outcome.status.ledger
     start = outcome.status.evaluation("start")
     final = outcome.status.evaluation("final")
@@ -26,6 +29,7 @@ def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
         "gain_episodes": final.gain.episodes if final and final.gain else None,
         "illegal_rate": final.metrics.get("illegal") if final else None,
         "seconds": round(outcome.seconds, 1),
+        "run_seconds": round(outcome.status.elapsed_s, 1),
         "start_win_rate": start.win_rate if start and start.done else None,
         "start_mean_reward": start.mean_reward if start and start.done else None,
         "best_version": outcome.status.best_version or None,

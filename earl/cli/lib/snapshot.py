@@ -62,7 +62,7 @@ class RunState(StrEnum):
 class RunSnapshot:
     """The known state of a run. silent: for each service that did not answer, by name, the reason.
 
-    elapsed_s: since the launch began, or that it took. failure: error, message and exit_code of the last
+    elapsed_s: of the whole run, all launches together. failure: error, message and exit_code of the last
     launch. endpoints: addresses by name. leases: the oldest, at most LEASES.
     """
 
@@ -173,7 +173,7 @@ class RunMonitor:
             metrics_of(self.directory) if state.is_active else {},
             silent if state.is_active or self.directory == NOWHERE else {},
             read_object(self.directory / FAILURE),
-            elapsed_s(record, status),
+            elapsed_s(record, status, active=state.is_active),
             leases,
         )
         return self._last
@@ -240,10 +240,19 @@ def aged(record: LaunchRecord) -> tuple[ProcessState, ...]:
     )
 
 
-def elapsed_s(record: LaunchRecord | None, status: RunStatus) -> float:
-    if record is None or not record.started_ns:
+def elapsed_s(record: LaunchRecord | None, status: RunStatus, *, active: bool) -> float:
+    """Seconds that the run has worked, all its launches together: as its scheduler says, as everywhere.
+
+    Before a launch's scheduler answers: those of earlier launches, and those since this one began. active:
+    the launch has not ended; of one that was lost the seconds until its last record count.
+    """
+    if status.elapsed_s or record is None:
         return status.elapsed_s
-    return ((record.ended_ns or time.time_ns()) - record.started_ns) / 1e9
+    earlier_s = record.status.elapsed_s
+    if not record.started_ns:
+        return earlier_s
+    until_ns = time.time_ns() if active else record.ended_ns or record.written_ns
+    return earlier_s + max(0.0, (until_ns - record.started_ns) / 1e9)
 
 
 def monitor_of(run: Path | None, scheduler: str, gateway: str) -> RunMonitor:

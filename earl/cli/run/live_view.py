@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from earl.cli.lib.status_text import (
     transfer,
 )
 from earl.cli.lib.switches import parallelism_text, switch_text
+from earl.cli.run.run_clock import RunClock
 from earl.stack.status import (
     EvaluationStatus,
     LedgerStatus,
@@ -64,7 +64,7 @@ class LiveView(RunView):
 
     def __init__(self, console: Console, hint: str = "") -> None:
         self._hint = hint
-        self._started = time.monotonic()
+        self._clock = RunClock()
         self._processes: Sequence[ProcessState] = ()
         self._status = RunStatus()
         self._history: dict[str, deque[float]] = {}
@@ -85,6 +85,7 @@ class LiveView(RunView):
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         self._processes, self._status = processes, status
+        self._clock.heard(status.elapsed_s)
         if (status.step, status.phase) != self._last_step:
             if status.phase != self._last_step[1]:
                 self._history.clear()  # a phase's trends are its own
@@ -132,7 +133,7 @@ class LiveView(RunView):
         return Group(*parts)
 
     def _head(self) -> RenderableType:
-        elapsed = clock(time.monotonic() - self._started)
+        elapsed = clock(self._clock.seconds)
         name = self._status.run or "run"
         return Text.assemble(("EARL ", "bold"), (name, "bold cyan"), (f"  {elapsed}", "grey50"))
 

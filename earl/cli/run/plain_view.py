@@ -15,6 +15,7 @@ from earl.cli.lib.notices import NOTICE_S
 from earl.cli.lib.status_text import clock, learning_figures, progress_of, role_figures, time_left
 from earl.cli.lib.switches import switch_text
 from earl.cli.run.live_view import RunView
+from earl.cli.run.run_clock import RunClock
 from earl.stack.status import ProcessState, RunStatus
 
 log = logging.getLogger(__name__)
@@ -31,16 +32,17 @@ class PlainView(RunView):
     def __init__(self, file: IO[str], every_s: float = PLAIN_EVERY_S) -> None:
         self._file = file
         self._every_s = every_s
-        self._started = time.monotonic()
+        self._clock = RunClock()
         self._reported: dict[str, str] = {}
         self._phase = ""
         self._line = ""
-        self._last_line_at = self._started
+        self._last_line_at = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         return None
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
+        self._clock.heard(status.elapsed_s)
         for process in processes:
             if self._reported.get(process.name, "waiting") != process.state:
                 self._reported[process.name] = process.state
@@ -71,7 +73,7 @@ class PlainView(RunView):
             self._say(line)
 
     def _say(self, text: str) -> None:
-        self._file.write(f"[{clock(time.monotonic() - self._started)}] {text}\n")
+        self._file.write(f"[{clock(self._clock.seconds)}] {text}\n")
         self._file.flush()
 
 

@@ -25,8 +25,11 @@ def run_section(
     directory: Path, config: RunConfig, status: RunStatus, state: str, last_step: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Builds the section at the head of the page. last_step: the last record of the metrics."""
-    result = read_object(directory / RESULT) if state == "ended" else {}
-    elapsed_s = result.get("seconds") or status.elapsed_s or last_step.get("time_s", 0.0)
+    ended = state == "ended"
+    result = read_object(directory / RESULT) if ended else {}
+    record = read_record(directory) if ended else None
+    recorded_s = record.status.elapsed_s if record is not None and record.outcome else 0.0
+    elapsed_s = recorded_s or status.elapsed_s or result.get("run_seconds") or last_step.get("time_s", 0.0)
     shown: dict[str, Any] = {
         "name": config.name,
         "environment": config.environment.name,
@@ -48,8 +51,8 @@ def run_section(
     }
     if not status.phase and last_step:
         shown |= {"phase": last_step.get("phase", ""), "step": last_step.get("step", 0)}
-    if state == "ended":
-        failure, record = read_object(directory / FAILURE), read_record(directory)
+    if ended:
+        failure = read_object(directory / FAILURE)
         reason = ending_reason(record.outcome, record.status, failure) if record is not None else ""
         shown |= {"why": reason, "failure": failure}
     return shown

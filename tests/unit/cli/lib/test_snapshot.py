@@ -170,7 +170,7 @@ def test_a_run_that_has_ended_is_shown_from_its_directory(tmp_path: Path):
     told = CliRunner().invoke(app, [str(directory.path), "--json"])
     assert told.exit_code == 21
     said = json.loads(told.stdout, parse_constant=pytest.fail)
-    assert (said["state"], said["elapsed_s"], said["status"]["ledger"]["live"]) == ("stopped", 90.0, 134)
+    assert (said["state"], said["elapsed_s"], said["status"]["ledger"]["live"]) == ("stopped", 61.0, 134)
     assert said["processes"][0]["seconds"] == 92.0 and said["silent"] == {}
     plain = CliRunner().invoke(app, [str(directory.path)])
     assert plain.stdout.startswith("test  stopped, reinforcement learning 30/140")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from earl.cli.lib.figures import figures
 from earl.cli.run.launch import write_results
 from earl.stack.launcher import LaunchOutcome
 from earl.stack.status import RunStatus
@@ -24,3 +25,9 @@ def test_a_run_does_not_fail_for_its_report(tmp_path: Path):
     (tmp_path / "result.json").unlink()
     assert "is not a run directory" in write_results(outcome, config)
     assert json.loads((tmp_path / "result.json").read_text())["seconds"] == 1.0
+
+
+def test_the_result_has_the_time_of_the_launch_and_of_the_whole_run(tmp_path: Path):
+    status = RunStatus(elapsed_s=3600.0)
+    result = figures(LaunchOutcome(tmp_path, status, complete=True, seconds=90.0), seed=0)
+    assert (result["seconds"], result["run_seconds"]) == (90.0, 3600.0)
