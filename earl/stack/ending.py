@@ -9,6 +9,9 @@ from earl.errors import ConfigError
 from earl.stack.record import LaunchRecord
 from earl.stack.status import RunStatus
 
+# Proposed for a run that was only to imitate.
+FIRST_STEPS = 100
+
 if TYPE_CHECKING:
     from earl.config.run import RunConfig
 
@@ -42,11 +45,16 @@ def refuse_complete(config: RunConfig, record: LaunchRecord | None) -> None:
     if record is None or record.outcome != "complete":
         return
     status, scheduler = record.status, config.scheduler
+    if not scheduler.steps and not config.warmup.batches:
+        raise ConfigError(
+            f"{config.name} is an evaluation, with nothing to continue",
+            "evaluate again with: earl eval RUN, or name a run that trains: earl ls lists them",
+        )
     limited = status.step < status.steps
     if limited and scheduler.train_limit_s > 0 and f"{scheduler.train_limit_s:g} s" in status.message:
         key, value = "scheduler.train_limit_s", f"{2 * scheduler.train_limit_s:g}"
     elif scheduler.steps <= status.step:
-        key, value = "scheduler.steps", str(2 * status.step)
+        key, value = "scheduler.steps", str(2 * status.step or FIRST_STEPS)
     else:
         return
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""Finds the run that a command is about: the directory that was named, or the running one in runs/."""
+"""Finds the run that a command is about: the named one, or the running or the newest one in runs/."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from earl.rpc.token_file import Role
 from earl.stack.codec import OperatorClient
 from earl.stack.endpoints import endpoints_of
 from earl.stack.record import is_held, read_record
+from earl.stack.run_files import read_object
 
 # Deadline of the call that tells whether one of the newest runs is running.
 PROBE_S = 1.0
@@ -128,7 +129,7 @@ async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL
 def pick_run(run: Path | None, *, ended: bool = False) -> Path:
     """The directory of a run on this machine: the named one, or the only one in runs/ with a launcher.
 
-    ended: where none is running, the newest. Raises ConfigError.
+    ended: where none is running, the newest that trains, or else the newest evaluation. Raises ConfigError.
     """
     if run is not None:
         directory = directory_of(run)
@@ -142,7 +143,7 @@ def pick_run(run: Path | None, *, ended: bool = False) -> Path:
         names = ", ".join(map(str, alive))
         raise ConfigError(f"several runs are running: {names}", "name one of them")
     if ended and runs:
-        return runs[0]
+        return next((directory for directory in runs if not is_evaluation(directory)), runs[0])
     if not runs:
         raise ConfigError(f"there is no run in ./{RUNS}", "name a run's directory, or start one: earl demo")
     raise ConfigError(
@@ -153,6 +154,15 @@ def pick_run(run: Path | None, *, ended: bool = False) -> Path:
 def metrics_of(directory: Path) -> dict[str, str]:
     """Returns where processes of a running run serve their metrics, by name."""
     return {f"{name} metrics": f"http://{where}/metrics" for name, where in endpoints_of(directory).items()}
+
+def is_evaluation(directory: Path) -> bool:
+    """Returns whether a run only evaluates, as those that `earl eval` starts; False if its file is broken."""
+    table = read_object(directory / "run.json")
+    scheduler, warmup = table.get("scheduler"), table.get("warmup")
+    if not isinstance(scheduler, dict) or not isinstance(warmup, dict):
+        return False
+    return scheduler.get("steps") == 0 and warmup.get("batches") == 0
+
 
 
 def addresses_of(directory: Path) -> dict[str, str]:

@@ -79,6 +79,20 @@ def test_a_complete_run_says_which_key_continues_it(
         refuse_complete(config, record)
 
 
+def test_an_evaluation_that_has_ended_has_nothing_to_continue(tmp_path: Path):
+    config = tictactoe(tmp_path, scheduler={"steps": 0}, warmup={"batches": 0})
+    record = LaunchRecord(1, "mark", outcome="complete", status=RunStatus(message="evaluated"))
+    with pytest.raises(ConfigError, match="test is an evaluation, with nothing to continue; evaluate again"):
+        refuse_complete(config, record)
+
+
+def test_a_run_that_only_imitated_is_told_how_many_steps_to_train(tmp_path: Path):
+    config = tictactoe(tmp_path, scheduler={"steps": 0}, warmup={"batches": 2})
+    record = LaunchRecord(1, "mark", outcome="complete", status=RunStatus(message="nothing to train"))
+    with pytest.raises(ConfigError, match=r"--scheduler\.steps 100$"):
+        refuse_complete(config, record)
+
+
 def test_a_run_that_is_not_complete_may_be_resumed(tmp_path: Path):
     refuse_complete(tictactoe(tmp_path), None)
     refuse_complete(tictactoe(tmp_path), LaunchRecord(1, "mark", outcome="stopped"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from earl.cli.lib.find_run import directory_of, pick_run
+from earl.cli.lib.find_run import directory_of, is_evaluation, newest, pick_run
 from earl.cli.run import rm
 from earl.cli.show import ls
 from earl.errors import ConfigError, EarlError
@@ -20,9 +23,11 @@ from earl.stack.status import RunStatus
 from tests.support.runs import tictactoe
 
 
-def ended_run(folder: Path, name: str, **record: object) -> Path:
-    """A directory of a run whose launch has ended."""
-    config = tictactoe(folder).model_copy(update={"name": name})
+def ended_run(
+    folder: Path, name: str, sections: Mapping[str, Mapping[str, Any]] | None = None, **record: object
+) -> Path:
+    """A directory of a run whose launch has ended. sections: keys of its configuration."""
+    config = tictactoe(folder, **sections or {}).model_copy(update={"name": name})
     with RunDirectory(config, resume=False) as directory:
         directory.write(config, config)
         write_record(directory.path, LaunchRecord(pid=1, mark=f"no such mark {name}", **record))  # type: ignore[arg-type]
@@ -73,6 +78,21 @@ def test_a_run_is_found_by_its_name_its_directory_or_as_the_newest(runs: Path):
         directory_of("frist")
     with pytest.raises(ConfigError, match=r"there is no run 'x'.*; earl ls lists the runs"):
         directory_of("x")
+
+
+def test_an_evaluation_is_no_default(runs: Path):
+    only_evaluates = {"scheduler": {"steps": 0}, "warmup": {"batches": 0}}
+    ended_run(Path("runs"), "second-eval", only_evaluates, outcome="complete")
+    later = time.time() + 60
+    os.utime("runs/second-eval/run.json", (later, later))
+    assert newest()[0].name == "second-eval" and is_evaluation(newest()[0])
+    assert pick_run(None, ended=True) == Path("runs/second")
+    assert pick_run(Path("second-eval"), ended=True) == Path("runs/second-eval")
+    for name in ("first", "second"):
+        shutil.rmtree(runs / name)
+    assert pick_run(None, ended=True) == Path("runs/second-eval")
+    (runs / "second-eval" / "run.json").write_text("{}")
+    assert not is_evaluation(runs / "second-eval")
 
 
 @pytest.mark.parametrize(
