@@ -82,16 +82,20 @@ async def only(directories: Sequence[Path], roles: Sequence[Role]) -> OperatorCl
         await client.close()
     if alive:
         names = ", ".join(str(path) for path, _ in alive)
-        raise ConfigError(f"several runs are running: {names}", "name one with --run RUN_DIR")
+        raise ConfigError(f"several runs are running: {names}", "name one of them")
     if barred:
         raise barred[0]
-    raise ConfigError(
-        f"no run in ./{RUNS} is running", "name the directory of a running one with --run RUN_DIR"
-    )
+    raise ConfigError(f"no run in ./{RUNS} is running", "name the directory of a running one")
 
 
 def directory_of(run: Path | str) -> Path:
-    """The directory of a run that was given by its directory or by its name in runs/. Raises ConfigError."""
+    """The directory of a run that was given by its name in runs/ or by its directory. Raises ConfigError.
+
+    A word without "/" is the name of a run, if there is one of that name: a folder that is called the same,
+    such as the project's own, is not taken for it.
+    """
+    if "/" not in str(run) and (RUNS / run / "run.json").is_file():
+        return RUNS / run
     for directory in (Path(run), RUNS / run):
         if directory.is_dir():
             return directory
@@ -118,7 +122,7 @@ async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL
         if status.run != run.name:
             raise ServiceUnavailable(
                 f"the run of {directory} is not running: {status.run} is at {run.scheduler} now",
-                "name the directory of a running one with --run RUN_DIR",
+                "name the directory of a running one",
             )
     except EarlError:
         await client.close()
@@ -151,10 +155,6 @@ def pick_run(run: Path | None, *, ended: bool = False) -> Path:
     )
 
 
-def metrics_of(directory: Path) -> dict[str, str]:
-    """Returns where processes of a running run serve their metrics, by name."""
-    return {f"{name} metrics": f"http://{where}/metrics" for name, where in endpoints_of(directory).items()}
-
 def is_evaluation(directory: Path) -> bool:
     """Returns whether a run only evaluates, as those that `earl eval` starts; False if its file is broken."""
     table = read_object(directory / "run.json")
@@ -163,6 +163,10 @@ def is_evaluation(directory: Path) -> bool:
         return False
     return scheduler.get("steps") == 0 and warmup.get("batches") == 0
 
+
+def metrics_of(directory: Path) -> dict[str, str]:
+    """Returns where processes of a running run serve their metrics, by name."""
+    return {f"{name} metrics": f"http://{where}/metrics" for name, where in endpoints_of(directory).items()}
 
 
 def addresses_of(directory: Path) -> dict[str, str]:

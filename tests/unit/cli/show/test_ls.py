@@ -80,6 +80,18 @@ def test_a_run_is_found_by_its_name_its_directory_or_as_the_newest(runs: Path):
         directory_of("x")
 
 
+def test_a_name_is_the_run_of_that_name_and_not_a_folder_called_the_same(runs: Path):
+    (runs.parent / "first").mkdir()
+    assert directory_of("first") == Path("runs/first") == pick_run(Path("first"))
+    assert directory_of("./first") == Path("first")
+    with pytest.raises(ConfigError, match=r"photos is not a run directory"):
+        (runs.parent / "photos").mkdir()
+        pick_run(Path("photos"))
+    # A run that stands beside the folder of runs.
+    shutil.copytree(runs / "second", runs.parent / "third")
+    assert directory_of("third") == Path("third") == pick_run(Path("third"))
+
+
 def test_an_evaluation_is_no_default(runs: Path):
     only_evaluates = {"scheduler": {"steps": 0}, "warmup": {"batches": 0}}
     ended_run(Path("runs"), "second-eval", only_evaluates, outcome="complete")
