@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from earl.cli.report.sections.outline import has_result, recorded_ledger, run_section
+from earl.cli.report.sections.outline import final_status, ledger_of, recorded_ledger, run_section
 from earl.config.run import RunConfig
 from earl.dashboard.codec_services import Services
 from earl.errors import EarlError
@@ -100,11 +100,9 @@ class Live:
 
     def _ledger(self, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
         """The ledger now, or as the run's files have it."""
-        if state == "live" or (self._status.ledger.issued and not has_result(self._directory, state)):
-            ledger = self._status.ledger
-            roles = [asdict(role) for role in self._status.roles]
-            answered = None if state == "live" else self._answer_times.get("scheduler")
-            return {"state": state, **asdict(ledger), "live": ledger.live, "roles": roles, "heard": answered}
+        if state == "live" or (self._status.ledger.issued and final_status(self._directory, state) is None):
+            heard = None if state == "live" else self._answer_times.get("scheduler")
+            return {"state": state, **ledger_of(self._status), "heard": heard}
         return recorded_ledger(self._directory, state, last_step)
 
 

@@ -7,11 +7,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from earl.cli.report.embedded import embedded
 from earl.cli.report.page import write_report
 from earl.cli.report.sections.encoding import encoded
 from earl.cli.report.sections.history import RunHistory
@@ -24,7 +27,7 @@ from earl.dashboard.live import Live
 from earl.obs.metrics import LineFile
 from earl.stack.record import LaunchRecord, write_record
 from earl.stack.run_files import LOCK
-from earl.stack.status import EvaluationStatus, LedgerStatus, RunStatus, Transfers, WorkerState
+from earl.stack.status import EvaluationStatus, LedgerStatus, RoleState, RunStatus, Transfers, WorkerState
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.state.tickets import Purpose
 from tests.support.dashboard import Says, Silent, config_of
@@ -178,15 +181,31 @@ async def test_why_a_run_ended_is_said_as_everywhere(tmp_path: Path):
     )
 
 
-async def test_a_run_that_ended_shows_its_final_ledger(tmp_path: Path):
+@pytest.mark.parametrize("outcome", ["complete", "stopped", "failed"])
+async def test_a_run_that_ended_shows_its_final_ledger(tmp_path: Path, outcome: Any):
     recorded(tmp_path, steps=1)
-    result = {"issued": 100, "trained": 60, "evaluated": 38, "dropped": 2, "live": 0}
+    # An earlier launch's.
+    result = {"issued": 64, "trained": 16, "evaluated": 0, "dropped": 0, "live": 48}
     (tmp_path / "result.json").write_text(json.dumps(result))
     last = {"step": 1, "ledger.issued": 64, "ledger.pending": 48}
+    ledger = LedgerStatus(100, 60, 28, {"too_stale": 2}, pending=1, leased=4, ready=3, planned=2)
+    status = replace(STATUS, ledger=ledger, roles=(RoleState("trainer", 3, 2, 60),))
+    write_record(tmp_path, LaunchRecord(1, "mark", outcome=outcome, status=status))
+    live = (await Live(tmp_path, config_of(tmp_path), Silent()).sections(last))["ledger"]
+    shown = [live, embedded(tmp_path, config_of(tmp_path)).sections["ledger"]]
+    for page in shown:
+        assert (page["issued"], page["trained"], page["evaluated"], page["live"]) == (100, 60, 28, 10)
+        assert [page[name] for name in ("pending", "leased", "ready", "planned")] == [1, 4, 3, 2]
+        assert page["dropped"] == {"too_stale": 2} and page["final"]
+        assert page["roles"] == [{"name": "trainer", "waiting": 3, "leased": 2, "done": 60}]
+
+
+async def test_a_run_whose_launcher_recorded_no_end_shows_the_ledger_of_its_last_step(tmp_path: Path):
+    recorded(tmp_path, steps=1)
+    write_record(tmp_path, LaunchRecord(1, "mark", status=STATUS))
+    last = {"step": 1, "ledger.issued": 64, "ledger.pending": 48}
     shown = (await Live(tmp_path, config_of(tmp_path), Silent()).sections(last))["ledger"]
-    assert (shown["issued"], shown["trained"], shown["evaluated"]) == (100, 60, 38)
-    assert (shown["pending"], shown["live"], shown["final"]) == (0, 0, True)
-    assert shown["dropped"] == {"in all": 2}
+    assert (shown["issued"], shown["pending"], shown["step"]) == (64, 48, 1) and "final" not in shown
 
 
 # --- trajectories ---------------------------------------------------------------------------

@@ -58,19 +58,24 @@ def run_section(
     return shown
 
 
-def has_result(directory: Path, state: str) -> bool:
-    """Returns whether the run has ended and recorded its final ledger."""
-    return state == "ended" and "issued" in read_object(directory / RESULT)
+def final_status(directory: Path, state: str) -> RunStatus | None:
+    """The last status of a run that has ended, however it did; None if its launcher recorded no ledger."""
+    record = read_record(directory) if state == "ended" else None
+    known = record is not None and record.outcome and record.status.ledger.issued
+    return record.status if record is not None and known else None
+
+
+def ledger_of(status: RunStatus) -> dict[str, Any]:
+    """The ledger of a status, by state, with what each stage has done with its trajectories."""
+    roles = [asdict(role) for role in status.roles]
+    return {**asdict(status.ledger), "live": status.ledger.live, "roles": roles}
 
 
 def recorded_ledger(directory: Path, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ledger from the result of a run that has ended; else as of the last step."""
-    if has_result(directory, state):
-        result = read_object(directory / RESULT)
-        counts = {name: result.get(name, 0) for name in ("issued", "trained", "evaluated", "live")}
-        in_progress = {"pending": result.get("live", 0), "leased": 0, "ready": 0, "planned": 0}
-        dropped = {"in all": result["dropped"]} if result.get("dropped") else {}
-        return {"state": state, **counts, **in_progress, "dropped": dropped, "roles": [], "final": True}
+    """Returns the ledger as the launch of an ended run recorded it; else as of the last step."""
+    final = final_status(directory, state)
+    if final is not None:
+        return {"state": state, **ledger_of(final), "final": True}
     counts = {
         key.removeprefix("ledger."): value for key, value in last_step.items() if key.startswith("ledger.")
     }
