@@ -1,20 +1,26 @@
 """Remains of a launch whose launcher was killed together with its warden, or ended by a reboot.
 
 Found by the launch's record: processes by their mark, directories by their names, sockets by their kind.
+A directory is only the launch's if its name is the one that this launch gave: that of its sockets has the
+launch's mark in it, that of its arenas a hash of the run's directory. A record that was copied, or written by
+somebody else, thus removes nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from earl.dispatch.memory.arena_file import arena_directory_name
 from earl.stack import warden
 from earl.stack.record import LaunchRecord
 
-PREFIX = "earl-"
+# What the supervisor makes as a mark.
+MARK = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,15 @@ def find(directory: Path, record: LaunchRecord | None) -> Leftovers:
     """Finds the remains of a launch; none without a record: services that were not launched may be alive."""
     if record is None:
         return Leftovers()
-    # A record may have come with a directory from elsewhere: nothing but what a launch makes is removed.
-    places = {place for place in record.leaves if Path(place).name.startswith(PREFIX)}
+    places = {place for place in record.leaves if Path(place).name in names_of(directory, record)}
     paths = [place for place in sorted(places) if os.path.lexists(place)]
     return Leftovers(live(record.mark), (*paths, *map(str, sockets(directory))))
+
+
+def names_of(directory: Path, record: LaunchRecord) -> set[str]:
+    """The names of the directories that a launch makes outside of the run's."""
+    sockets_name = {f"earl-{record.mark}"} if MARK.fullmatch(record.mark) else set()
+    return {arena_directory_name(directory), *sockets_name}
 
 
 def live(mark: str) -> tuple[int, ...]:

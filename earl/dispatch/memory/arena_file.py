@@ -92,9 +92,14 @@ def _pages(size_bytes: int) -> int:
 
 def arena_directory(config: DataPlaneConfig, run_dir: Path) -> Path:
     """Returns the directory of a run's arenas: one for all processes of a run, another for each run."""
+    return Path(config.arena_dir) / arena_directory_name(run_dir)
+
+
+def arena_directory_name(run_dir: Path) -> str:
+    """The last part of the directory of a run's arenas, which no other run's has."""
     resolved = run_dir.resolve()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.name)[:64]
-    return Path(config.arena_dir) / f"earl-{name}-{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    return f"earl-{name}-{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
 
 
 def arena_path(directory: Path, owner: str, incarnation: int) -> Path:

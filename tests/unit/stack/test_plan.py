@@ -270,8 +270,12 @@ def test_what_a_launch_left_is_found_and_removed_and_nothing_else(tmp_path: Path
     arenas = tmp_path / "arenas"
     arenas.mkdir()
     given = config(tmp_path, data_plane__arena_dir=str(arenas))
-    own, foreign = tmp_path / "earl-sockets", tmp_path / "precious"
-    for place in (arenas_of(given, tmp_path), own, foreign):
+    mark = "0123456789abcdef"
+    own = tmp_path / f"earl-{mark}"
+    # Of a user, of a launch with another mark, of a run in another directory.
+    foreign = [tmp_path / name for name in ("precious", "earl-project", "earl-fedcba9876543210")]
+    foreign.append(arena_directory(given.data_plane, tmp_path / "elsewhere" / given.name))
+    for place in (arenas_of(given, tmp_path), own, *foreign):
         place.mkdir(parents=True)
         (place / "file").touch()
     directory = tmp_path / given.name
@@ -279,10 +283,13 @@ def test_what_a_launch_left_is_found_and_removed_and_nothing_else(tmp_path: Path
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(directory / "valkey" / "v.sock"))
     assert not leftovers.clean(directory, None) and own.exists()
-    record = LaunchRecord(1, "no such mark", (str(arenas_of(given, tmp_path)), str(own), str(foreign)))
-    assert leftovers.clean(directory, record).pids == ()
-    assert not leftovers.find(directory, record)
-    assert foreign.exists() and not own.exists() and not list(arenas.iterdir())
+    leaves = (str(arenas_of(given, tmp_path)), str(own), *map(str, foreign))
+    assert leftovers.clean(directory, LaunchRecord(1, mark, leaves)).pids == ()
+    assert not leftovers.find(directory, LaunchRecord(1, mark, leaves))
+    assert all(place.exists() for place in foreign) and not own.exists()
+    assert list(arenas.iterdir()) == [foreign[-1]]
+    # A mark that no launch has makes no directory the launch's.
+    assert not leftovers.find(directory, LaunchRecord(1, "project", (str(tmp_path / "earl-project"),)))
     assert str(leftovers.Leftovers()) == "nothing"
 
 
