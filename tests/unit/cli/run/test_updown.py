@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,6 +23,7 @@ from earl.cli.run.launch import handled
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
 from earl.stack import plan
+from earl.stack.ending import why_ended
 from earl.stack.endpoints import Endpoints, endpoints_of
 from earl.stack.launcher import Signals, launch
 from earl.stack.record import LaunchRecord, LaunchRecorder, read_record, write_record
@@ -30,6 +34,7 @@ from earl.stack.supervisor import Supervisor
 from tests.support.disk import full_at
 from tests.support.runs import tictactoe
 
+TRAINING = RunStatus(phase="train", step=3, steps=40, message="stopped by earl stop (SIGTERM)")
 # Holds the lock of a run's directory, and ends with the number of the signal that it gets first.
 LAUNCHER = """
 import fcntl, os, signal, sys
@@ -139,10 +144,34 @@ def test_services_that_no_launcher_started_are_left_alone(tmp_path: Path):
 
 
 def test_stop_says_where_the_report_is_if_there_is_one(tmp_path: Path):
-    ended = stop.EndedRun(tmp_path, was_running=True, outcome="complete", seconds=2.0)
+    ended = stop.EndedRun(tmp_path, was_running=True, outcome="complete", why="complete", seconds=2.0)
     assert ended.lines() == [f"{tmp_path} has ended, after 2.0 s: complete"]
     (tmp_path / "report.html").touch()
     assert ended.lines()[1:] == [f"report: {tmp_path / 'report.html'}"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "failure", "sentence"),
+    [
+        ("stopped", TRAINING, {}, "stopped by earl stop (SIGTERM) after 3 of 40 steps"),
+        ("failed", TRAINING, {"error": "EngineLost", "message": "gone"},
+         "failed after 3 of 40 steps: EngineLost: gone"),
+        ("", RunStatus(), {}, why_ended("", RunStatus(), {})),
+    ],
+)  # fmt: skip
+def test_stop_says_why_the_run_ended_as_status_does(
+    tmp_path: Path, outcome: Any, status: RunStatus, failure: dict[str, str], sentence: str
+):
+    config = tictactoe(tmp_path)
+    with RunDirectory(config, resume=False) as directory:
+        directory.write(config, config)
+    record = LaunchRecord(1, "no such mark", outcome=outcome, status=status)
+    write_record(directory.path, record)
+    (directory.path / FAILURE).write_text(json.dumps(failure))
+    ended = stop.end(directory.path, now=False)
+    assert ended.as_object()["why_ended"] == sentence
+    stopped_now = replace(ended, was_running=True, seconds=2.0)
+    assert stopped_now.lines()[0] == f"{directory.path} has ended, after 2.0 s: {sentence}"
 
 
 def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):
