@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from earl.cli.lib.ticket_words import ROLES, TICKETS
 from earl.stack.status import LedgerStatus, RoleState, RunStatus, Transfers
 
-# Ledger states in the order that a ticket goes through them, with their words and colours.
-STATES = (
-    ("pending", "pending", "grey50"),
-    ("leased", "playing", "cyan"),
-    ("ready", "ready", "yellow"),
-    ("planned", "in a batch", "magenta"),
-    ("trained", "trained", "green"),
-    ("evaluated", "evaluated", "blue"),
-    ("dropped", "dropped", "red"),
-)
 PHASES = {
     "warmup": "warm-up: imitate random legal play",
     "evaluate:start": "evaluate before training",
@@ -67,16 +58,15 @@ def learning_figures(status: RunStatus) -> Iterator[tuple[str, str, str]]:
 def ticket_figures(ledger: LedgerStatus) -> list[tuple[str, str, str]]:
     """(word, number, colour) of each state of a ticket, then of all that were issued, which is their sum."""
     figures = []
-    for name, word, colour in STATES:
-        count = ledger.dropped_total if name == "dropped" else getattr(ledger, name)
-        figures.append((word, f"{count:,}", colour))
+    for state in TICKETS:
+        count = ledger.dropped_total if state.name == "dropped" else getattr(ledger, state.name)
+        figures.append((state.word, f"{count:,}", state.style))
     return [*figures, ("issued", f"{ledger.issued:,}", "")]
 
 
 def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
     """(label, number of trajectories, colour) of each state of a role."""
-    colours = (("waiting", "yellow"), ("leased", "cyan"), ("done", "green"))
-    return [(word, getattr(role, word), colour) for word, colour in colours]
+    return [(word, getattr(role, name), colour) for name, word, colour in ROLES]
 
 
 def transfer(path: str, moved: Transfers) -> str:

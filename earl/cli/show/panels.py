@@ -19,6 +19,7 @@ from earl.cli.lib.status_text import (
     transfer,
 )
 from earl.cli.lib.switches import UNEVEN, switch_text
+from earl.cli.lib.ticket_words import PLAYING
 from earl.stack.status import RunStatus, StageState, WorkerState
 from earl.visible import visible
 
@@ -165,7 +166,7 @@ def worker(state: WorkerState, *, late: bool) -> tuple[str, ...]:
 
 
 def ledger(status: RunStatus) -> StatusTable:
-    """Every ticket by its state; leases are those that are being played."""
+    """Every ticket by its state."""
     counts = status.ledger
     if not counts.issued:
         return StatusTable("tickets", (), ())
@@ -182,7 +183,7 @@ def queues(snapshot: RunSnapshot) -> StatusTable:
     if counts.issued:
         oldest = snapshot.leases[0] if snapshot.leases else None
         held = f", oldest {clock(oldest.age_s)} {oldest.worker}" if oldest is not None else ""
-        rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} leased{held}"))
+        rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} {PLAYING}{held}"))
     if snapshot.environments:
         opened = sum(environment.open for environment in snapshot.environments)
         capacity = sum(environment.capacity for environment in snapshot.environments)
@@ -207,9 +208,9 @@ def leases(snapshot: RunSnapshot) -> StatusTable:
         (lease.worker, clock(lease.age_s), f"{lease.ticket:,}", str(lease.attempt), lease.purpose)
         for lease in snapshot.leases
     )
-    columns = ("oldest leases", "for", "ticket", "attempt", "purpose")
+    columns = ("playing longest", "for", "ticket", "attempt", "purpose")
     return StatusTable(
-        "leases", columns, rows, numbers=numbers("for", "ticket", "attempt"), least=("purpose", "attempt")
+        "playing", columns, rows, numbers=numbers("for", "ticket", "attempt"), least=("purpose", "attempt")
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from earl.cli.lib.ticket_words import LIVE
 from earl.cli.report.data import RecordedRun
 
 Event = dict[str, Any]
@@ -25,7 +26,7 @@ COUNTERS: Mapping[str, Mapping[str, str]] = {
     "loss": {"loss": "loss"},
     "episode tokens": {"length_mean": "mean", "length_max": "longest"},
     "staleness, versions": {"staleness_mean": "mean", "staleness_max": "most"},
-    "tickets": {f"ledger.{state}": state for state in ("pending", "leased", "ready", "planned")},
+    "tickets": {f"ledger.{state.name}": state.word for state in LIVE},
     "concurrency": {"load.rollout.concurrency": "mean", "load.rollout.concurrency_most": "most"},
     "KV used": {"load.rollout.kv.used_fraction": "fraction"},
     "memory used": {f"load.{stage}.memory_fraction": stage for stage in ("rollout", "reference", "trainer")},

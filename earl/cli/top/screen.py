@@ -39,7 +39,7 @@ ORDER = (
     "learning",
     "tickets",
     "queues",
-    "leases",
+    "playing",
     "environments",
     "workers",
     "switches",

@@ -2,23 +2,19 @@
 
 import { at, empty, h, head, put, s, table } from "./dom.js";
 import { count, duration } from "./text.js";
+import { ROLES, TICKETS } from "./words.js";
 
-const STATES = [
-  ["pending", "waits for a worker", 6],
-  ["leased", "is being played", 0],
-  ["ready", "waits for a batch", 1],
-  ["planned", "is being trained", 4],
-  ["trained", "trained on, once", 5],
-  ["evaluated", "counted in an evaluation", 2],
-  ["dropped", "given up, with a reason", 7],
-];
-const UNDER_WAY = ["pending", "leased", "ready", "planned"];
+// Each state as { name, word, meaning, colour, live }: the word is shown, the name is that of the data.
+const STATES = TICKETS.map(([name, word, meaning, , colour, live]) => ({ name, word, meaning, colour, live }));
+const LIVE = STATES.filter((state) => state.live);
+// Shown first until the reader chooses: pending tickets are the least interesting.
+const PREFERRED = [...LIVE.slice(1), LIVE[0]];
 const ENDINGS = { ok: "ok", truncated: "truncated", env_error: "environment’s error", infra_error: "infrastructure’s error", timeout: "timeout", out_of_memory: "of those out of memory" };
 
 export class Ledger {
   constructor() {
     this.endings = {};
-    this.chosen = "";
+    this.chosen = null;
     at("counts").classList.add("without");
     this.body = h("div", { class: "rows" });
     this.chips = h("div", { class: "chips", role: "group", "aria-label": "State of the tickets" });
@@ -49,25 +45,25 @@ export class Ledger {
     put(at("counts"), head("Ledger", note),
       this.bar(values),
       h("dl", { class: "facts states" }, h("div", {}, h("dt", {}, "issued"), h("dd", {}, count(ledger.issued))),
-        STATES.map(([name, what, colour]) => h("div", { title: what }, h("dt", {}, h("i", { class: `c${colour}` }), name), h("dd", {}, count(values[name]))))),
+        STATES.map(({ name, word, meaning, colour }) => h("div", { title: meaning }, h("dt", {}, h("i", { class: `c${colour}` }), word), h("dd", {}, count(values[name]))))),
       Object.keys(ledger.dropped).length > 0 && h("p", { class: "note" }, "Dropped: ",
         Object.entries(ledger.dropped).map(([reason, many]) => `${reason.replaceAll("_", " ")} ${count(many)}`).join(", "), "."),
       endings.length > 0 && h("p", { class: "note" }, "Episodes ended: ",
         endings.map(([kind, many]) => `${ENDINGS[kind] ?? kind} ${count(many)}`).join(", "), ", those tried again included."),
-      ledger.roles.length > 0 && table("Stages of a batch", ["stage", "#waiting", "#leased", "#done"],
-        ledger.roles.map((one) => [one.name, count(one.waiting), count(one.leased), count(one.done)])));
+      ledger.roles.length > 0 && table("Stages of a batch", ["stage", ...ROLES.map(([, word]) => `#${word}`)],
+        ledger.roles.map((one) => [one.name, ...ROLES.map(([name]) => count(one[name]))])));
   }
 
   bar(values) {
     let from = 0;
-    const total = STATES.reduce((sum, [name]) => sum + (values[name] || 0), 0) || 1;
-    const boxes = STATES.map(([name, , colour]) => {
+    const total = STATES.reduce((sum, { name }) => sum + (values[name] || 0), 0) || 1;
+    const boxes = STATES.map(({ name, colour }) => {
       const wide = ((values[name] || 0) / total) * 100;
       const box = wide > 0 && s("rect", { class: `c${colour}`, x: from, y: 0, width: Math.max(0.25, wide - 0.15), height: 14 });
       from += wide;
       return box;
     });
-    const label = STATES.map(([name]) => `${name} ${count(values[name])}`).join(", ");
+    const label = STATES.map(({ name, word }) => `${word} ${count(values[name])}`).join(", ");
     return s("svg", { class: "stack", viewBox: "0 0 100 14", preserveAspectRatio: "none", role: "img", "aria-label": label }, boxes.filter(Boolean));
   }
 
@@ -78,16 +74,17 @@ export class Ledger {
     // A run that has ended has none in progress.
     at("tickets").classList.toggle("without", tickets.state === "ended");
     // Until the reader chooses, a state that has tickets.
-    const shown = this.chosen || ["leased", "ready", "planned", "pending"].find((state) => rows.some((one) => one.state === state)) || "leased";
-    put(this.chips, UNDER_WAY.map((state) =>
-      h("button", { type: "button", "aria-pressed": state === shown, onclick: () => this.choose(state) }, live ? `${state} ${count(this.ledger[state])}` : state)));
+    const filled = PREFERRED.find(({ name }) => rows.some((one) => one.state === name));
+    const { name: shown, word } = this.chosen || filled || PREFERRED[0];
+    put(this.chips, LIVE.map((state) =>
+      h("button", { type: "button", "aria-pressed": state.name === shown, onclick: () => this.choose(state) }, live ? `${state.word} ${count(this.ledger[state.name])}` : state.word)));
     const found = rows.filter((one) => one.state === shown);
     if (!found.length) {
-      put(this.body, empty(tickets.state === "live" ? `No ticket is ${shown} now.`
+      put(this.body, empty(tickets.state === "live" ? `No ticket is ${word} now.`
         : "The scheduler does not answer; the list is shown again when it does."));
       return;
     }
-    put(this.body, table(`Tickets that are ${shown}`, ["#ticket", "#group", "for", "#try", "worker", "#tokens", "#age"],
+    put(this.body, table(`Tickets that are ${word}`, ["#ticket", "#group", "for", "#try", "worker", "#tokens", "#age"],
       found.map((one) => [String(one.ticket), String(one.group), one.evaluation || one.purpose, String(one.attempt || "–"),
         one.worker || "–", one.tokens ? count(one.tokens) : "–", duration(one.age_s)])),
       live && this.ledger[shown] > found.length && h("p", { class: "note" }, `The oldest ${count(found.length)} of ${count(this.ledger[shown])}.`));

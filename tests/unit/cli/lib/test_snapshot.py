@@ -49,11 +49,11 @@ def test_a_look_is_shown_whole():
     ):
         assert shown in text, shown
     queues = next(table for table in panels.tables(SNAPSHOT) if table.title == "queues")
-    assert ("tickets", "8", "48 leased, oldest 1:15 rollout-0") in queues.rows
+    assert ("tickets", "8", "48 playing, oldest 1:15 rollout-0") in queues.rows
     assert ("sessions for a host", "3", "48 of 128 open") in queues.rows
-    leases = next(table for table in panels.tables(SNAPSHOT) if table.title == "leases")
+    leases = next(table for table in panels.tables(SNAPSHOT) if table.title == "playing")
     assert leases.rows[0] == ("rollout-0", "1:15", "912", "2", "train")
-    assert ("trajectories for the trainer", "62", "16 leased, 800 done") in queues.rows
+    assert ("trajectories for the trainer", "62", "16 in progress, 800 done") in queues.rows
 
 
 def test_only_a_running_run_has_time_left():

@@ -51,14 +51,14 @@ async def test_the_screen_holds_what_decides(size: tuple[int, int]):
             "5,120",
             "9,000",
             "0.50 (max 1)",
-            "48 leased, oldest 1:15 rollout-0",
+            "48 playing, oldest 1:15 rollout-0",
         ):
             assert shown in text, shown
         if size[1] > 24:
             for shown in (
                 "1.2 / 3.1 ms",
                 "48/64",
-                "oldest leases",
+                "playing longest",
                 "lengths grew",
                 "rollout-0",
                 "48 of 128 open",
