@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from earl.cli.compare.figures import Figure, MeasuredFigure, Value, figures, ratio, steps
+from earl.cli.compare.figures import Figure, MeasuredFigure, Value, figures, ratio, result_word, steps
 from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import directory_of
@@ -52,7 +52,7 @@ def compare(
     Ratios are to the first run. Reads the runs' directories only, also while a run is running.
     """
     names, runs = read_all([directory_of(run) for run in run_dirs])
-    compared = [(figure, [figure.of(run) for run in runs]) for figure in figures()]
+    compared = [(figure, [figure.of(run) for run in runs]) for figure in figures(result_word(runs))]
     if html is not None:
         write(html, page(names, runs, compared))
     if as_json:

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from statistics import median
 
 from earl.cli.report.curves import SMOOTHING_STEPS, TRAIN, smooth
-from earl.cli.report.data import Record, RecordedRun
+from earl.cli.report.data import Record, RecordedRun, winners_in
 from earl.cli.report.figure_text import clock, count, label, number, percent
 from earl.parallelism import STAGES, Parallelism
 
@@ -68,8 +68,13 @@ def ratio(value: Value, first: Value) -> float | None:
     return value.value / first.value if value.value > 0 and first.value > 0 else None
 
 
-def figures() -> Iterator[Figure]:
-    """All figures of a comparison, in the order in which a reader asks for them."""
+def result_word(runs: Sequence[RecordedRun]) -> str:
+    """The word for what an episode gets: "reward", or "score" where no run's task has winners."""
+    return "reward" if any(winners_in(run.metrics, run.evaluations) for run in runs) else "score"
+
+
+def figures(result: str = "reward") -> Iterator[Figure]:
+    """All figures of a comparison, in the order in which a reader asks for them. result: see result_word."""
     yield Figure("outcome", "outcome", outcome)
     yield Figure("steps", "training steps", lambda run: MeasuredFigure(len(steps(run))))
     yield Figure("elapsed_s", "wall time", lambda run: MeasuredFigure(elapsed_s(run)), clock)
@@ -82,12 +87,15 @@ def figures() -> Iterator[Figure]:
     )
     for part, title in (("first", "first steps"), ("last", "last steps"), ("best", "best steps")):
         yield Figure(
-            f"reward_{part}", f"mean reward, {title}", partial(windowed, key="reward_mean", part=part), number
+            f"reward_{part}",
+            f"mean {result}, {title}",
+            partial(windowed, key="reward_mean", part=part),
+            number,
         )
     for which in ("first", "best", "last"):
         name = f"{which} evaluation"
         yield Figure(f"{which}_evaluation", name, partial(evaluation_name, which=which))
-        for key, title, shown in (("mean_reward", "reward", number), ("win_rate", "win rate", percent)):
+        for key, title, shown in (("mean_reward", result, number), ("win_rate", "win rate", percent)):
             yield Figure(
                 f"{which}_evaluation_{key}",
                 f"{name}: {title}",

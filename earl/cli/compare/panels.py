@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from earl.cli.compare.figures import ENDINGS, FAILURES, STAGES, layouts, steps
+from earl.cli.compare.figures import ENDINGS, FAILURES, STAGES, layouts, result_word, steps
 from earl.cli.report.curves import SMOOTHING_STEPS, STEP, TRAIN, smooth
 from earl.cli.report.data import Record, RecordedRun
 from earl.cli.report.sections.layouts import bands
@@ -107,9 +107,10 @@ def reached(xs: Sequence[float], x_label: str) -> list[float] | None:
 
 def together(runs: Sequence[RecordedRun], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Charts of all runs: a line a run."""
+    result = result_word(runs).capitalize()
     for title, key, over, window, x_label in (
-        ("Reward over time", "reward_mean", "time_s", SMOOTHING_STEPS, SECONDS),
-        ("Reward over steps", "reward_mean", "step", SMOOTHING_STEPS, STEP),
+        (f"{result} over time", "reward_mean", "time_s", SMOOTHING_STEPS, SECONDS),
+        (f"{result} over steps", "reward_mean", "step", SMOOTHING_STEPS, STEP),
         ("Tokens/s over time", "tokens_per_s", "time_s", SMOOTHING_RATE, SECONDS),
         ("Mean context over time", "length_mean", "time_s", SMOOTHING_RATE, SECONDS),
     ):
@@ -127,8 +128,8 @@ def together(runs: Sequence[RecordedRun], names: Sequence[str]) -> Iterator[dict
 def rows(runs: Sequence[RecordedRun]) -> Iterator[ChartRow]:
     """All rows of the page, in the order in which a reader asks for them."""
     yield from (lengths(runs, stage) for stage in STAGES if stage == "rollout" or changed(runs, stage))
-    note = "Rewards of the batches, and of evaluations with their 95 % intervals."
-    yield ChartRow("Reward", note, STEP, [reward(run) for run in runs])
+    note = f"{result_word(runs).capitalize()}s of the batches, and of evaluations with their 95 % intervals."
+    yield ChartRow(result_word(runs).capitalize(), note, STEP, [reward(run) for run in runs])
     note = "Tokens of the trained episodes a second."
     yield ChartRow("Throughput", note, SECONDS, [throughput(run) for run in runs], zero=True)
     note = "Memory of a stage's fullest device, and the KV in use, each at its highest in the step."

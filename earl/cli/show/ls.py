@@ -1,4 +1,4 @@
-"""List the runs of a folder: state, progress, reward, when they started."""
+"""List the runs of a folder: state, progress, reward or score, when they started."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ app = typer.Typer(add_completion=False)
 
 # How long a running run's scheduler may take to answer.
 ANSWER_S = 1.0
-COLUMNS = ("run", "state", "progress", "reward", "win rate", "started", "took")
+COLUMNS = ("run", "state", "progress", "reward", "score", "win rate", "started", "took")
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run of a folder. steps: those trained, of total_steps. started_s: Unix time, 0 if unknown."""
+    """One run of a folder. steps: those trained, of total_steps. started_s: Unix time, 0 if unknown.
+
+    reward: a score where has_winners is False.
+    """
 
     name: str
     directory: str
@@ -42,12 +45,14 @@ class ListedRun:
     started_s: float = 0.0
     elapsed_s: float = 0.0
     fault: str = ""
+    has_winners: bool = False
 
     def cells(self, now_s: float) -> Iterator[str]:
         yield self.name
         yield self.fault or self.state
         yield f"{self.phase} {self.steps}/{self.total_steps}" if self.total_steps else ""
-        yield f"{self.reward:+.3f}" if self.reward is not None else ""
+        result = f"{self.reward:+.3f}" if self.reward is not None else ""
+        yield from (result, "") if self.has_winners else ("", result)
         yield f"{self.win_rate:.1%}" if self.win_rate is not None else ""
         yield f"{rough(now_s - self.started_s)} ago" if self.started_s else ""
         yield rough(self.elapsed_s) if self.elapsed_s else ""
@@ -58,7 +63,7 @@ def ls(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of runs.")] = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the runs of a folder: state, progress, reward, when they started.
+    """List the runs of a folder: state, progress, reward or score, when they started.
 
     The run that was started last comes first.
     """
@@ -76,8 +81,11 @@ def ls(
 
 
 def table_of(runs: Sequence[ListedRun], now_s: float) -> StatusTable:
+    """The list. Rewards of games and scores of other tasks have a column each, if there is one to show."""
     rows = tuple(tuple(run.cells(now_s)) for run in runs)
-    return StatusTable("runs", COLUMNS, rows, least=("took", "started", "win rate", "progress"))
+    table = StatusTable("runs", COLUMNS, rows, least=("took", "started", "win rate", "progress"))
+    unused = {name for name in ("reward", "score") if not any(row[COLUMNS.index(name)] for row in rows)}
+    return table.without(unused if len(unused) == 1 else {"reward"} if unused else ())
 
 
 async def listed(folder: Path) -> list[ListedRun]:
@@ -113,6 +121,7 @@ def shown(snapshot: RunSnapshot) -> ListedRun:
         win_rate=metrics.get("win_rate") if status.has_winners else None,
         started_s=record.started_ns / 1e9 if record is not None else 0.0,
         elapsed_s=snapshot.elapsed_s,
+        has_winners=status.has_winners,
     )
 
 

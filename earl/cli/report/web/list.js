@@ -1,4 +1,4 @@
-// The runs of a folder: state, progress, reward; each leads to its page, chosen ones to their comparison.
+// The runs of a folder: state, progress, reward or score; each leads to its page, chosen ones to their comparison.
 
 import { at, empty, h, put, table } from "./dom.js";
 import { listed } from "./route.js";
@@ -10,7 +10,13 @@ const chosen = new Set();
 
 scheme(at("scheme"));
 
-function cells(run) {
+/** What is known of a run's results, by the names of the columns: a reward is a score where nothing is won or lost. */
+function results(run) {
+  return { [run.has_winners ? "reward" : "score"]: run.reward === null ? null : number(run.reward), "win rate": run.win_rate === null ? null : percent(run.win_rate) };
+}
+
+function cells(run, columns) {
+  const known = results(run);
   const box = h("input", { type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.has(run.folder) });
   box.addEventListener("change", () => {
     if (box.checked) chosen.add(run.folder);
@@ -22,8 +28,7 @@ function cells(run) {
     h("a", { href: `/?run=${encodeURIComponent(run.folder)}` }, run.name),
     h("span", { class: `badge ${run.state}` }, run.fault || run.state),
     run.total_steps ? `${run.phase} ${run.steps} / ${run.total_steps}` : "–",
-    run.reward === null ? "–" : number(run.reward),
-    run.win_rate === null ? "–" : percent(run.win_rate),
+    ...columns.map((name) => known[name] ?? "–"),
     run.elapsed_s ? duration(run.elapsed_s) : "–",
     run.age_s === null ? "–" : `${duration(run.age_s)} ago`,
   ];
@@ -44,8 +49,9 @@ async function refresh() {
   notice.textContent = answer ? "" : "The server does not answer; it is asked again.";
   if (answer) {
     at("about").textContent = `Folder ${answer.folder}; those first that were started last.`;
-    const heads = ["", "run", "state", "progress", "#reward", "#win rate", "#took", "#started"];
-    const rows = answer.runs.map(cells);
+    const columns = ["reward", "score", "win rate"].filter((name) => answer.runs.some((run) => results(run)[name]));
+    const heads = ["", "run", "state", "progress", ...columns.map((name) => `#${name}`), "#took", "#started"];
+    const rows = answer.runs.map((run) => cells(run, columns));
     put(at("runs"), rows.length ? table("Runs", heads, rows) : empty("There is no run yet. Start one with: earl demo"),
       h("p", {}, h("a", { id: "compare", class: "button", hidden: true })));
     compare();

@@ -154,6 +154,24 @@ def test_three_runs_and_many_layouts_of_one(runs: tuple[Path, Path], tmp_path: P
     assert row(text, "parallelism of rollout")[2] == "dp2 → … → tp2 (9 changes)"
 
 
+def test_a_reward_is_a_score_where_nothing_is_won(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    def titles() -> set[str]:
+        page = tmp_path / "page.html"
+        shown = told(*runs, "--html", page)
+        data = report_data(page)
+        charts = [chart["title"] for key in ("together", "rows") for chart in data[key]]
+        return {*re.split(r" {2,}|\n", shown), *charts, *(cells[0] for cells in data["figures"])}
+
+    rewards = {"mean reward, first steps", "best evaluation: reward", "Reward", "Reward over time"}
+    scores = {title.replace("reward", "score").replace("Reward", "Score") for title in rewards}
+    assert rewards <= titles() and not scores & titles()
+    for directory in runs:
+        lines = list(read_lines(directory / "evaluations.jsonl"))
+        write(directory / "evaluations.jsonl", [{**line, "metrics": {}} for line in lines])
+    assert scores <= titles() and not rewards & titles()
+    assert "reward_first" in json.loads(told(*runs, "--json"))["runs"][0]["figures"]
+
+
 # --- page -----------------------------------------------------------------------------------
 
 

@@ -65,6 +65,26 @@ def test_runs_are_listed_the_newest_first(runs: Path):
     assert "has no runs" in invoked(ls.app, str(runs / "first"))
 
 
+def test_a_reward_is_a_score_where_nothing_is_won():
+    game = ls.ListedRun("game", "d", "complete", reward=0.5, win_rate=0.75, has_winners=True)
+    sums = ls.ListedRun("sums", "d", "complete", reward=0.25)
+    new = ls.ListedRun("new", "d", "starting")
+    results = ("reward", "score", "win rate")
+
+    def shown(*runs: ls.ListedRun) -> list[dict[str, str]]:
+        table = ls.table_of(runs, 0.0)
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        return [{name: row[name] for name in results if name in row} for row in rows]
+
+    assert shown(game, sums) == [
+        {"reward": "+0.500", "score": "", "win rate": "75.0%"},
+        {"reward": "", "score": "+0.250", "win rate": ""},
+    ]
+    assert shown(game) == [{"reward": "+0.500", "win rate": "75.0%"}]
+    assert shown(sums, new)[0] == {"score": "+0.250", "win rate": ""}
+    assert shown(new) == [{"score": "", "win rate": ""}]
+
+
 def test_a_directory_that_cannot_be_read_is_listed_with_its_fault(runs: Path):
     (runs / "first" / "run.json").write_text("{}")
     listed = {run["name"]: run for run in json.loads(invoked(ls.app, "--json"))}

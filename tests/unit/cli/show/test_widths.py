@@ -82,7 +82,9 @@ def test_the_live_view_answers_at_every_width(columns: int, tmp_path: Path):
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_listed_runs_lose_columns_and_keep_their_words(columns: int):
-    run = ListedRun("tictactoe", "d", "running", "train", 962, 100_000, 0.9, 0.95, 1.0, 3600.0)
+    run = ListedRun(
+        "tictactoe", "d", "running", "train", 962, 100_000, 0.9, 0.95, 1.0, 3600.0, has_winners=True
+    )
     failed = ListedRun("other", "d", "unknown", fault="runs/other is broken")
     table = table_of([run, failed], 3601.0).fitted(columns)
     assert table.columns[:4] == ("run", "state", "progress", "reward") or columns == 60
