@@ -101,8 +101,8 @@ class Live:
     def _ledger(self, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
         """The ledger now, or as the run's files have it."""
         if state == "live" or (self._status.ledger.issued and final_status(self._directory, state) is None):
-            heard = None if state == "live" else self._answer_times.get("scheduler")
-            return {"state": state, **ledger_of(self._status), "heard": heard}
+            answered = None if state == "live" else self._answer_times.get("scheduler")
+            return {"state": state, **ledger_of(self._status), "heard": answered}
         return recorded_ledger(self._directory, state, last_step)
 
 

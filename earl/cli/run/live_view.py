@@ -85,7 +85,7 @@ class LiveView(RunView):
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         self._processes, self._status = processes, status
-        self._clock.heard(status.elapsed_s)
+        self._clock.update(status.elapsed_s)
         if (status.step, status.phase) != self._last_step:
             if status.phase != self._last_step[1]:
                 self._history.clear()  # a phase's trends are its own

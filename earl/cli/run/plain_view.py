@@ -42,7 +42,7 @@ class PlainView(RunView):
         return None
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
-        self._clock.heard(status.elapsed_s)
+        self._clock.update(status.elapsed_s)
         for process in processes:
             if self._reported.get(process.name, "waiting") != process.state:
                 self._reported[process.name] = process.state

@@ -17,7 +17,7 @@ class RunClock:
         self._now_s = now_s
         self._began_s = now_s()
 
-    def heard(self, elapsed_s: float) -> None:
+    def update(self, elapsed_s: float) -> None:
         """Called with the seconds of the whole run that its status has, 0 while that is not known."""
         self._began_s = min(self._began_s, self._now_s() - elapsed_s)
 

@@ -19,7 +19,7 @@ from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed
 from earl.stack import leftovers, warden
-from earl.stack.ending import why_ended
+from earl.stack.ending import ending_reason
 from earl.stack.leftovers import Leftovers
 from earl.stack.record import is_held, read_record
 from earl.stack.run_files import FAILURE, read_object
@@ -80,14 +80,14 @@ def to_end(run: Path | None) -> Path:
 class EndedRun:
     """The outcome of `earl stop`.
 
-    was_running: False for a run that had no launcher. why: the sentence of why_ended. left: what had to be
-    cleaned up.
+    was_running: False for a run that had no launcher. reason: the sentence of ending_reason. left: what had
+    to be cleaned up.
     """
 
     directory: Path
     was_running: bool
     outcome: str = ""
-    why: str = ""
+    reason: str = ""
     seconds: float = 0.0
     left: Leftovers = field(default_factory=Leftovers)
     remains: Leftovers = field(default_factory=Leftovers)
@@ -98,7 +98,7 @@ class EndedRun:
             "directory": str(self.directory),
             "was_running": self.was_running,
             "outcome": self.outcome or None,
-            "why_ended": self.why,
+            "why_ended": self.reason,
             "down_s": round(self.seconds, 3),
             "left": asdict(self.left),
             "remains": asdict(self.remains),
@@ -114,7 +114,7 @@ class EndedRun:
     def lines(self) -> list[str]:
         name = str(self.directory)
         if self.was_running:
-            words = [f"{name} has ended, after {self.seconds:.1f} s: {self.why}"]
+            words = [f"{name} has ended, after {self.seconds:.1f} s: {self.reason}"]
         else:
             words = [f"{name} was not running{'' if self.left else ', and nothing of it was left'}"]
         if self.left:
@@ -141,8 +141,8 @@ def end(directory: Path, *, now: bool) -> EndedRun:
     left = leftovers.clean(directory, record)
     remains = leftovers.find(directory, record)
     outcome, status = (record.outcome, record.status) if record is not None else ("", RunStatus())
-    why = why_ended(outcome, status, read_object(directory / FAILURE))
-    return EndedRun(directory, was_running, outcome, why, time.monotonic() - began, left, remains)
+    reason = ending_reason(outcome, status, read_object(directory / FAILURE))
+    return EndedRun(directory, was_running, outcome, reason, time.monotonic() - began, left, remains)
 
 
 def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:

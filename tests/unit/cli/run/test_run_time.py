@@ -87,12 +87,12 @@ def test_a_clock_continues_a_run_and_never_goes_back():
     now = [100.0]
     clock = RunClock(lambda: now[0])
     now[0] = 108.0
-    clock.heard(0.0)
+    clock.update(0.0)
     assert clock.seconds == 8.0
-    clock.heard(3500.0)
+    clock.update(3500.0)
     assert clock.seconds == 3500.0
     now[0] = 110.0
-    clock.heard(3501.0)
+    clock.update(3501.0)
     assert clock.seconds == 3502.0
 
 

@@ -23,7 +23,7 @@ from earl.cli.run.launch import handled
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
 from earl.stack import plan
-from earl.stack.ending import why_ended
+from earl.stack.ending import ending_reason
 from earl.stack.endpoints import Endpoints, endpoints_of
 from earl.stack.launcher import Signals, launch
 from earl.stack.record import LaunchRecord, LaunchRecorder, read_record, write_record
@@ -144,7 +144,7 @@ def test_services_that_no_launcher_started_are_left_alone(tmp_path: Path):
 
 
 def test_stop_says_where_the_report_is_if_there_is_one(tmp_path: Path):
-    ended = stop.EndedRun(tmp_path, was_running=True, outcome="complete", why="complete", seconds=2.0)
+    ended = stop.EndedRun(tmp_path, was_running=True, outcome="complete", reason="complete", seconds=2.0)
     assert ended.lines() == [f"{tmp_path} has ended, after 2.0 s: complete"]
     (tmp_path / "report.html").touch()
     assert ended.lines()[1:] == [f"report: {tmp_path / 'report.html'}"]
@@ -156,7 +156,7 @@ def test_stop_says_where_the_report_is_if_there_is_one(tmp_path: Path):
         ("stopped", TRAINING, {}, "stopped by earl stop (SIGTERM) after 3 of 40 steps"),
         ("failed", TRAINING, {"error": "EngineLost", "message": "gone"},
          "failed after 3 of 40 steps: EngineLost: gone"),
-        ("", RunStatus(), {}, why_ended("", RunStatus(), {})),
+        ("", RunStatus(), {}, ending_reason("", RunStatus(), {})),
     ],
 )  # fmt: skip
 def test_stop_says_why_the_run_ended_as_status_does(
@@ -169,7 +169,7 @@ def test_stop_says_why_the_run_ended_as_status_does(
     write_record(directory.path, record)
     (directory.path / FAILURE).write_text(json.dumps(failure))
     ended = stop.end(directory.path, now=False)
-    assert ended.as_object()["why_ended"] == sentence
+    assert ended.as_object()["ending_reason"] == sentence
     stopped_now = replace(ended, was_running=True, seconds=2.0)
     assert stopped_now.lines()[0] == f"{directory.path} has ended, after 2.0 s: {sentence}"
 

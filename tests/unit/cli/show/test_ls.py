@@ -23,11 +23,9 @@ from earl.stack.status import RunStatus
 from tests.support.runs import tictactoe
 
 
-def ended_run(
-    folder: Path, name: str, sections: Mapping[str, Mapping[str, Any]] | None = None, **record: object
-) -> Path:
+def ended_run(folder: Path, name: str, sections: Mapping[str, Any] | None = None, **record: object) -> Path:
     """A directory of a run whose launch has ended. sections: keys of its configuration."""
-    config = tictactoe(folder, **sections or {}).model_copy(update={"name": name})
+    config = tictactoe(folder, **dict(sections or {})).model_copy(update={"name": name})
     with RunDirectory(config, resume=False) as directory:
         directory.write(config, config)
         write_record(directory.path, LaunchRecord(pid=1, mark=f"no such mark {name}", **record))  # type: ignore[arg-type]
