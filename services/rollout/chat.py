@@ -19,7 +19,8 @@ from rich.text import Text
 
 from earl.cli.env.games import at_host
 from earl.cli.env.play import ending, show
-from earl.cli.lib.find_run import directory_of
+from earl.cli.lib import completion
+from earl.cli.lib.find_run import NEWEST, directory_of, pick_run
 from earl.cli.lib.notices import waiting
 from earl.cli.lib.run_directory import config_of
 from earl.config.model import ModelConfig
@@ -44,8 +45,13 @@ START_S = 300.0
 @app.command(epilog="Example: earl chat tictactoe --watch --seed 7")
 def chat(
     model: Annotated[
-        str, typer.Argument(metavar="RUN|DIRECTORY", help="A run, or a model that earl export wrote.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[RUN|DIRECTORY]",
+            help=f"{NEWEST.rstrip('.')}; or a model that earl export wrote.",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it playing an episode of its run's environment.")
     ] = False,
@@ -63,6 +69,7 @@ def chat(
     what it read in training: its run's system message, its chat template, and how its answers began.
     """
     chosen_seed = random.randrange(1 << 32) if seed is None else seed
+    model = model or str(pick_run(None, ended=True))
     with exported(model, version=version, best=best) as (directory, config):
         if watch and config is None:
             raise ConfigError(f"{model} is a model's directory, and names no environment", "give a run")

@@ -180,9 +180,15 @@ Scheduler = Annotated[str, typer.Option("--scheduler", metavar="HOST:PORT", help
 Gateway = Annotated[
     str, typer.Option("--gateway", metavar="HOST:PORT", help="The fleet's gateway, with --scheduler.")
 ]
-WHICH = "The run's name or directory; else the running one in runs/."
+# The help of a run that a command shows, and of one that it stops or changes.
+NEWEST = "The run's name or directory; else the running one in runs/, or the newest."
+RUNNING = "The run's name or directory; else the running one in runs/."
 RunDir = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN]", help=WHICH, autocompletion=completion.runs),
+    typer.Argument(metavar="[RUN]", help=NEWEST, autocompletion=completion.runs),
+]
+RunningRun = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help=RUNNING, autocompletion=completion.runs),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

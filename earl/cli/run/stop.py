@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from earl.cli.lib.find_run import AsJson, RunDir, newest, pick_run
+from earl.cli.lib.find_run import AsJson, RunningRun, newest, pick_run
 from earl.cli.lib.notices import waiting
 from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
@@ -39,7 +39,7 @@ POLL_S = 0.05
 
 @app.command(epilog="Example: earl stop tictactoe")
 def stop(
-    run: RunDir = None,
+    run: RunningRun = None,
     now: Annotated[
         bool, typer.Option("--now", help="Do not wait for a checkpoint: end everything at once.")
     ] = False,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from earl.cli.lib import completion
-from earl.cli.lib.find_run import RUNS, AsJson, directory_of, pick_run
+from earl.cli.lib.find_run import NEWEST, RUNS, AsJson, directory_of, pick_run
 from earl.cli.lib.log_lines import LineFilter, LogLine, Logs
 from earl.errors import ConfigError
 from earl.stack.record import is_held
@@ -40,7 +40,7 @@ def logs(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [PROCESS...]",
-            help="The run's name or directory, else the running or the newest one; else all processes.",
+            help=f"{NEWEST} Then names of processes; else all.",
             autocompletion=completion.runs_and_processes,
         ),
     ] = None,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from earl.cli.lib import completion
-from earl.cli.lib.find_run import CALL_S, WHICH, with_run
+from earl.cli.lib.find_run import CALL_S, RUNNING, with_run
 from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import STAGES, Parallelism
@@ -24,20 +26,49 @@ from earl.stack.status import RunStatus, StageState
 WAIT_S = 15.0
 POLL_S = 0.25
 
-app = typer.Typer(add_completion=False, no_args_is_help=False)
+
+class RunFirst(TyperGroup):
+    """Takes `[RUN] [COMMAND ...]`: a first word that is no command names the run, as --run does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, run_as_option(args, self.commands))
+
+
+def run_as_option(args: list[str], commands: Collection[str]) -> list[str]:
+    """The arguments with --run before the run's name, if the first word is one.
+
+    >>> run_as_option(["first", "pin", "trainer"], ["set", "pin", "unpin"])
+    ['--run', 'first', 'pin', 'trainer']
+    >>> run_as_option(["pni", "trainer"], ["set", "pin", "unpin"])
+    ['pni', 'trainer']
+    """
+    first = 0
+    while first < len(args) and args[first].startswith("-"):
+        first += 2 if args[first] == "--run" else 1
+    words = [word for word in args[first:] if not word.startswith("-")]
+    # What stands before another word than a command is a command that was mistyped.
+    if not words or words[0] in commands or (words[1:] and words[1] not in commands):
+        return args
+    return [*args[:first], "--run", *args[first:]]
+
+
+app = typer.Typer(
+    cls=RunFirst, add_completion=False, no_args_is_help=False, subcommand_metavar="[RUN] [COMMAND] [ARGS]..."
+)
 Run = Annotated[
     Path | None,
-    typer.Option("--run", metavar="RUN", help=WHICH, autocompletion=completion.runs),
+    typer.Option("--run", metavar="RUN", help=RUNNING, autocompletion=completion.runs),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Stage = Annotated[str, typer.Argument(metavar="STAGE", help="rollout, reference or trainer.")]
 
 
-@app.callback(invoke_without_command=True, epilog="Example: earl parallelism --run runs/tictactoe --json")
+@app.callback(invoke_without_command=True, epilog="Example: earl parallelism tictactoe --json")
 def parallelism(ctx: typer.Context, run: Run = None, as_json: AsJson = False) -> None:
     """Show and change the parallelism of a running run's stages.
 
-    Without a command: every stage, its parallelism, the selector's last verdict, its last switch.
+    Without a command: every stage, its parallelism, the selector's last verdict, its last switch. RUN before
+    the command is the same as --run RUN.
     """
     ctx.obj = run
     if ctx.invoked_subcommand is None:

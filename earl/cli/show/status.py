@@ -44,8 +44,8 @@ def status(
 ) -> None:
     """Show a run: stages, processes, queues, ledger, staleness, environments, switches and their reasons.
 
-    A run that has ended is shown from its directory, a fleet from its services. Without RUN_DIR: the
-    running one in runs/, else the newest. Ends with code 0 while the run is running, 20 if it is complete,
+    A run that has ended is shown from its directory, a fleet from its services. Without RUN: the running
+    one in runs/, else the newest. Ends with code 0 while the run is running, 20 if it is complete,
     21 if it was stopped before, 22 if it failed, 23 if its launcher ended without recording an outcome.
     """
     monitor = monitor_of(run, scheduler, gateway)
