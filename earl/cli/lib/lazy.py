@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from earl.cli.lib.help_page import Panel, help_page
+from earl.cli.lib.help_words import word_parameters, worded
 from earl.errors import ConfigError
 
 MORE = "More"
@@ -34,12 +35,14 @@ class EntryPointGroup(TyperGroup):
     """Subclasses name the entry-point group; each entry point names a typer.Typer.
 
     panels: headings of the help and the commands below each, in this order; others are below MORE. aliases:
-    former names of commands, which the help does not list.
+    former names of commands, which the help does not list. elsewhere: names that other tools have for a
+    command, which is proposed for them.
     """
 
     entry_point_group = ""
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     aliases: ClassVar[Mapping[str, str]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -62,18 +65,41 @@ class EntryPointGroup(TyperGroup):
             panels.append(Panel(head, [(name, first_line(points[name])) for name in names]))
         formatter.write(help_page(self.get_usage(ctx), self.help or "", panels, self.epilog or ""))
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [worded(parameter, ctx) for parameter in super().get_params(ctx)]
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Finds and imports a command. `help COMMAND` is `COMMAND --help`, `help` alone the group's help."""
+        if args[0] == "help" and not args[1:]:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        args = [*args[1:], "--help"] if args[0] == "help" else args
+        if args[0] in self.elsewhere:
+            raise ConfigError(
+                f"there is no command {ctx.command_path} {args[0]}",
+                f"did you mean {ctx.command_path} {self.elsewhere[args[0]]}?",
+            )
         name, _, rest = super().resolve_command(ctx, [self.aliases.get(args[0], args[0]), *args[1:]])
         point = commands_of(self.entry_point_group)[str(name)]
         command = get_command(load(point))
         command.name = name
         reflow(command)
+        word_parameters(command)
         return name, command, rest
 
 
 class Commands(EntryPointGroup):
     entry_point_group = "earl.commands"
     aliases: ClassVar[Mapping[str, str]] = {"down": "stop"}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "ps": "ls",
+        "list": "ls",
+        "kill": "stop",
+        "gc": "rm",
+        "delete": "rm",
+        "start": "up",
+        "watch": "top",
+    }
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("demo", "init", "train", "up", "stop", "resume", "rm", "parallelism"),
         "Model": ("eval", "chat", "export"),
