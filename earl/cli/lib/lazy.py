@@ -69,23 +69,37 @@ class EntryPointGroup(TyperGroup):
         return [worded(parameter, ctx) for parameter in super().get_params(ctx)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Finds and imports a command. `help COMMAND` is `COMMAND --help`, `help` alone the group's help."""
-        if args[0] == "help" and not args[1:]:
-            typer.echo(ctx.get_help())
-            raise typer.Exit
-        args = [*args[1:], "--help"] if args[0] == "help" else args
-        if args[0] in self.elsewhere:
-            raise ConfigError(
-                f"there is no command {ctx.command_path} {args[0]}",
-                f"did you mean {ctx.command_path} {self.elsewhere[args[0]]}?",
-            )
-        name, _, rest = super().resolve_command(ctx, [self.aliases.get(args[0], args[0]), *args[1:]])
+        """Finds and imports a command; (None, None, args) for none, where the shell asks for completions."""
+        words = self._meant(ctx, args)
+        name, _, rest = super().resolve_command(ctx, [self.aliases.get(words[0], words[0]), *words[1:]])
+        if name is None:
+            return None, None, rest
         point = commands_of(self.entry_point_group)[str(name)]
         command = get_command(load(point))
         command.name = name
         reflow(command)
         word_parameters(command)
         return name, command, rest
+
+    def _meant(self, ctx: Any, args: list[str]) -> list[str]:
+        """Returns the arguments with `help COMMAND` as `COMMAND --help`; `help` alone shows the group's help.
+
+        Raises ConfigError for a name that other tools have.
+        """
+        first, *rest = args
+        if ctx.resilient_parsing:  # the shell asks for completions
+            return rest if first == "help" and rest else args
+        if first in self.elsewhere:
+            path = ctx.command_path
+            raise ConfigError(
+                f"there is no command {path} {first}", f"did you mean {path} {self.elsewhere[first]}?"
+            )
+        if first != "help":
+            return args
+        if not rest:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        return [*rest, "--help"]
 
 
 class Commands(EntryPointGroup):

@@ -64,6 +64,17 @@ def test_every_proposed_command_is_there():
     assert not set(Commands.elsewhere) & commands_of("earl.commands").keys()
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [(["ps"], None), (["help"], None), (["nothing"], None), (["help", "stop"], "stop"), (["ls"], "ls")],
+)
+def test_words_that_are_no_command_do_not_disturb_completion(words: list[str], command: str | None):
+    root = get_command(app)
+    with root.make_context("earl", list(words), resilient_parsing=True) as ctx:
+        name, found, _ = root.resolve_command(ctx, words)  # type: ignore[attr-defined]
+    assert name == command and (found is None) == (command is None)
+
+
 def test_help_is_a_command_too():
     runner = CliRunner()
     whole = runner.invoke(app, ["help"], prog_name="earl")
