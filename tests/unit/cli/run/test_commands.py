@@ -161,7 +161,7 @@ def test_a_plain_line_says_where_every_trajectory_is():
     assert "evaluate:final 128/512" in line
     assert "issued 100 = trained 60 + evaluated 30 + dropped 2 + live 8" in line
     assert "final evaluation 0.94 [0.88, 0.97] of 128, gain +0.41" in line
-    assert ", reference 1234 waiting 16 leased 48 done, issued" in line
+    assert ", reference 1234 waiting 16 in progress 48 done, issued" in line
     assert "reference" not in status_line(replace(STATUS, roles=()))
 
 
@@ -182,8 +182,8 @@ def test_the_live_view_shows_intervals_lengths_and_mismatch():
     ):
         assert shown in text
     rows = [line.strip("│ ").split() for line in text.splitlines()]
-    assert ["reference", "1,234", "waiting", "16", "leased", "48", "done"] in rows
-    assert ["trainer", "40", "waiting", "8", "leased", "60", "done"] in rows
+    assert ["reference", "1,234", "waiting", "16", "in", "progress", "48", "done"] in rows
+    assert ["trainer", "40", "waiting", "8", "in", "progress", "60", "done"] in rows
 
 
 def test_a_worker_says_what_it_read_by_which_path():
