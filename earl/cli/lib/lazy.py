@@ -70,7 +70,7 @@ class EntryPointGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Finds and imports a command; (None, None, args) for none, where the shell asks for completions."""
-        words = self._meant(ctx, args)
+        words = self._translated(ctx, args)
         name, _, rest = super().resolve_command(ctx, [self.aliases.get(words[0], words[0]), *words[1:]])
         if name is None:
             return None, None, rest
@@ -81,7 +81,7 @@ class EntryPointGroup(TyperGroup):
         word_parameters(command)
         return name, command, rest
 
-    def _meant(self, ctx: Any, args: list[str]) -> list[str]:
+    def _translated(self, ctx: Any, args: list[str]) -> list[str]:
         """Returns the arguments with `help COMMAND` as `COMMAND --help`; `help` alone shows the group's help.
 
         Raises ConfigError for a name that other tools have.
