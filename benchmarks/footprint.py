@@ -81,8 +81,8 @@ def end(place: Place) -> None:
                 descriptors[pid] = os.pidfd_open(pid)
                 if (now := _stat(pid)) is None or now[1] != began:
                     os.close(descriptors.pop(pid))
-        warden.send(descriptors, number)
-        warden.wait_all(descriptors, warden.GRACE_S)
+        warden.send(descriptors.values(), number)
+        warden.wait_all(descriptors.values(), warden.GRACE_S)
         for descriptor in descriptors.values():
             os.close(descriptor)
 
