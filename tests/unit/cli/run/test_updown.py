@@ -169,7 +169,7 @@ def test_stop_says_why_the_run_ended_as_status_does(
     write_record(directory.path, record)
     (directory.path / FAILURE).write_text(json.dumps(failure))
     ended = stop.end(directory.path, now=False)
-    assert ended.as_object()["ending_reason"] == sentence
+    assert ended.as_object()["why_ended"] == sentence
     stopped_now = replace(ended, was_running=True, seconds=2.0)
     assert stopped_now.lines()[0] == f"{directory.path} has ended, after 2.0 s: {sentence}"
 

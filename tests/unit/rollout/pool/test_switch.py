@@ -243,7 +243,7 @@ async def test_what_goes_wrong_with_a_new_engine_is_rolled_back(method, how, mon
 
 @pytest.mark.parametrize("warm", [True, False])
 async def test_weights_that_do_not_arrive_within_their_own_deadline_are_rolled_back(warm, monkeypatch):
-    monkeypatch.setattr(pool_module, "fits_beside", lambda *args: warm)
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *args: warm)
     async with generating() as (pool, made, turns):
 
         def prepare(engine):

@@ -96,8 +96,8 @@ def test_sglang_dates_tokens_by_its_own_account_of_versions(make_sglang, kv_on_u
     assert answer == ["Generation", "old", [4, 5, 6], [LOGPROB] * 3, [0, 7, 7], "length", REUSED]
     engine.submit(ask("new"), False)
     engine.submit(GenerateRequest(request_id="next", ids=[1] * 6, max_new_tokens=1, session="old"), False)
-    assert link.salts["new"] == "1"
-    assert link.salts["next"] == ("0" if kv_on_update == "keep" else "1")
+    assert link.cache_salts["new"] == "1"
+    assert link.cache_salts["next"] == ("0" if kv_on_update == "keep" else "1")
 
 
 def test_sglang_refuses_a_request_whose_first_tokens_it_dates_otherwise_later(make_sglang):

@@ -99,8 +99,8 @@ def test_vllm_gives_what_begins_after_a_commit_a_new_salt(make_vllm, kv_on_updat
     assert answer == ["Generation", "old", [4, 5, 6], [LOGPROB] * 3, [0, 7, 7], "length", REUSED]
     engine.submit(ask("new"), False)
     engine.submit(GenerateRequest(request_id="next", ids=[1] * 6, max_new_tokens=1, session="old"), False)
-    assert core.salts["new"] == "1"
-    assert core.salts["next"] == ("0" if kv_on_update == "keep" else "1")
+    assert core.cache_salts["new"] == "1"
+    assert core.cache_salts["next"] == ("0" if kv_on_update == "keep" else "1")
 
 
 def test_vllm_refuses_everything_after_a_commit_that_failed_half_way(make_vllm):
