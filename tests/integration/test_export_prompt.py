@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from services.rollout.worker.agent import EpisodeAgent
 from services.trainer.checkpoint.export import write
 from tests.integration.test_play_checkpoint import earl, folder
 from tests.support.chat_checkpoint import QWEN, chat_model
+from tests.support.launched import earl_here
 from tests.unit.rollout.worker.test_agent import TICKET, WON, Says, Sessions
 
 SYSTEM = 'You "have" a calculator.\n{{ Use it }}'
@@ -71,14 +73,14 @@ def rendered(exported: Path, observation: str) -> list[int]:
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
 
 
-async def test_a_runs_prompts_are_those_of_its_export(tmp_path: Path) -> None:
+def test_a_runs_prompts_are_those_of_its_export(tmp_path: Path) -> None:
     chat_model(tmp_path / "model", QWEN)
     (tmp_path / "run.toml").write_text(RUN_FILE)
-    played = earl(
+    played = earl_here(
         tmp_path, "eval", "--model", "model", "--run-file", "run.toml", "--episodes", "4", "--plain"
     )
     assert played.returncode == 0, played.stderr
-    done = earl(tmp_path, "export", "numbers-eval", "--to", "exported")
+    done = earl_here(tmp_path, "export", "numbers-eval", "--to", "exported")
     assert done.returncode == 0, done.stderr
     # A slow machine also says every few seconds what it waits for.
     told = [line for line in done.stderr.splitlines() if not line.startswith("writing ")]
@@ -92,9 +94,9 @@ async def test_a_runs_prompts_are_those_of_its_export(tmp_path: Path) -> None:
     config = RunConfig.model_validate_json((run / "run.json").read_bytes())
     for observation in QUESTIONS:
         ids = rendered(exported, observation)
-        assert ids == await begun(run / "model", config.model, observation)
+        assert ids == asyncio.run(begun(run / "model", config.model, observation))
         # EARL, which has both texts from the run file, does not add them twice.
-        assert ids == await begun(exported, config.model, observation)
+        assert ids == asyncio.run(begun(exported, config.model, observation))
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert lines
     for line in lines:

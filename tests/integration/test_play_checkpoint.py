@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_old_run_directory import RESUMED_AT, unpacked
+from tests.support.launched import earl_here
 from tests.support.paths import ROOT
 
 EPISODES = 24
@@ -75,7 +76,7 @@ def test_a_run_is_watched_and_a_model_talked_to(folder: Path):
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, arguments: tuple[str, ...], said: str):
-    done = earl(folder, *arguments)
+    done = earl_here(folder, *arguments)
     assert done.returncode in (2, 9) and done.stdout == ""
     # On a slow machine the work before the mistake is long enough to be told.
     *waits, error = done.stderr.splitlines()

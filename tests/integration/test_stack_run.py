@@ -324,7 +324,7 @@ def assert_refused(launched: Launched, code: int, *words: str, **overrides: str)
     overrides: keys of a run that is launched in this process, where none was begun in one of its own.
     """
     if launched.process is None:
-        assert launched.refused_here(**overrides) == code, launched.said
+        assert launched.run_here(**overrides) == code, launched.said
     else:
         assert launched.finish() == (code, {}), launched.said
     errors = [line for line in launched.said.splitlines() if line.startswith("earl: error: ")]
@@ -407,14 +407,13 @@ class BadTask(NotANumber):
 )
 def test_an_environment_that_always_fails_ends_the_run(launched: Launched, environment: str, fault: str):
     (launched.directory / "faulty.py").write_text(textwrap.dedent(FAULTY))
-    launched.start(
+    returned = launched.run_here(
         environment__name="faulty",
         environment__serve=f"faulty:{environment}",
         gateway__quarantine_s="0.2",
         scheduler__attempts="1",
         scheduler__give_up_after="8",
     )
-    returned, _ = launched.finish()
     assert returned == 15, launched.said
     errors = [line for line in launched.said.splitlines() if line.startswith("earl: error: ")]
     assert len(errors) == 1 and "'faulty'" in errors[0] and fault in errors[0] and "--resume" in errors[0]

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,28 +67,17 @@ class Launched:
         self._popen(*self._new_run(overrides), *arguments)
         return self
 
-    def refused_here(self, **overrides: str) -> int:
-        """`earl train` to its end in this process, its services forked (`preloaded.py`); the exit code.
+    def run_here(self, **overrides: str) -> int:
+        """`earl train` to its end in this process (`earl_here`), for a run that fails; the exit code.
 
-        For a run that is refused while it starts: what the warden and the supervisor find by the mark in an
-        environment, they do not find of a forked process. Standard error is `said`.
+        What the warden and the supervisor find by the mark in an environment, they do not find of a forked
+        process. Standard error is `said`.
         """
-        words = ["earl", "train", *self._new_run(overrides), "--plain", "--json"]
-        output, errors = io.StringIO(), io.StringIO()
-        with (
-            preloaded(),
-            mock.patch.object(sys, "argv", words),
-            mock.patch.dict(os.environ, self._environment()),
-            chdir(self.directory),
-            redirect_stdout(output),
-            redirect_stderr(errors),
-            pytest.raises(SystemExit) as ended,
-        ):
-            main()
-        self.said = errors.getvalue()
-        assert output.getvalue() == "" and multiprocessing.active_children() == []
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        words = ["train", *self._new_run(overrides), "--plain", "--json"]
+        done = earl_here(self.directory, *words, variables=self._environment())
+        self.said = done.stderr
+        assert done.stdout == ""
+        return done.returncode
 
     def _new_run(self, overrides: dict[str, str]) -> list[str]:
         given = SMALL | {key.replace("__", "."): value for key, value in overrides.items()}
@@ -152,6 +141,29 @@ class Launched:
         assert self.processes() == {}
         assert [name for name in os.listdir("/dev/shm") if self.name in name] == []
         assert list(self.run_directory.rglob("*.sock")) == []
+
+
+def earl_here(
+    directory: Path, *words: str, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`earl WORDS` in this directory and process, the services that it starts forked (`preloaded.py`).
+
+    For tests whose subject is what a command does, not that it starts. None of its processes is left.
+    """
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        preloaded(),
+        mock.patch.object(sys, "argv", ["earl", *words]),
+        mock.patch.dict(os.environ, variables or {}),
+        chdir(directory),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    code = ended.value.code
+    assert isinstance(code, int) and multiprocessing.active_children() == []
+    return subprocess.CompletedProcess(list(words), code, output.getvalue(), errors.getvalue())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -79,7 +80,11 @@ class _Starts:
 
 @contextmanager
 def preloaded() -> Iterator[None]:
-    """Forks what this process starts of MODULES within the block. Blocks may overlap."""
+    """Forks what this process starts of MODULES within the block. Blocks may overlap.
+
+    The fork server is begun here, so that it has none of the variables that are set within the block.
+    """
+    forkserver.ensure_running()
     _Starts.open_blocks += 1
     asyncio.create_subprocess_exec = _Starts.start  # type: ignore[assignment]
     try:
