@@ -4,9 +4,11 @@
         a fresh process ─► model, random weights ─► peak so far = baseline
                         ─► one step on one sequence (forward, backward, AdamW) ─► peak − baseline, seconds
 
-The peak holds activations, log-probs, gradients and the optimizer's moments; the parameters are baseline.
+The baseline holds the parameters and the optimizer's moments; what the step adds to it are gradients,
+activations and log-probs.
 "Without chunked log-probs" is the plain expression over all rows at once, as the step would be written
-without earl.models.logprobs. What exceeds --limit-gib is reported as "oom", not tried on the machine.
+without earl.models.logprobs. A process may map --limit-gib more than at its start; what exceeds that is
+reported as "oom", not tried on the machine.
 """
 
 from __future__ import annotations
