@@ -178,7 +178,8 @@ def run(tests: list[str], limit_s: float | None, keep: bool) -> int:
             print(f"slow tests: {len(names)} {'side by side' if arguments else 'one at a time'}", flush=True)
             ended = pytest_within([*command, *arguments, *names], environment, left_s, renewal.write)
             renewal.write()
-            code = max(code, ended)
+            # A pytest that a signal ended has the negative number of the signal: its code is a shell's.
+            code = max(code, ended if ended >= 0 else 128 - ended)
     if keep:
         print(f"slow tests: {RECORD_PATH} has what passed; commit it. What has not: run --missing")
     return code

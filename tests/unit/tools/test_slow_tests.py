@@ -24,7 +24,7 @@ from tools.slow_record import (
     slow_tests,
     turn,
 )
-from tools.slow_tests import pytest_within
+from tools.slow_tests import pytest_within, run
 
 AT = {"commit": "def", "tree": "123", "date": "2026-02-02"}
 
@@ -179,6 +179,15 @@ def test_the_plugin_writes_each_outcome(tmp_path: Path) -> None:
 def test_a_run_that_takes_too_long_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert pytest_within([sys.executable, "-c", "import time; time.sleep(60)"], {}, 0.2) == 1
     assert "stopped after 0 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ended", "code"), [(-9, 137), (-2, 130), (1, 1)])
+def test_a_pytest_that_a_signal_ended_is_no_success(
+    ended: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [ended, 0]
+    monkeypatch.setattr("tools.slow_tests.pytest_within", lambda *_: codes.pop(0))
+    assert run(["tests/unit/test_x.py::test_side_by_side", next(iter(ALONE))], None, keep=False) == code
 
 
 class Repository:
