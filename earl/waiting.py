@@ -12,11 +12,15 @@ from earl.errors import EarlError
 
 @asynccontextmanager
 async def deadline(within_s: float, error: EarlError) -> AsyncIterator[None]:
-    """Raises `error` if the block takes longer than this many seconds."""
+    """Raises `error` if the block takes longer than this many seconds; the block's own errors are raised as
+    they are, a TimeoutError too."""
+    timer = asyncio.timeout(within_s)
     try:
-        async with asyncio.timeout(within_s):
+        async with timer:
             yield
     except TimeoutError:
+        if not timer.expired():
+            raise
         raise error from None
 
 

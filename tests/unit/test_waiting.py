@@ -87,6 +87,14 @@ async def test_a_deadline_that_has_passed_raises_its_error_and_no_other():
         await asyncio.sleep(0)
 
 
+async def test_a_timeout_within_the_block_is_not_taken_for_the_deadline():
+    refused = TimeoutError("[Errno 110] Connection timed out")
+    with pytest.raises(TimeoutError) as raised:
+        async with deadline(60.0, DeadlineExceeded("nothing came", "send something")):
+            raise refused
+    assert raised.value is refused
+
+
 async def test_of_several_that_failed_the_first_in_order_is_raised():
     async def fails(error: Exception) -> None:
         raise error
