@@ -28,6 +28,7 @@ def cross_check(config: RunConfig) -> None:
     check_deterministic(config)
     check_reference(config)
     check_profile(config)
+    check_switch(config)
     check_data_plane(config)
     check_traces(config)
 
@@ -215,6 +216,17 @@ def check_profile(config: RunConfig) -> None:
         raise ConfigError(
             f"scheduler.profile = {profile!r} is not a file",
             "measure one with `earl profile`, or remove the key",
+        )
+
+
+def check_switch(config: RunConfig) -> None:
+    """Raises ConfigError if a part of a switch's preparation has more time than all of it."""
+    switch = config.switch
+    if switch.load_s > switch.prepare_s:
+        raise ConfigError(
+            f"switch.load_s = {switch.load_s:g} is more than switch.prepare_s = {switch.prepare_s:g}, of "
+            "which it is a part",
+            f"give at most {switch.prepare_s:g}, or raise switch.prepare_s",
         )
 
 

@@ -71,9 +71,10 @@ class SwitchDeadlines(ConfigSection):
     # Seconds until new engines have started next to the old ones and loaded the weights, or until the trainer
     # has finished its step and its ranks are prepared. Raise it for models that load slowly.
     prepare_s: float = Field(default=300.0, gt=0)
-    # Seconds of prepare_s in which new engines have to load the weights; 0: all that is left of prepare_s. No
-    # newer weights reach the worker meanwhile. Set it where engines take long to start and a load that hangs
-    # should end sooner. Trainer ranks do not use it.
+    # Seconds of prepare_s that new engines have for an attempt to load the weights, without the wait for a
+    # publication that the worker is loading; at most prepare_s. 0: all that is left of prepare_s. No newer
+    # weights reach the worker during an attempt. Set it where engines take long to start and a load that
+    # hangs should end sooner. Trainer ranks do not use it.
     load_s: float = Field(default=0.0, ge=0)
     # Seconds until engines have paused; where the new ones do not fit next to them, the old ones end here.
     # Trainer ranks do not use it.

@@ -122,8 +122,7 @@ class PoolSwitch:
     async def _warm(self, stats: Sequence[EngineStats]) -> None:
         async with self._within(SwitchStage.PREPARE):
             await self._new.start()
-            async with self._bounded(SwitchStage.LOAD):
-                await self._load_same_weights()
+            await self._load_same_weights()
             self._old_scores = asyncio.create_task(self._score_old())
             new_scores = await self._score_new()
             handover = await self._begin_handover(stats)
@@ -237,13 +236,17 @@ class PoolSwitch:
             log.warning("a reader's lease was not given back and ends by itself: %s", error)
 
     async def _load_same_weights(self) -> None:
-        """Brings the new engines to the weights of the old ones; publications are held from here on."""
+        """Brings the new engines to the weights of the old ones; publications are held from here on.
+
+        LOAD's deadline bounds each attempt to load, not the waits for a publication that is loaded meanwhile.
+        """
         while True:
             await self._hold_publications(self._old.target, self._deadlines.prepare_s)
             number = self._old.target.number
             if number == 0 or any(replica.publication == number for replica in self._old.live):
                 try:
-                    return await self._load()
+                    async with self._bounded(SwitchStage.LOAD):
+                        return await self._load()
                 except (VersionGone, PeerLost) as error:
                     log.info("version %d cannot be read: %s", self._old.target.version, error)
             # The old engines are about to get newer weights.

@@ -73,6 +73,7 @@ CASES = {
         ("train ok.toml --scheduler.steps -1", "--scheduler.steps -1 is wrong; give a whole number, at"),
         ("train ok.toml --rollout.engine fast", '--rollout.engine "fast" is wrong; give one of "torch"'),
         ("train ok.toml --data_plane.arena_dir /none", "data_plane.arena_dir = '/none' is not a directory;"),
+        ("train ok.toml --switch.load_s 301", "switch.load_s = 301 is more than switch.prepare_s = 300, of"),
         ("train ok.toml --scheduler.bind nowhere", 'scheduler.bind = "nowhere" is no address; give "host:'),
         ("config keys nope", "no key has 'nope' in its name; leave it out to see all"),
         # Options and commands.

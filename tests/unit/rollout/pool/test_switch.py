@@ -18,6 +18,7 @@ from earl.errors import (
 )
 from earl.parallelism import Parallelism
 from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand
+from earl.waiting import deadline
 from services.rollout.pool import pool as pool_module
 from services.rollout.pool import switch as switch_module
 from services.rollout.pool.parity import PROMPTS
@@ -259,6 +260,30 @@ async def test_weights_that_do_not_arrive_within_their_own_deadline_are_rolled_b
         await assert_whole(turns)
         await pool.load(published(2))
         assert pool.version == 2
+
+
+async def test_the_wait_for_a_publication_is_no_part_of_the_time_to_load(monkeypatch):
+    begun: list[float] = []
+
+    def bounded(seconds, error):
+        begun.append(seconds)
+        return deadline(seconds, error)
+
+    monkeypatch.setattr(switch_module, "deadline", bounded)
+    async with generating() as (pool, made, turns):
+        arrives = asyncio.Event()
+        made[0].hooks["load"] = arrives.wait
+        loading = asyncio.create_task(pool.load(published(1, number=2)))
+        await until(lambda: made[0].calls.count("load") == 2)
+        switching = asyncio.create_task(pool.reparallelize(command(load_s=4.0)))
+        await until(lambda: len(made) == 3 and "start" in made[2].calls)
+        await settle()
+        assert begun == [5.0]  # prepare_s alone
+        arrives.set()
+        report = await switching
+        assert not report.rolled_back and begun[:2] == [5.0, 4.0], report.message
+        await loading
+        await assert_whole(turns)
 
 
 async def test_a_new_engine_that_dies_after_the_turns_were_interrupted_is_rolled_back():
