@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +24,11 @@ from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_e
 from earl.config.auto_dtype import auto_keys
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
-from earl.env.base import Observation
+from earl.env import codec
+from earl.env.base import Environment, Factory
 from earl.env.serve import load
+from earl.env.threads import in_thread
+from earl.errors import ConfigError, EarlError
 from earl.obs.metrics import read_lines
 from earl.stack.auto_dtype import settle
 from earl.stack.launcher import LaunchOutcome
@@ -97,7 +102,7 @@ def learning(
     runs: list[dict[str, Any]] = []
     name = result_name(run_file.stem, load_run(run_file, given), configs[0])
     with published(name, about, runs, summary, results, as_json=as_json):
-        over_seeds(whole_numbers(seeds), config_of, runs)
+        over_seeds(whole_numbers(seeds), config_of, tasks_by_seed(configs), runs)
         if imitation and configs[0].warmup.batches:
             for run in runs:
                 overrides = imitating(run["trained"], configs[0].warmup.batch_episodes)
@@ -157,47 +162,101 @@ def published(
             publish(name, {**about, "runs": runs, **summary(runs)}, results, as_json=as_json)
 
 
-def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig], runs: list[dict[str, Any]]) -> None:
-    """Appends the figures of a whole run for each seed; ends the command if a run is stopped."""
+def over_seeds(
+    seeds: list[int],
+    config_of: Callable[[int], RunConfig],
+    tasks: Mapping[int, TaskTexts],
+    runs: list[dict[str, Any]],
+) -> None:
+    """Appends the figures of a whole run for each seed; ends the command if a run is stopped.
+
+    tasks: texts of the tasks by seed; a seed without any has no counts of them.
+    """
     for seed in seeds:
         config = config_of(seed)
         outcome = to_end(config)
         directory = Path(config.runs_dir) / config.name
         runs.append({**figures(outcome, seed), **first_step(directory, outcome.seconds)})
-        runs[-1] |= task_counts(config, runs[-1]["trained"])
+        if seed in tasks:
+            runs[-1] |= task_counts(tasks[seed], config, runs[-1]["trained"])
 
 
-def task_counts(config: RunConfig, trained: int) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class TaskTexts:
+    """The first texts of a run's tasks, in order: of the evaluation, the warm-up and training's groups."""
+
+    evaluate: Sequence[str]
+    warmup: Sequence[str]
+    train: Sequence[str]
+
+
+def tasks_by_seed(configs: Sequence[RunConfig]) -> dict[int, TaskTexts]:
+    """The texts of the tasks that runs may have, by seed, made here before the first of them trains.
+
+    Empty if the runs start no environment themselves. Empty too, with a line on stderr, if it cannot be made
+    or started here: that would end no run, whose hosts and machines may be others.
+    """
+    if not configs[0].environment.serve:
+        return {}
+    try:
+        return {config.seed: asyncio.run(_task_texts(config)) for config in configs}
+    except EarlError as error:
+        sys.stderr.write(f"earl: distinct_tasks and reordered_in_training are left out: {error}\n")
+        return {}
+
+
+async def _task_texts(config: RunConfig) -> TaskTexts:
+    section, scheduler, warmup = config.environment, config.scheduler, config.warmup
+    served = load(section.serve)
+    if section.name not in served:
+        raise ConfigError(f"{section.serve!r} serves no {section.name!r}", f"name one of {', '.join(served)}")
+
+    async def texts(purpose: str, count: int) -> list[str]:
+        seeds = (env_seed(config.seed, purpose, index) for index in range(count))
+        return [await first_text(served[section.name], seed, section.task) for seed in seeds]
+
+    return TaskTexts(
+        evaluate=await texts("evaluate", config.evaluation.episodes),
+        warmup=await texts("warmup", warmup.batches * warmup.batch_episodes),
+        train=await texts("train", scheduler.steps * scheduler.batch_groups),
+    )
+
+
+async def first_text(factory: Factory, seed: int, task: Mapping[str, Any]) -> str:
+    """The text with which an episode begins. The environment is closed, also after a failure.
+
+    Raises EnvProtocolError if `reset` returns no observation.
+    """
+    environment = factory()
+    try:
+        observation = await _called(environment, environment.reset, seed, dict(task))
+        return codec.answer(0, 0, observation).result.observation.text
+    finally:
+        await _called(environment, environment.close)
+
+
+async def _called(environment: Environment, method: Callable[..., Any], *arguments: Any) -> Any:
+    """What a method returns, plain or async; a plain one may wait, in a thread, as on a host."""
+    if inspect.iscoroutinefunction(method) or not environment.blocking:
+        outcome = method(*arguments)
+    else:
+        outcome = await in_thread(method, *arguments)
+    return await outcome if inspect.isawaitable(outcome) else outcome
+
+
+def task_counts(texts: TaskTexts, config: RunConfig, trained: int) -> dict[str, int]:
     """How much the tasks of the evaluation repeat each other and those of training, by their first text.
 
     distinct_tasks: texts that differ from each other. reordered_in_training: tasks of the evaluation whose
     words and numbers training had too, in another order. trained: episodes that were trained on, the warm-up
-    included; instances that took the place of others are left out. Empty if the run starts no environment
-    itself, or one whose reset is a coroutine.
+    included; instances that took the place of others are left out.
     """
-    if not config.environment.serve:
-        return {}
-    environment = load(config.environment.serve)[config.environment.name]()
-    if inspect.iscoroutinefunction(environment.reset):
-        return {}
-    imitated_on = min(trained, config.warmup.batches * config.warmup.batch_episodes)
+    imitated_on = min(trained, len(texts.warmup))
     groups = -(-(trained - imitated_on) // config.scheduler.group_size)
-    texts: dict[str, list[str]] = {}
-    for purpose, count in (
-        ("evaluate", config.evaluation.episodes),
-        ("warmup", imitated_on),
-        ("train", groups),
-    ):
-        texts[purpose] = []
-        for index in range(count):
-            observation = environment.reset(
-                env_seed(config.seed, purpose, index), dict(config.environment.task)
-            )
-            texts[purpose].append(observation.text if isinstance(observation, Observation) else observation)
-    trained_on = {*texts["warmup"], *texts["train"]}
+    trained_on = {*texts.warmup[:imitated_on], *texts.train[:groups]}
     orders = {words(text) for text in trained_on}
-    reordered = [text for text in texts["evaluate"] if text not in trained_on and words(text) in orders]
-    return {"distinct_tasks": len(set(texts["evaluate"])), "reordered_in_training": len(reordered)}
+    reordered = [text for text in texts.evaluate if text not in trained_on and words(text) in orders]
+    return {"distinct_tasks": len(set(texts.evaluate)), "reordered_in_training": len(reordered)}
 
 
 def words(text: str) -> tuple[str, ...]:

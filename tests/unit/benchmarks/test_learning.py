@@ -9,11 +9,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.learning import app, first_step, imitating, published, result_name, summary, task_counts
+from benchmarks.learning import (
+    app,
+    first_step,
+    imitating,
+    published,
+    result_name,
+    summary,
+    task_counts,
+    tasks_by_seed,
+)
 from earl.config.auto_dtype import resolve
 from earl.config.load import load_run
+from earl.config.run import RunConfig
 from earl.env.adapters.held_out import is_evaluation
-from earl.env.base import Environment
+from earl.env.base import Environment, Observation
 from tests.support.paths import ROOT
 
 ARITHMETIC = ROOT / "examples" / "smollm2_arithmetic.toml"
@@ -101,28 +111,72 @@ class Sums(Environment):
         return f"{first} + {task['add'] if is_evaluation(seed) else 0} ="
 
 
-class Later(Environment):
-    name = "test/later"
+class Later(Sums):
+    """Sums whose episodes begin and end in coroutines, each with an object of its own."""
 
-    async def reset(self, seed: int, task: dict[str, Any]) -> str:
-        return ""
+    name = "test/later"
+    begun = ended = 0
+
+    def __init__(self) -> None:
+        self.used = False
+
+    async def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        assert not self.used
+        self.used = True
+        Later.begun += 1
+        return Observation(super().reset(seed, task))
+
+    async def close(self) -> None:
+        Later.ended += 1
+
+
+class Wrong(Environment):
+    """An environment that begins with a number, which no host accepts."""
+
+    name = "test/wrong"
+
+    def reset(self, seed: int, task: dict[str, Any]) -> int:
+        return seed
+
+
+def sums_config(environment: str, add: int = 2) -> RunConfig:
+    named = [
+        ("environment.serve", f"{__name__}:{environment}"),
+        ("environment.name", f"test/{environment.lower()}"),
+    ]
+    config = load_run(TOOL, named)
+    section = config.environment.model_copy(update={"task": {"add": add}})
+    return config.model_copy(update={"environment": section})
 
 
 def test_repeated_and_reordered_tasks_are_counted() -> None:
     def counts(environment: str, trained: int, add: int = 2) -> dict[str, int]:
-        named = [
-            ("environment.serve", f"{__name__}:{environment}"),
-            ("environment.name", f"test/{environment.lower()}"),
-        ]
-        config = load_run(TOOL, named)
-        task = {"add": add}
-        return task_counts(
-            config.model_copy(update={"environment": config.environment.model_copy(update={"task": task})}),
-            trained,
-        )
+        config = sums_config(environment, add)
+        return task_counts(tasks_by_seed([config])[config.seed], config, trained)
 
     # All 256 tasks of the evaluation are "0 + 2 =", and training has "2 + 0 =" among three texts.
     assert counts("Sums", 1280) == {"distinct_tasks": 1, "reordered_in_training": 256}
     assert counts("Sums", 1280, add=5) == {"distinct_tasks": 1, "reordered_in_training": 0}
     assert counts("Sums", 0)["reordered_in_training"] == 0
-    assert counts("Later", 1280) == {}
+    assert counts("Later", 1280) == counts("Sums", 1280)
+    assert Later.begun == Later.ended == 256 + 128 + 18 * 8
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ("Wrong", "reset returned int"),
+        ("Missing", "cannot be imported"),
+        ("Sums", "serves no 'test/missing'"),
+    ],
+)
+def test_an_environment_that_does_not_start_here_leaves_the_counts_out(
+    environment: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = sums_config(environment)
+    if environment == "Sums":
+        section = config.environment.model_copy(update={"name": "test/missing"})
+        config = config.model_copy(update={"environment": section})
+    assert tasks_by_seed([config]) == {}
+    out, err = capsys.readouterr()
+    assert reason in err and err.count("\n") == 1 and not out
