@@ -28,7 +28,7 @@ from services.scheduler.state.run import Batch
 from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
 from services.scheduler.state.workers import WorkerRecord
-from services.scheduler.status import SchedulerStatus, status_of
+from services.scheduler.status import MetricFigures, SchedulerStatus, metric_figures_of, status_of
 from services.scheduler.wakeup import CALL_WAIT_S
 
 # Closed tickets that are compacted in one go: calls that came meanwhile are answered before the next ones.
@@ -287,6 +287,10 @@ class Scheduler:
     def status(self) -> SchedulerStatus:
         """The run as operators and metrics see it, now."""
         return status_of(self.loop)
+
+    def metric_figures(self) -> MetricFigures:
+        """The figures that only metrics show, now."""
+        return metric_figures_of(self.loop)
 
     def stop(self, reason: str) -> None:
         """Ends the run at the next boundary; a scheduler started later continues it."""

@@ -1,4 +1,4 @@
-"""A run as operators and metrics see it: one value, read from what the scheduler works with."""
+"""A run as operators see it, and the figures of metrics alone, read from what the scheduler works with."""
 
 from __future__ import annotations
 
@@ -43,6 +43,36 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerStatus:
+    """counts: tickets by bucket, of `issued`. judged: evaluations in the order of the run, with figures.
+
+    step, steps: batches done and planned in this phase, or episodes of an evaluation. metrics: of the last
+    committed batch, with an estimate of the seconds that the phase will still take, phase_left_s. roles: how
+    far each is with the trajectories that are there.
+    """
+
+    run: str
+    phase: str
+    step: int
+    steps: int
+    version: int
+    counts: Mapping[str, int]
+    issued: int
+    worker_views: Sequence[WorkerView]
+    judged: Sequence[tuple[EvaluationRecord, Judgement]]
+    best_version: int
+    episode_tokens: Quantiles
+    turn_tokens: Quantiles
+    metrics: Mapping[str, float]
+    elapsed_s: float
+    done: bool
+    message: str
+    progress: Mapping[str, ColumnProgress]
+    stage_views: Sequence[StageView]
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageSwitches:
     """The switches of a stage, which may have no workers. running: None while they differ.
 
@@ -58,36 +88,15 @@ class StageSwitches:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerStatus:
-    """counts: tickets by bucket, of `issued`. judged: evaluations in the order of the run, with figures.
+class MetricFigures:
+    """The figures that only metrics show.
 
-    step, steps: batches done and planned in this phase, or episodes of an evaluation. metrics: of the last
-    committed batch, with an estimate of the seconds that the phase will still take, phase_left_s. roles: how
-    far each is with the trajectories that are there. since_commit_s: since the last committed batch, or since
-    this process took the run over. episodes: that ended in this process, by ending. failing_tickets: that
-    failed for good in a row.
+    published: the newest version that engines can load. since_commit_s: since the last committed batch, or
+    since this process took the run over. episodes: that ended in this process, by ending. failing_tickets:
+    that failed for good in a row.
     """
 
-    run: str
-    phase: str
-    step: int
-    steps: int
-    version: int
     published: int
-    counts: Mapping[str, int]
-    issued: int
-    worker_views: Sequence[WorkerView]
-    judged: Sequence[tuple[EvaluationRecord, Judgement]]
-    best_version: int
-    episode_tokens: Quantiles
-    turn_tokens: Quantiles
-    metrics: Mapping[str, float]
-    elapsed_s: float
-    done: bool
-    message: str
-    progress: Mapping[str, ColumnProgress]
-    stage_views: Sequence[StageView]
-    heartbeat_s: float
     since_commit_s: float
     episodes: Counter[str]
     failing_tickets: int
@@ -106,7 +115,6 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         step=step,
         steps=steps,
         version=tables.run.version,
-        published=tables.run.published,
         counts=tables.counts(),
         issued=tables.run.next_ticket - 1,
         worker_views=_workers(loop),
@@ -121,9 +129,16 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         progress=consumers.progress(loop.columns, ledger),
         stage_views=_stages(loop),
         heartbeat_s=ledger.membership.heartbeat_s,
-        since_commit_s=max(0.0, elapsed_s - (loop.report.last_step_s or loop.opened_s)),
+    )
+
+
+def metric_figures_of(loop: RunLoop) -> MetricFigures:
+    """The figures of metrics alone, now."""
+    return MetricFigures(
+        published=loop.ledger.tables.run.published,
+        since_commit_s=max(0.0, loop.elapsed_s - (loop.report.last_step_s or loop.opened_s)),
         episodes=loop.endings.totals,
-        failing_tickets=ledger.attempts.given_up,
+        failing_tickets=loop.ledger.attempts.given_up,
         switches=_switches(loop),
     )
 

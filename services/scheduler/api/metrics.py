@@ -11,7 +11,7 @@ from services.scheduler.files.endings import OUT_OF_MEMORY
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.tickets import EpisodeEnding, TicketState
-from services.scheduler.status import SchedulerStatus
+from services.scheduler.status import MetricFigures, SchedulerStatus
 
 # Metrics of the last committed batch, with their names in metrics.jsonl.
 BATCH = {
@@ -25,12 +25,13 @@ BATCH = {
 
 def figures(scheduler: Scheduler) -> Iterator[Sample]:
     """The scheduler's samples; called on its own loop."""
-    status = scheduler.status()
+    status, extra = scheduler.status(), scheduler.metric_figures()
     yield from _run(status)
     yield from _tickets(status)
     yield from _batch(status)
     yield from _fleet(status)
-    yield from _switches(status)
+    yield from _extra(extra)
+    yield from _switches(extra)
 
 
 def _run(status: SchedulerStatus) -> Iterator[Sample]:
@@ -38,8 +39,6 @@ def _run(status: SchedulerStatus) -> Iterator[Sample]:
     yield Sample("earl_scheduler_done", float(status.done))
     yield Sample("earl_scheduler_step", float(status.step))
     yield Sample("earl_scheduler_policy_version", float(status.version))
-    yield Sample("earl_scheduler_published_version", float(status.published))
-    yield Sample("earl_scheduler_since_commit_seconds", status.since_commit_s)
 
 
 def _tickets(status: SchedulerStatus) -> Iterator[Sample]:
@@ -50,11 +49,6 @@ def _tickets(status: SchedulerStatus) -> Iterator[Sample]:
         yield Sample("earl_scheduler_tickets", float(count), {"state": state.value})
     for reason, count in dropped.items():
         yield Sample("earl_scheduler_dropped_tickets", float(count), {"reason": reason})
-    yield Sample("earl_scheduler_out_of_memory_episodes_total", float(status.episodes[OUT_OF_MEMORY]))
-    for ending in EpisodeEnding:
-        count = float(status.episodes[ending.value])
-        yield Sample("earl_scheduler_episodes_total", count, {"ending": ending.value})
-    yield Sample("earl_scheduler_failing_tickets", float(status.failing_tickets))
     for role, progress in status.progress.items():
         for state, count in asdict(progress).items():
             yield Sample("earl_scheduler_trajectories", float(count), {"role": role, "state": state})
@@ -88,8 +82,18 @@ def _fleet(status: SchedulerStatus) -> Iterator[Sample]:
             yield Sample("earl_scheduler_worker_silent_seconds", view.silent_s, labels)
 
 
-def _switches(status: SchedulerStatus) -> Iterator[Sample]:
-    for switches in status.switches:
+def _extra(extra: MetricFigures) -> Iterator[Sample]:
+    yield Sample("earl_scheduler_published_version", float(extra.published))
+    yield Sample("earl_scheduler_since_commit_seconds", extra.since_commit_s)
+    yield Sample("earl_scheduler_out_of_memory_episodes_total", float(extra.episodes[OUT_OF_MEMORY]))
+    for ending in EpisodeEnding:
+        count = float(extra.episodes[ending.value])
+        yield Sample("earl_scheduler_episodes_total", count, {"ending": ending.value})
+    yield Sample("earl_scheduler_failing_tickets", float(extra.failing_tickets))
+
+
+def _switches(extra: MetricFigures) -> Iterator[Sample]:
+    for switches in extra.switches:
         stage, parallelism = switches.stage, switches.running
         for degree, value in (parallelism.as_dict() if parallelism is not None else {}).items():
             yield Sample("earl_scheduler_parallelism", float(value), {"stage": stage, "degree": degree})

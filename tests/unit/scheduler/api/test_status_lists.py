@@ -8,15 +8,19 @@ from earl.dashboard.codec_services import host, ticket
 from earl.stack.codec import decode_leases
 from earl.stack.status import TicketLease
 from earl.ticket_ranges import RangeSet
-from earl.v1 import common_pb2
+from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.api.codec_tickets import encode_tickets
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.state.tickets import Attempt, EpisodeResult, TicketState
 from services.scheduler.state.workers import WorkerRecord
+from services.scheduler.status import SchedulerStatus
 from tests.support.gateway_world import World
 from tests.support.ledger import RULES
+
+# Fields of a status that the answer to GetStatus has in another form.
+ENCODED = {"counts", "issued", "worker_views", "judged", "progress", "stage_views"}
 
 
 def begun() -> Ledger:
@@ -97,3 +101,9 @@ def test_hosts_are_listed_with_their_faults_and_quarantine():
     assert (
         answer.waits == 3 and answer.totals["quarantines"] == 1 and answer.wait_longest_s >= answer.wait_p50_s
     )
+
+
+def test_all_that_a_status_computes_is_answered():
+    """Figures of metrics alone are computed for them alone: every viewer of a run asks for its status."""
+    answered = set(scheduler_pb2.GetStatusResponse.DESCRIPTOR.fields_by_name) | ENCODED
+    assert {field.name for field in dataclasses.fields(SchedulerStatus)} <= answered
