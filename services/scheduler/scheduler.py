@@ -232,8 +232,11 @@ class Scheduler:
     async def lease_columns(
         self, role: str, name: str, incarnation: int, credit_tokens: int, wait_s: float
     ) -> tuple[ColumnLease, int, bool]:
-        """Leases trajectories to make a role's columns of, waiting for the first; the tokens of what waits
-        beside, and whether to leave. Raises LedgerError if the run has no such role."""
+        """Leases trajectories to make a role's columns of, waiting for the first.
+
+        Returns the lease, the tokens of the trajectories that still wait for the role, and whether the worker
+        is to leave. Raises LedgerError if the run has no such role.
+        """
         consumers.require(self.loop.columns, role)
 
         def attempt(now: float) -> tuple[ColumnLease, bool] | None:

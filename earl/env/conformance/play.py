@@ -20,7 +20,7 @@ View = Mapping[str, Any]
 
 @dataclass(slots=True)
 class EpisodeTrace:
-    """One episode. seen[0]: of the reset; seen[i]: of acts[i - 1]. reset_s, steps_s: how long they took."""
+    """One episode. views[0]: of the reset; views[i]: of acts[i - 1]. reset_s, steps_s: how long they took."""
 
     seed: int
     views: list[View] = field(default_factory=list)

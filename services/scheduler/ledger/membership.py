@@ -80,7 +80,7 @@ class Membership:
         tables.worker_until.prolong(worker.name, now + self.membership_s)
 
     def mark_alive(self, name: str, incarnation: int, now: float, version: int | None = None) -> WorkerRecord:
-        """Notes a sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a worker."""
+        """Notes a sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation takes part."""
         worker = self.worker(name, incarnation)
         self.tables.worker_until.prolong(name, now + self.membership_s)
         if version is not None and version != worker.version:
@@ -118,7 +118,7 @@ class Membership:
         worker = self.tables.workers.get(name)
         if worker is None or worker.incarnation != incarnation:
             raise UnknownWorker(
-                f"worker {name} ({incarnation:x}) is not a worker of this run", "join (again)"
+                f"worker {name} ({incarnation:x}) does not take part in this run", "join (again)"
             )
         return worker
 
