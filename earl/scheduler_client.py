@@ -27,8 +27,7 @@ from earl.worker_report import BusySpan, TransferTotals
 # How long a scheduler that cannot be reached (restarting, overloaded) is tried, a call.
 RETRY_S = 30.0
 # A worker counts as lost after three times the time between its heartbeats, of which the scheduler allows
-# three
-# quarters at least.
+# three quarters at least.
 _HEARTBEATS_UNTIL_LOST = 4.0
 
 

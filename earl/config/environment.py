@@ -28,8 +28,7 @@ class EnvironmentConfig(ConfigSection):
     # are started by hand, or after the run by somebody else.
     wait_s: float = Field(default=600.0, gt=0)
     # Seconds that an episode waits until a host has free capacity for it; then its attempt fails. Raise it if
-    # hosts
-    # start slowly or have few sessions.
+    # hosts start slowly or have few sessions.
     queue_s: float = Field(default=60.0, gt=0)
     # Seconds that a reset may take. Raise it for environments that start containers or servers.
     reset_s: float = Field(default=30.0, gt=0)

@@ -32,8 +32,7 @@ class ScratchModel(ConfigSection):
     # Standard deviation of the initial embeddings. A tiny vocabulary learns faster with a larger one.
     embedding_std: float = Field(default=0.02, gt=0)
     # Words of the tokenizer in addition to its special tokens. Text is split into words and single
-    # punctuation
-    # characters; the model reads <unk> for any other word, which log and status tell.
+    # punctuation characters; the model reads <unk> for any other word, which log and status tell.
     words: list[str] = []
 
 

@@ -1,5 +1,4 @@
-"""A worker's attempts, and when their leases are to be renewed. Pure: monotonic time
-is an argument."""
+"""A worker's attempts, and when their leases are to be renewed. Pure: monotonic time is an argument."""
 
 from __future__ import annotations
 
