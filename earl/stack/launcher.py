@@ -24,7 +24,7 @@ from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
-from earl.stack import credentials, disk_room, plan, warden
+from earl.stack import credentials, disk_space, plan, warden
 from earl.stack.auto_dtype import settle
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import refuse_complete
@@ -120,7 +120,7 @@ async def launch(
             try:
                 outcome = await stack.run(directory.path, started_at)
             except EarlError as failure:
-                error = disk_room.explained(directory.path, failure)
+                error = disk_space.explained(directory.path, failure)
                 if stack.was_ready or directory.resumed:
                     directory.failed(error)
                     recorder.end("failed")

@@ -29,7 +29,7 @@ from typing import Any
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
-from earl.stack import disk_room
+from earl.stack import disk_space
 from earl.stack.run_files import FAILURE, LAUNCH, LOCK, LOGS, replace
 
 # A run without a checkpoint needs so much: its model, its ledger, its logs.
@@ -78,7 +78,7 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        disk_room.give_up(self.path)
+        disk_space.give_up(self.path)
         os.close(self._lock)
 
     @property
@@ -109,11 +109,11 @@ class RunDirectory:
         replace(self.run_json, launched.model_dump_json(indent=1))
         for earlier in (FAILURE, LAUNCH):
             (self.path / earlier).unlink(missing_ok=True)
-        disk_room.hold(self.path)
+        disk_space.hold(self.path)
 
     def failed(self, error: EarlError) -> None:
         """Writes why this launch failed after the run had begun; on a full disk it is only logged."""
-        disk_room.give_up(self.path)
+        disk_space.give_up(self.path)
         fields = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
         with ExpendableFile(self.path / FAILURE).written():
             replace(self.path / FAILURE, json.dumps(fields) + "\n")

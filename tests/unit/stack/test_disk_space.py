@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from earl.errors import BusUnavailable, ConfigError, DiskFull
-from earl.stack import disk_room, rundir
+from earl.stack import disk_space, rundir
 from earl.stack.rundir import RunDirectory
 from tests.support.runs import tictactoe
 
@@ -23,30 +23,30 @@ def test_what_fails_on_a_full_disk_failed_for_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 12 << 10)
-    full = disk_room.explained(tmp_path, ENDED)
+    full = disk_space.explained(tmp_path, ENDED)
     assert isinstance(full, DiskFull) and full.exit_code == 25 and full.__cause__ is ENDED
     assert full.message == f"the disk of {tmp_path} is full (12 KiB free): {ENDED.message}"
     assert f"earl resume {tmp_path}" in full.remedy
-    assert disk_room.explained(tmp_path, full) is full
+    assert disk_space.explained(tmp_path, full) is full
 
 
 def test_what_fails_where_there_is_room_keeps_its_own_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 5 << 20)
-    assert disk_room.explained(tmp_path, ENDED) is ENDED
-    assert disk_room.explained(tmp_path / "gone", ENDED) is ENDED
+    assert disk_space.explained(tmp_path, ENDED) is ENDED
+    assert disk_space.explained(tmp_path / "gone", ENDED) is ENDED
 
 
 def test_the_reserve_is_there_while_a_run_is_and_goes_before_a_failure_is_written(tmp_path: Path) -> None:
     config = tictactoe(tmp_path)
     with RunDirectory(config, resume=False) as directory:
         directory.write(config, config)
-        reserve = directory.path / disk_room.RESERVE
-        assert reserve.stat().st_blocks * 512 >= disk_room.RESERVE_BYTES
+        reserve = directory.path / disk_space.RESERVE
+        assert reserve.stat().st_blocks * 512 >= disk_space.RESERVE_BYTES
         directory.failed(ENDED)
         assert not reserve.exists() and (directory.path / rundir.FAILURE).is_file()
-        disk_room.hold(directory.path)
+        disk_space.hold(directory.path)
     assert not reserve.exists()
 
 
