@@ -163,10 +163,11 @@ def without_privileges():
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def limit(settings, counts_alone):
+def limit(settings, has_private_user):
     """rlimits, and killed when the thread that waits for it ends. After the last change of user.
 
-    counts_alone: whether the user's processes are this sandbox's alone, and so can be limited.
+    has_private_user: whether all of the user's processes are this sandbox's, so that their number can be
+    limited.
     """
     cpu = settings["cpu_s"]
     limits = {
@@ -177,7 +178,7 @@ def limit(settings, counts_alone):
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
     }
-    if counts_alone:
+    if has_private_user:
         limits[resource.RLIMIT_NPROC] = settings["threads"]
     for name, value in limits.items():
         soft, hard = value if isinstance(value, tuple) else (value, value)

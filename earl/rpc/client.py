@@ -71,7 +71,7 @@ class Client:
         """The stub's method, over a new connection if calls fail and the authority's file has changed."""
         former = self._channel
         failing = self._authority is not None and former.get_state() is _FAILING
-        if self._authority is not None and failing and self._authority.taken(self._connect):
+        if self._authority is not None and failing and self._authority.reload_if_changed(self._connect):
             log.info("the authority changed: %s is called again", self.address)
             closing = asyncio.ensure_future(former.close(FORMER_S))
             self._closing.add(closing)

@@ -21,7 +21,7 @@ FRAME_BYTES = 4 << 20
 LIMIT_MESSAGES = 100_000
 LIMIT_BYTES = 256 << 20
 # The fraction of the bounds that may be queued before `wait_for_space` waits.
-SPACE = 1 / 8
+CROWDED_FRACTION = 1 / 8
 
 
 class Outbox:
@@ -61,7 +61,10 @@ class Outbox:
     @property
     def crowded(self) -> bool:
         """Returns whether so much is queued that callers that can wait should."""
-        return len(self._messages) > self._limit * SPACE or self._bytes > self._limit_bytes * SPACE
+        return (
+            len(self._messages) > self._limit * CROWDED_FRACTION
+            or self._bytes > self._limit_bytes * CROWDED_FRACTION
+        )
 
     async def wait_for_space(self) -> None:
         """Waits until the peer has read enough, or the outbox is closed."""

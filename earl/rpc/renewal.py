@@ -59,7 +59,7 @@ class ServerCertificate:
 
     def _renewed(self) -> bool:
         """Loads files that have changed; returns whether another certificate is shown from now on."""
-        renewed = self._watched.taken(self._load)
+        renewed = self._watched.reload_if_changed(self._load)
         if renewed:
             log.info("the certificate %s changed: new connections are shown the new one", self._certificate)
         return renewed

@@ -152,7 +152,9 @@ class TokenFile(AcceptedTokens):
         self._accept((entry.role, entry.token, entry.expires) for entry in self._entries)
 
     def refresh(self) -> bool:
-        if not self._watched.taken(self._load, lambda error: self._notify(f"not taken: {error.message}")):
+        if not self._watched.reload_if_changed(
+            self._load, lambda error: self._notify(f"not taken: {error.message}")
+        ):
             return False
         log.info("the token file changed: %d tokens", len(self._entries))
         names = (f"{entry.role} {token_id(entry.token)}" for entry in self._entries)
@@ -204,7 +206,7 @@ class SecretFile:
 
     def all(self) -> tuple[str, ...]:
         """The tokens that the file holds now."""
-        self._watched.taken(self._load)
+        self._watched.reload_if_changed(self._load)
         return self._tokens
 
 

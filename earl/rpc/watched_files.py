@@ -30,8 +30,10 @@ class WatchedFiles:
         self._last_stamps = stamps
         return changed
 
-    def taken(self, load: Callable[[], None], on_refused: Callable[[EarlError], None] | None = None) -> bool:
-        """Loads them if a file has changed; whether that was so, and succeeded.
+    def reload_if_changed(
+        self, load: Callable[[], None], on_refused: Callable[[EarlError], None] | None = None
+    ) -> bool:
+        """Loads the files if one has changed; returns whether that was so and succeeded.
 
         load: raises an EarlError for files that cannot be used, and leaves all as it was; that is logged, and
         given to `on_refused`.

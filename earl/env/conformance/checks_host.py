@@ -95,15 +95,15 @@ async def reconnect(subject: Subject) -> CheckOutcome:
         await subject.player.continue_play(held, after, half)
         await subject.player.continue_play(lost, other, half)
         lost.forget()
-        continued = asyncio.create_task(subject.player.continue_play(held, after, replaying(trace.acts)))
+        continuing = asyncio.create_task(subject.player.continue_play(held, after, replaying(trace.acts)))
         await asyncio.sleep(0)
         began = monotonic()
         try:
             await link.drop_stream(BACK_S)
             back_s = monotonic() - began
         finally:
-            await asyncio.wait({continued})
-        continued.result()
+            await asyncio.wait({continuing})
+        continuing.result()
         try:
             ending = view_of(await lost.step(Action("x")))["ending"]
         except DeadlineExceeded:

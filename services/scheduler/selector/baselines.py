@@ -11,7 +11,7 @@ from bisect import bisect_left
 
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
-from services.scheduler.selector.candidate_scores import best, roomiest, weigh
+from services.scheduler.selector.candidate_scores import best, weigh, with_most_memory
 from services.scheduler.selector.decision import Decision, LayoutCandidate, LayoutChoice, Outlook, Workload
 
 DRIFT = 0.3
@@ -32,7 +32,7 @@ class _Planner:
     def decide(self, step: int, devices: int) -> Decision:
         before = self._now and self._now.over(devices)
         if self._last is None:
-            chosen, candidates = roomiest(self._table, devices, MARGIN)
+            chosen, candidates = with_most_memory(self._table, devices, MARGIN)
             reason = "nothing was seen yet: what fits most of the profile"
         else:
             chosen, candidates, reason = self._plan(before, devices, self._last)

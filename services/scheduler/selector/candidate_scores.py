@@ -55,7 +55,9 @@ def best(candidates: Sequence[LayoutCandidate]) -> LayoutCandidate:
     return min(fitting, key=lambda layout: (layout.step_s, _size(layout), layout.parallelism.replica))
 
 
-def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice, tuple[LayoutCandidate, ...]]:
+def with_most_memory(
+    table: Outlook, devices: int, margin: float
+) -> tuple[LayoutChoice, tuple[LayoutCandidate, ...]]:
     """Chooses the parallelism to begin with when nothing is known, scored at the profile's longest context
     and highest load.
 

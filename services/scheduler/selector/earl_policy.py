@@ -17,7 +17,7 @@ from collections import deque
 
 from earl.errors import ConfigError
 from services.scheduler.selector import headroom
-from services.scheduler.selector.candidate_scores import best, roomiest, weigh
+from services.scheduler.selector.candidate_scores import best, weigh, with_most_memory
 from services.scheduler.selector.decision import Decision, LayoutCandidate, LayoutChoice, Outlook, Workload
 from services.scheduler.selector.switch_threshold import Rung, RungVerdict, rungs
 
@@ -92,7 +92,7 @@ class EarlPolicy:
     def _begin(self, step: int, devices: int) -> Decision:
         if self._now is not None and (now := self._now.over(devices)) is not None:
             return Decision(step, now, now, "stays: nothing was seen yet", cost_s=self._cost_s)
-        chosen, candidates = roomiest(self._table, devices, headroom.GROWTH)
+        chosen, candidates = with_most_memory(self._table, devices, headroom.GROWTH)
         before = self._now
         self._now = chosen
         self._rungs = [Rung(cost_s, chosen.replica, chosen=False) for cost_s in rungs(self._cost_s)]

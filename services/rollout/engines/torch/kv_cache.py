@@ -90,7 +90,7 @@ class KvCache:
     def copy_out(self, rows: Sequence[SlotRows], into: np.ndarray, stop: threading.Event) -> None:
         """Copies the rows into [layers, 2, kv_heads, tokens, head_dim], during the steps; returns early if
         `stop` is set."""
-        with self._during_steps():
+        with self._copy_stream():
             for part, target in zip(rows, _end_to_end(rows, into), strict=True):
                 if stop.is_set():
                     return
@@ -101,7 +101,7 @@ class KvCache:
 
     def copy_in(self, rows: Sequence[SlotRows], source: np.ndarray, stop: threading.Event) -> None:
         """The reverse of `copy_out`, into rows that no step reads."""
-        with self._during_steps():
+        with self._copy_stream():
             for part, values in zip(rows, _end_to_end(rows, source), strict=True):
                 if stop.is_set():
                     return
@@ -118,7 +118,7 @@ class KvCache:
         return self._all[:, :, rows.slot, :, rows.first : rows.first + rows.count]
 
     @contextlib.contextmanager
-    def _during_steps(self) -> Iterator[None]:
+    def _copy_stream(self) -> Iterator[None]:
         """Runs copies on a CUDA stream of their own: after all work that steps have begun, and waits for
         their end."""
         if self._device.type == "cpu":
