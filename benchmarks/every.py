@@ -1,4 +1,4 @@
-"""Work that is repeated beside what is measured."""
+"""Work that is repeated during a measurement."""
 
 from __future__ import annotations
 

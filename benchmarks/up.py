@@ -40,7 +40,7 @@ COMPARES = (
     "run. up_ready_s: until every process has said that it serves; down_s: until the last one has ended, "
     "after a checkpoint and the report; down_now_s: the same without waiting for a checkpoint. Medians. "
     "left: processes of the runs, and shared memory and sockets that they held, which are there after "
-    "`earl stop`: looked for in /proc and the file system, not asked of it."
+    "`earl stop`: found in /proc and the file system, not in what it reports."
 )
 
 

@@ -10,7 +10,7 @@ The default suite leaves tests marked `slow` out, so without a record nobody wou
 pass. An entry names the commit, its tree and the date of the last run in which every parameter of the test
 passed, how long it took, and the landing at which that was. A test that was skipped, or of which parameters
 were, keeps its entry, which ages, and says why; one that failed or did not end keeps its entry as it is, and
-the run's exit code is not 0. Entries are written while the run goes on, on a clean tree only: what a changed
+the run's exit code is not 0. Entries are written during the run, on a clean tree only: what a changed
 tree does says nothing about a commit.
 
 Tests run two side by side, a file's one after the other; those of ALONE follow, one at a time.
@@ -94,7 +94,7 @@ def changed_tree() -> bool:
 
 
 class Renewal:
-    """Writes the entries of a run that goes on, as its results come in; keep=False writes none.
+    """Writes the entries of a run in progress, as its results come in; keep=False writes none.
 
     It stops for good when the tree is changed or another commit is checked out.
     """

@@ -42,7 +42,7 @@ COMPARES = (
     "that need to. shm, ucx, nixl: EARL's Dispatcher, told once what a consumer wants of a round: it plans "
     "in the warm-up and again only where rows lie elsewhere; descriptors are published to the registry and "
     "fetched from it within the time (an embedded Valkey, which answers once it is on disk: publish_ms); "
-    "ucx and nixl (on a CPU over TCP) are served by a process beside every producer. central_shm, "
+    "ucx and nixl (on a CPU over TCP) are served by a process next to every producer. central_shm, "
     "central_ucx, central_nixl: a controller reads whole producers over that same transport and consumers "
     "read its copy: what is left is topology. central_grpc: a controller to which producers stream each "
     "reader's half rows in 1 MiB messages and which forwards every message at once, whole and without a "

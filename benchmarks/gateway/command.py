@@ -1,4 +1,4 @@
-"""The environment gateway's throughput, open sessions and failures, beside an OpenEnv server."""
+"""The environment gateway's throughput, open sessions and failures, compared with an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEASURES = (
     "SIGSTOP to a host until the last session that was stepping there has ended (EnvHostLost is "
     "INFRA_ERROR); others: what became of sessions that had taken no step and of those that were opened "
     "in that moment. isolation_loss: the share of their throughput that three hosts lose while the fourth "
-    "fails every step, each host with room for its share of the sessions; below 0 they gained. "
+    "fails every step, each host with capacity for its share of the sessions; below 0 they gained. "
     "openenv_steps_per_s: the same environment behind as many OpenEnv server processes as there are hosts, "
     "played by OpenEnv's own client over WebSockets in one process, a session each, in closed loops."
 )
@@ -57,7 +57,7 @@ def gateway(
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Measure the environment gateway's throughput, memory and failures, beside an OpenEnv server."""
+    """Measure the environment gateway's throughput, memory and failures, compared with an OpenEnv server."""
     chosen = parts.split(",")
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:

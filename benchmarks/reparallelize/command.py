@@ -1,4 +1,4 @@
-"""What it costs to change the parallelism of a stage while it works."""
+"""The cost of changing the parallelism of a stage while it works."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEASURES = (
     "and new engines share the machine's cores, as do all engines of the pool. trainer_ms_p50, "
     "trainer_ms_worst: from the step boundary until the trainer's ranks can train in another parallelism; "
     "canaries are computed twice within. trainer_peak_extra_bytes: what the rank that needed most held "
-    "beside the larger of both layouts."
+    "in addition to the larger of both layouts."
 )
 
 

@@ -59,7 +59,7 @@ utimensat 280 88 · truncate 76 45 · ftruncate 77 46 · fallocate 285 47 · cop
 
 
 class Test(NamedTuple):
-    """Whether half of an argument, masked, is one of the values."""
+    """A test of half of an argument, masked: it is to be one of the values."""
 
     argument: int
     values: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Whether a run's model can be loaded, judged by its files: `python -m earl.models.probe`.
+"""Judges by a model's files whether a run can load it: `python -m earl.models.probe`.
 
 `[model]` as JSON on standard input; {"facts", "error"} as one line of JSON on standard output. A package's
 model is not converted for this.

@@ -23,7 +23,7 @@ def machine() -> dict[str, str | int | float]:
 
 
 def computes_on_gpu(device: str) -> bool:
-    """Whether a stage on this device ("auto", "cpu" or "cuda") uses a GPU of this machine."""
+    """Returns whether a stage on this device ("auto", "cpu" or "cuda") uses a GPU of this machine."""
     return device == "cuda" or (device == "auto" and NVIDIA.exists())
 
 

@@ -63,7 +63,7 @@ def send(descriptors: Collection[int], signal_number: int) -> None:
 
 
 def wait_all(descriptors: Collection[int], timeout_s: float) -> bool:
-    """Whether all have ended within that time. A pidfd is readable once its process ended."""
+    """Returns whether all have ended within that time. A pidfd is readable once its process ended."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

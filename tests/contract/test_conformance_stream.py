@@ -313,7 +313,7 @@ PLANTED = [
     (NotANumber, ("policy", "numbers"), "numbers", "reward inf"),
     (NotANumberMetric, ("policy", "numbers"), "numbers", "metric win = nan"),
     (OutOfRange, ("policy", "numbers"), "numbers", "return 3 of"),
-    (RewardedFailure, ("policy", "endings"), "endings", "a reward of 1 beside ending ENV_ERROR"),
+    (RewardedFailure, ("policy", "endings"), "endings", "a reward of 1 with ending ENV_ERROR"),
     (NoEnding, ("policy", "endings"), "endings", "done with ending 0"),
     (Oversized, ("policy", "sizes"), "sizes", "at most 65536"),
     (StrayProgress, ("policy", "progress"), "progress", "answered before it"),

@@ -1,4 +1,4 @@
-"""What a run's status says, as words and figures: the same in every view of a run. Pure."""
+"""A run's status in words and figures: the same in every view of a run. Pure."""
 
 from __future__ import annotations
 

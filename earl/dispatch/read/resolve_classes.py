@@ -161,7 +161,10 @@ def _runs(indices: np.ndarray) -> Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Targets:
-    """Where tensors go: buffers with equal strides (bytes). place: int64, a buffer by a tensor's number."""
+    """The buffers that tensors are read into, which have equal strides (bytes).
+
+    place: int64, a buffer by a tensor's number.
+    """
 
     buffers: tuple[np.ndarray, ...]
     strides: np.ndarray

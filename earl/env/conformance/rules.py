@@ -269,7 +269,7 @@ def _ending_faults(result: Any) -> Any:
         yield f"done with ending {result.ending}, which is none"
     elif result.ending in _FAILED:
         if result.reward:
-            yield f"a reward of {result.reward:g} beside ending {Ending(result.ending).name}"
+            yield f"a reward of {result.reward:g} with ending {Ending(result.ending).name}"
         if not result.message:
             yield f"ending {Ending(result.ending).name} without a message"
     if result.seq == 0 and result.ending in (Ending.OK.value, Ending.TRUNCATED.value):

@@ -1,1 +1,1 @@
-"""What an episode leaves: its token columns, its transcript, its spans of time, its tokenizer. Pure."""
+"""The results of an episode: its token columns, its transcript, its spans of time, its tokenizer. Pure."""

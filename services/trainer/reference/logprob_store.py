@@ -56,7 +56,7 @@ class LogprobStore:
     async def reserve(
         self, key: str, trajectories: Iterable[str], total_tokens: int, box: Box
     ) -> np.ndarray | None:
-        """An array float32 [size of the box] in the arena to be filled, or None where there is no room now.
+        """An array float32 [size of the box] in the arena to be filled, or None where there is no space now.
 
         The box is this rank's slice of the total_tokens of these trajectories.
         """

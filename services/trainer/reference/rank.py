@@ -83,7 +83,7 @@ class ReferenceRank:
         """Rank 0's command; the others' is ignored. A collective."""
         # On every rank: one that is not told what may be freed would fill up and stall the others.
         self._io.check()
-        # The tokens that every rank has room for: any of them may get them all.
+        # The tokens that every rank has space for: any of them may get them all.
         free = self._group.gather(str(self._logprobs.free_tokens).encode())
         credit_tokens = min(int(tokens) for tokens in free)
         return self._rank0.next_command(self._loaded, credit_tokens) if self._rank0 is not None else b""
@@ -229,14 +229,14 @@ class ReferenceRank:
         return [not isinstance(outcome, BaseException) for outcome in outcomes]
 
     def _put_logprobs(self, trajectories: Sequence[MaskedTrajectory]) -> bool:
-        """Computes this rank's log-probs into its arena; whether there was room for them. A collective."""
+        """Computes this rank's log-probs into its arena; returns whether there was space. A collective."""
         tensor = self._mesh.tensor
         loss_mask = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
         box = slices(loss_mask, tensor.size)[tensor.rank]
         name = logprob_key(self._life, self._leases, self._group.rank)
         keys = [trajectory.key for trajectory in trajectories]
         array = self._io.run(self._logprobs.reserve(name, keys, len(loss_mask), box), CALL_S)
-        # Ranks of a replica compute together, those without room too.
+        # Ranks of a replica compute together, those without space too.
         into = np.empty(box.size, np.float32) if array is None else array
         self._policy.logprobs(trajectories, box, into)
         return array is not None
