@@ -2,8 +2,8 @@
 
 Found by the launch's record: processes by their mark, directories by their names, sockets by their kind.
 A directory is only the launch's if its name is the one that this launch gave: that of its sockets has the
-launch's mark in it, that of its arenas a hash of the run's directory. A record that was copied, or written by
-somebody else, thus removes nothing.
+launch's mark in it, that of its arenas a hash of the run's directory. A record that names no arenas of the
+directory in which it is was copied there, or written by somebody else: it ends and removes nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,20 @@ class Leftovers:
 
 
 def find(directory: Path, record: LaunchRecord | None) -> Leftovers:
-    """Finds the remains of a launch; none without a record: services that were not launched may be alive."""
-    if record is None:
+    """Finds the remains of a launch; none without a record: services that were not launched may be alive.
+
+    None either for the record of a launch in another directory: that run may be running.
+    """
+    if record is None or not is_of(directory, record):
         return Leftovers()
     places = {place for place in record.leaves if Path(place).name in names_of(directory, record)}
     paths = [place for place in sorted(places) if os.path.lexists(place)]
     return Leftovers(live(record.mark), (*paths, *map(str, sockets(directory))))
+
+
+def is_of(directory: Path, record: LaunchRecord) -> bool:
+    """Returns whether a record is of a launch in this directory, by the arenas that every launch records."""
+    return any(Path(place).name == arena_directory_name(directory) for place in record.leaves)
 
 
 def names_of(directory: Path, record: LaunchRecord) -> set[str]:
@@ -72,7 +80,7 @@ def sockets(directory: Path) -> list[Path]:
 
 
 def clean(directory: Path, record: LaunchRecord | None) -> Leftovers:
-    """Ends and removes all of it; returns what it was."""
+    """Ends and removes what `find` finds; returns what it was."""
     before = find(directory, record)
     if record is not None and before.pids:
         warden.sweep(record.mark)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +21,11 @@ from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import BusUnavailable, ConfigError, EngineLost, EnvProtocolError, PortInUse
-from earl.stack import leftovers
+from earl.stack import leftovers, warden
 from earl.stack.plan import plan
 from earl.stack.ports import free_port, resolve_bind
 from earl.stack.process import error_of_exit_code, readable, ready_address
-from earl.stack.record import LaunchRecord
+from earl.stack.record import LaunchRecord, read_record, write_record
 from earl.stack.run_files import replace
 from earl.stack.rundir import RunDirectory, free_name, to_toml
 from tests.support.paths import ROOT
@@ -289,8 +295,27 @@ def test_what_a_launch_left_is_found_and_removed_and_nothing_else(tmp_path: Path
     assert all(place.exists() for place in foreign) and not own.exists()
     assert list(arenas.iterdir()) == [foreign[-1]]
     # A mark that no launch has makes no directory the launch's.
-    assert not leftovers.find(directory, LaunchRecord(1, "project", (str(tmp_path / "earl-project"),)))
+    project = (str(arenas_of(given, tmp_path)), str(tmp_path / "earl-project"))
+    assert not leftovers.find(directory, LaunchRecord(1, "project", project))
     assert str(leftovers.Leftovers()) == "nothing"
+
+
+def test_a_copied_directory_ends_no_process_of_the_original_run(tmp_path: Path):
+    given, mark = config(tmp_path), secrets.token_hex(8)
+    original, copy = tmp_path / given.name, tmp_path / "copy"
+    original.mkdir()
+    sockets = tmp_path / f"earl-{mark}"
+    sockets.mkdir()
+    write_record(original, LaunchRecord(1, mark, (str(arenas_of(given, tmp_path)), str(sockets))))
+    shutil.copytree(original, copy)
+    waits = [sys.executable, "-c", "input()"]
+    marked = {**os.environ, warden.MARK_VARIABLE: mark}
+    with subprocess.Popen(waits, env=marked, stdin=subprocess.PIPE) as process:
+        assert not leftovers.find(copy, read_record(copy))
+        assert not leftovers.clean(copy, read_record(copy))
+        assert process.poll() is None and sockets.exists()
+        assert leftovers.clean(original, read_record(original)).pids == (process.pid,)
+        assert process.wait() == -signal.SIGTERM and not sockets.exists()
 
 
 def arenas_of(given: RunConfig, tmp_path: Path) -> Path:
