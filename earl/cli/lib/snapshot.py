@@ -26,6 +26,7 @@ from earl.cli.lib.gateway_codec import GatewayEnvironment, GatewayViewer
 from earl.cli.lib.run_services import services_of
 from earl.errors import EarlError
 from earl.obs.metrics import plain
+from earl.obs.tail import Tail
 from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
 from earl.rpc.token_file import READERS, Role
@@ -38,6 +39,9 @@ from earl.stack.status import ProcessState, RunStatus, TicketLease
 SNAPSHOT_S = 2.0
 # The oldest leases that are shown.
 LEASES = 5
+METRICS = "metrics.jsonl"
+# Read from the end of the metrics for the last step, whose line is far shorter.
+METRICS_BYTES = 1 << 17
 # The directory of a run that is another machine's.
 NOWHERE = Path(os.devnull)
 
@@ -164,6 +168,7 @@ class RunMonitor:
             status = record.status if record is not None and record.outcome else self._last.status
         if environments is None:
             environments = self._last.environments if state.is_active else ()
+        last_step_s = time_of_last_step(self.directory) if state is RunState.LOST else 0.0
         self._last = RunSnapshot(
             self.directory,
             state,
@@ -173,7 +178,7 @@ class RunMonitor:
             metrics_of(self.directory) if state.is_active else {},
             silent if state.is_active or self.directory == NOWHERE else {},
             read_object(self.directory / FAILURE),
-            elapsed_s(record, status, active=state.is_active),
+            elapsed_s(record, status, active=state.is_active, last_step_s=last_step_s),
             leases,
         )
         return self._last
@@ -240,19 +245,34 @@ def aged(record: LaunchRecord) -> tuple[ProcessState, ...]:
     )
 
 
-def elapsed_s(record: LaunchRecord | None, status: RunStatus, *, active: bool) -> float:
+def elapsed_s(
+    record: LaunchRecord | None, status: RunStatus, *, active: bool, last_step_s: float = 0.0
+) -> float:
     """Seconds that the run has worked, all its launches together: as its scheduler says, as everywhere.
 
     Before a launch's scheduler answers: those of earlier launches, and those since this one began. active:
-    the launch has not ended; of one that was lost the seconds until its last record count.
+    the launch has not ended; of one that was lost the seconds until its last record count, or until its last
+    step if that was later. last_step_s: the time of that step, 0 if it is unknown.
     """
     if status.elapsed_s or record is None:
-        return status.elapsed_s
+        return max(status.elapsed_s, last_step_s)
     earlier_s = record.status.elapsed_s
     if not record.started_ns:
-        return earlier_s
+        return max(earlier_s, last_step_s)
     until_ns = time.time_ns() if active else record.ended_ns or record.written_ns
-    return earlier_s + max(0.0, (until_ns - record.started_ns) / 1e9)
+    return max(last_step_s, earlier_s + max(0.0, (until_ns - record.started_ns) / 1e9))
+
+
+def time_of_last_step(directory: Path) -> float:
+    """The seconds that the run had worked at its last recorded step; 0 if it recorded none."""
+    tail = Tail(directory / METRICS)
+    try:
+        tail.skip_to_last(METRICS_BYTES)
+        records = tail.read()
+    except OSError:  # there is no such file, or this user cannot read it
+        return 0.0
+    times = (record.get("time_s") for record in records)
+    return max((float(time_s) for time_s in times if isinstance(time_s, (int, float))), default=0.0)
 
 
 def monitor_of(run: Path | None, scheduler: str, gateway: str) -> RunMonitor:

@@ -71,6 +71,28 @@ def test_a_run_has_one_time(record: LaunchRecord | None, running: RunStatus, act
     assert elapsed_s(record, running, active=active) == seconds
 
 
+def test_a_lost_run_has_the_time_of_its_last_step(tmp_path: Path):
+    """Its launch's record is as old as the last process that changed its state, often the start-up's."""
+    config = tictactoe(tmp_path, scheduler={"bind": "127.0.0.1:9"})
+    lost = replace(SECOND, outcome="", ended_ns=0, written_ns=7240 * S, status=RunStatus(elapsed_s=3500.0))
+    with RunDirectory(config, resume=False) as directory:
+        directory.write(config, config)
+        write_record(directory.path, lost)
+    metrics = directory.path / "metrics.jsonl"
+
+    def shown_s() -> float:
+        shown = json.loads(CliRunner().invoke(status.app, [str(directory.path), "--json"]).stdout)
+        assert shown["state"] == "lost"
+        return shown["elapsed_s"]
+
+    assert shown_s() == 3540.0
+    # The last line was truncated by what ended the run.
+    metrics.write_text('{"step": 1, "time_s": 3510.0}\n{"step": 2, "time_s": 9000.0}\n{"step": 3, "time')
+    assert shown_s() == 9000.0
+    metrics.write_text('{"step": 1, "time_s": 3510.0}\n{"step": 2, "time_s": null}\n')
+    assert shown_s() == 3540.0
+
+
 def test_a_launch_records_the_time_of_earlier_ones(tmp_path: Path):
     recorder = LaunchRecorder(tmp_path, "mark", (), 0.0, earlier_s=3500.0)
     record = read_record(tmp_path)
