@@ -24,6 +24,7 @@ from typing import Any
 from earl.cli.lib.find_run import metrics_of, pick_run
 from earl.cli.lib.gateway_codec import GatewayEnvironment, GatewayViewer
 from earl.cli.lib.run_services import services_of
+from earl.cli.lib.snapshot_clock import SnapshotClock
 from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.obs.tail import Tail
@@ -113,6 +114,7 @@ class RunMonitor:
         self._name = name
         self._addresses = scheduler, gateway
         self._access = Access.of(*READERS)
+        self._clock = SnapshotClock()
         self._last = RunSnapshot(directory, RunState.LOST, RunStatus(run=name or scheduler))
 
     @classmethod
@@ -164,21 +166,23 @@ class RunMonitor:
                 self._status(timeout_s, silent), self._environments(timeout_s, silent)
             )
         state = state_of(record, held, status is not None, failed=(self.directory / FAILURE).is_file())
+        answered, active = status is not None, state.is_active
         if status is None:
             status = record.status if record is not None and record.outcome else self._last.status
         if environments is None:
-            environments = self._last.environments if state.is_active else ()
+            environments = self._last.environments if active else ()
         last_step_s = time_of_last_step(self.directory) if state is RunState.LOST else 0.0
+        worked_s = elapsed_s(record, status, active=active, last_step_s=last_step_s)
         self._last = RunSnapshot(
             self.directory,
             state,
             status if status.run else replace(status, run=self._last.status.run),
             aged(record) if record is not None else (),
             environments,
-            metrics_of(self.directory) if state.is_active else {},
-            silent if state.is_active or self.directory == NOWHERE else {},
+            metrics_of(self.directory) if active else {},
+            silent if active or self.directory == NOWHERE else {},
             read_object(self.directory / FAILURE),
-            elapsed_s(record, status, active=state.is_active, last_step_s=last_step_s),
+            self._clock.shown(worked_s, active=active, answered=answered),
             leases,
         )
         return self._last
@@ -250,16 +254,17 @@ def elapsed_s(
 ) -> float:
     """Seconds that the run has worked, all its launches together: as its scheduler says, as everywhere.
 
-    Before a launch's scheduler answers: those of earlier launches, and those since this one began. active:
-    the launch has not ended; of one that was lost the seconds until its last record count, or until its last
-    step if that was later. last_step_s: the time of that step, 0 if it is unknown.
+    Before a launch's scheduler answers: those of earlier launches alone, which its clock continues; that
+    clock does not count the start-up. active: the launch has not ended; of one that was lost the seconds until
+    its last record count, or until its last step if that was later. last_step_s: the time of that step, 0 if
+    it is unknown.
     """
     if status.elapsed_s or record is None:
         return max(status.elapsed_s, last_step_s)
     earlier_s = record.status.elapsed_s
-    if not record.started_ns:
+    if active or not record.started_ns:
         return max(earlier_s, last_step_s)
-    until_ns = time.time_ns() if active else record.ended_ns or record.written_ns
+    until_ns = record.ended_ns or record.written_ns
     return max(last_step_s, earlier_s + max(0.0, (until_ns - record.started_ns) / 1e9))
 
 

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from earl.cli.lib import snapshot
 from earl.cli.lib.snapshot import elapsed_s
+from earl.cli.lib.snapshot_clock import SnapshotClock
 from earl.cli.report.embedded import embedded
 from earl.cli.run.live_view import LiveView
 from earl.cli.run.plain_view import PlainView
@@ -97,8 +99,8 @@ def test_a_launch_records_the_time_of_earlier_ones(tmp_path: Path):
     recorder = LaunchRecorder(tmp_path, "mark", (), 0.0, earlier_s=3500.0)
     record = read_record(tmp_path)
     assert record is not None and record.status == RunStatus(elapsed_s=3500.0)
-    starting_s = elapsed_s(replace(record, started_ns=record.written_ns), RunStatus(), active=True)
-    assert starting_s >= 3500.0
+    # The clock of the scheduler, which answers later, does not count the start-up.
+    assert elapsed_s(record, RunStatus(), active=True) == 3500.0
     recorder.update((), SECOND.status)
     recorder.end("complete")
     record = read_record(tmp_path)
@@ -116,6 +118,47 @@ def test_a_clock_continues_a_run_and_never_goes_back():
     now[0] = 110.0
     clock.update(3501.0)
     assert clock.seconds == 3502.0
+
+
+def test_snapshots_count_on_while_the_scheduler_is_silent_and_never_go_back():
+    now = [100.0]
+    clock = SnapshotClock(lambda: now[0])
+    assert clock.shown(3500.0, active=True, answered=False) == 3500.0
+    assert clock.shown(3501.0, active=True, answered=True) == 3501.0
+    now[0] = 110.0
+    assert clock.shown(3501.0, active=True, answered=False) == 3511.0
+    # It was restarted: it did not count the time in which it was away.
+    now[0] = 112.0
+    assert clock.shown(3503.0, active=True, answered=True) == 3511.0
+    now[0] = 122.0
+    assert clock.shown(3513.0, active=True, answered=True) == 3513.0
+    # What an ended run recorded counts, and a later launch does not count the time between.
+    assert clock.shown(3512.0, active=False, answered=False) == 3512.0
+    now[0] = 9000.0
+    assert clock.shown(3512.0, active=True, answered=False) == 3512.0
+
+
+async def test_a_monitor_shows_a_time_that_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now, answers = [100.0], [RunStatus(), RunStatus(run="test", elapsed_s=3501.0), RunStatus()]
+    monkeypatch.setattr(snapshot, "SnapshotClock", lambda: SnapshotClock(lambda: now[0]))
+
+    async def status_of(*_: object) -> tuple[RunStatus | None, tuple[()]]:
+        answer = answers.pop(0)
+        return answer if answer.run else None, ()
+
+    monkeypatch.setattr(snapshot.RunMonitor, "_status", status_of)
+    config = tictactoe(tmp_path, scheduler={"bind": "127.0.0.1:9"}, gateway={"bind": "127.0.0.1:9"})
+    with RunDirectory(config, resume=False) as directory:
+        directory.write(config, config)
+        write_record(
+            directory.path, replace(SECOND, outcome="", ended_ns=0, status=RunStatus(elapsed_s=3500.0))
+        )
+        monitor = snapshot.RunMonitor.of_run(directory.path)
+        shown = []
+        for now[0] in (100.0, 101.0, 111.0):
+            shown.append((await monitor.snapshot(0.1)).elapsed_s)
+        await monitor.close()
+    assert shown == [3500.0, 3501.0, 3511.0]
 
 
 def test_both_views_show_the_time_of_the_whole_run():
