@@ -255,9 +255,9 @@ def elapsed_s(
     """Seconds that the run has worked, all its launches together: as its scheduler says, as everywhere.
 
     Before a launch's scheduler answers: those of earlier launches alone, which its clock continues; that
-    clock does not count the start-up. active: the launch has not ended; of one that was lost the seconds until
-    its last record count, or until its last step if that was later. last_step_s: the time of that step, 0 if
-    it is unknown.
+    clock does not count the start-up. active: the launch has not ended; of one that was lost the seconds
+    until its last record count, or until its last step if that was later. last_step_s: the time of that step,
+    0 if it is unknown.
     """
     if status.elapsed_s or record is None:
         return max(status.elapsed_s, last_step_s)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from earl.cli.lib import completion
-from earl.cli.lib.find_run import CALL_S, RUNNING, with_run
+from earl.cli.lib.find_run import CALL_S, RUNNING, directory_of, with_run
 from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import STAGES, Parallelism
@@ -31,25 +32,43 @@ class RunFirst(TyperGroup):
     """Takes `[RUN] [COMMAND ...]`: a first word that is no command names the run, as --run does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, run_as_option(args, self.commands))
+        return super().parse_args(ctx, run_as_option(args, self.commands, is_run))
 
 
-def run_as_option(args: list[str], commands: Collection[str]) -> list[str]:
-    """The arguments with --run before the run's name, if the first word is one.
+def is_run(name: str) -> bool:
+    """Returns whether a word names a run, by its name in runs/ or by its directory."""
+    try:
+        directory_of(name)
+    except ConfigError:
+        return False
+    return True
 
-    >>> run_as_option(["first", "pin", "trainer"], ["set", "pin", "unpin"])
+
+def run_as_option(args: list[str], commands: Collection[str], exists: Callable[[str], bool]) -> list[str]:
+    """The arguments with --run before the run's name, if the first word is one. exists: whether a run does.
+
+    A word that names no run is one that is missing, unless it looks like a command.
+
+    >>> run_as_option(["first", "pin", "trainer"], ["set", "pin", "unpin"], lambda name: False)
     ['--run', 'first', 'pin', 'trainer']
-    >>> run_as_option(["pni", "trainer"], ["set", "pin", "unpin"])
+    >>> run_as_option(["pni", "trainer"], ["set", "pin", "unpin"], lambda name: False)
     ['pni', 'trainer']
     """
-    first = 0
-    while first < len(args) and args[first].startswith("-"):
-        first += 2 if args[first] == "--run" else 1
-    words = [word for word in args[first:] if not word.startswith("-")]
-    # What stands before another word than a command is a command that was mistyped.
-    if not words or words[0] in commands or (words[1:] and words[1] not in commands):
+    places = list(word_places(args))
+    words = [args[place] for place in places]
+    if not words or words[0] in commands:
         return args
-    return [*args[:first], "--run", *args[first:]]
+    mistyped = words[0] == "help" or difflib.get_close_matches(words[0], commands, n=1)
+    if (mistyped or (words[1:] and words[1] not in commands)) and not exists(words[0]):
+        return args
+    return [*args[: places[0]], "--run", *args[places[0] :]]
+
+
+def word_places(args: list[str]) -> Iterator[int]:
+    """Where the arguments that are neither options nor their values are."""
+    for place, word in enumerate(args):
+        if not word.startswith("-") and (not place or args[place - 1] != "--run"):
+            yield place
 
 
 app = typer.Typer(

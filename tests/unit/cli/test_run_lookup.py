@@ -42,10 +42,29 @@ def test_every_command_about_a_run_finds_it_alike(name: str):
         (["set", "rollout", "tp=2"], ["set", "rollout", "tp=2"]),
         (["runs/first", "set", "rollout", "tp=2"], ["--run", "runs/first", "set", "rollout", "tp=2"]),
         (["st", "rollout", "tp=2"], ["st", "rollout", "tp=2"]),
+        # Commands that were mistyped, or that only other programs have.
+        (["pni"], ["pni"]),
+        (["help"], ["help"]),
+        (["missing", "pni"], ["missing", "pni"]),
+        # Of a run that exists, the second word is the command that was mistyped.
+        (["here", "pni"], ["--run", "here", "pni"]),
+        (["reset"], ["--run", "reset"]),
+        (["first", "--run", "other"], ["--run", "first", "--run", "other"]),
+        (["--run", "other", "pin", "trainer"], ["--run", "other", "pin", "trainer"]),
+        (["pin", "trainer", "--run", "other"], ["pin", "trainer", "--run", "other"]),
     ],
 )
 def test_a_run_may_stand_before_what_is_done_to_its_stages(typed: list[str], read: list[str]):
-    assert parallelism.run_as_option(typed, {"set", "pin", "unpin"}) == read
+    exists = {"here", "reset"}.__contains__
+    assert parallelism.run_as_option(typed, {"set", "pin", "unpin"}, exists) == read
+
+
+def test_a_mistyped_command_is_named_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    for words, named in ((["pni"], "pni"), (["help"], "help"), (["first", "pni"], "pni")):
+        done = CliRunner().invoke(parallelism.app, words)
+        assert done.exit_code == 2 and f"No such command '{named}'" in done.output
 
 
 def test_the_named_run_is_the_one_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
