@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 LOCK = "launcher.lock"
 LOGS = "logs"
@@ -21,13 +24,21 @@ LAUNCH = "launch.json"
 DASHBOARD_LINK = "dashboard.url"
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
+def read_object(path: Path, *, warn: bool = False) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none. warn: logs that a file which is there holds none."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content = path.read_bytes()
+    except OSError:
         return {}
-    return value if isinstance(value, dict) else {}
+    try:
+        value = json.loads(content)
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return value
+    if warn:
+        log.warning("%s is no JSON object: it is left out", path)
+    return {}
 
 
 def replace(path: Path, text: str) -> None:

@@ -50,7 +50,7 @@ class RecordedRun:
 
 
 def read_run(directory: Path) -> RecordedRun:
-    """Reads a run's directory; ConfigError if it is none."""
+    """Reads a run's directory; ConfigError if it is none. A file that holds no JSON is left out and logged."""
     config = config_of(directory)
     metrics = surviving(flat(record) for record in read_lines(directory / "metrics.jsonl"))
     newest = max((int(record.get("version", 0)) for record in metrics), default=None)
@@ -62,11 +62,11 @@ def read_run(directory: Path) -> RecordedRun:
         metrics=metrics,
         evaluations=judged(read_lines(directory / "evaluations.jsonl"), newest),
         spans=in_seconds(spans, origin_ns),
-        result=read_object(directory / RESULT),
+        result=read_object(directory / RESULT, warn=True),
         decisions=read_decisions(directory),
         endings=list(read_lines(directory / "endings.jsonl")),
         switches=timed(read_lines(directory / "switches.jsonl"), origin_ns),
-        failure=read_object(directory / FAILURE),
+        failure=read_object(directory / FAILURE, warn=True),
     )
 
 

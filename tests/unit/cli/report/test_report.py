@@ -12,6 +12,7 @@ from earl.cli.report.sections.lengths import columns
 from earl.cli.report.sections.series import MetricTable
 from earl.errors import ConfigError
 from earl.obs.metrics import LineFile, read_lines
+from tests.support.recorded import recorded
 
 
 def test_a_running_mean_starts_with_what_there_is():
@@ -33,6 +34,20 @@ def test_a_line_that_a_crash_truncated_is_left_out(tmp_path: Path):
 def test_what_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a run directory"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "failure.json"])
+@pytest.mark.parametrize("content", [b'{"error": "Eng', b"[]", b"\xff"])
+def test_a_broken_file_of_a_run_is_named(
+    name: str, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    recorded(tmp_path)
+    read_run(tmp_path)
+    assert not caplog.messages
+    (tmp_path / name).write_bytes(content)
+    run = read_run(tmp_path)
+    assert caplog.messages == [f"{tmp_path / name} is no JSON object: it is left out"]
+    assert not (run.result if name == "result.json" else run.failure)
 
 
 def test_a_table_of_many_steps_is_thinned_to_rows_that_keep_means_and_places(tmp_path: Path):
