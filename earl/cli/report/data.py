@@ -50,7 +50,7 @@ class RecordedRun:
 
 
 def read_run(directory: Path) -> RecordedRun:
-    """Reads a run's directory; ConfigError if it is none. A file that holds no JSON is left out and logged."""
+    """Reads a run's directory; ConfigError if it is none. A broken result or failure is logged."""
     config = config_of(directory)
     metrics = surviving(flat(record) for record in read_lines(directory / "metrics.jsonl"))
     newest = max((int(record.get("version", 0)) for record in metrics), default=None)

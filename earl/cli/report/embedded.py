@@ -6,7 +6,7 @@ All of it is bounded: curves are thinned, and of many conversations some are lef
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,13 @@ class EmbeddedRun:
     trajectories: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields by name, as they are: a copy of every trajectory would double the memory."""
+        return {
+            "sections": self.sections,
+            "answers": self.answers,
+            "metrics": self.metrics,
+            "trajectories": self.trajectories,
+        }
 
 
 def embedded(directory: Path, config: RunConfig) -> EmbeddedRun:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def test_a_recorded_run_is_whole_in_its_file(tmp_path: Path):
     assert data["answers"]["busy"]["rows"] and data["answers"]["config"]["rows"]
     shm = {"size_bytes": 1 << 20, "seconds": 0.001, "transfers": 64, "retries": 1}
     assert {key: sections["moved"][0][key] for key in shm} == shm
+
+
+def test_what_a_page_holds_is_not_copied():
+    run = embedded.EmbeddedRun({"run": {}}, {"keys": {}}, {"loss": [1.0]}, [{"turns": []}])
+    data = run.as_json()
+    assert data.keys() == {field.name for field in fields(run)}
+    assert all(value is getattr(run, name) for name, value in data.items())
 
 
 def test_only_what_is_in_the_file_may_run(tmp_path: Path):
