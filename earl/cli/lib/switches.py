@@ -17,6 +17,8 @@ from earl.reparallelize import StageSwitch, SwitchFigures
 from earl.stack.status import StageState
 
 FILE = "switches.jsonl"
+# What requested a switch, where its stored name is not what people are shown.
+REQUESTED_BY = {"mend": "realignment"}
 # The parallelism of a stage whose workers have different ones.
 UNEVEN = "mixed parallelism"
 
@@ -25,8 +27,9 @@ UNEVEN = "mixed parallelism"
 class RecordedSwitch(StageSwitch[Parallelism]):
     """A line of switches.jsonl.
 
-    by: "selector", "operator" or "mend", for workers that had another parallelism than their stage. step:
-    that the selector decided for, 0 if it did not. end_ns: Unix nanoseconds.
+    by: "selector", "operator" or "mend", for workers that had another parallelism than their stage, which
+    people are shown as in REQUESTED_BY. step: that the selector decided for, 0 if it did not. end_ns: Unix
+    nanoseconds.
     """
 
     before: Parallelism

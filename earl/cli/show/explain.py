@@ -12,7 +12,7 @@ import typer
 from earl.cli.lib.decisions import FILE, DecisionRecord, RecordedCandidate, changes, read_decisions
 from earl.cli.lib.find_run import RunDir, pick_run
 from earl.cli.lib.run_services import run_json_of
-from earl.cli.lib.switches import RecordedSwitch, read_switches, switch_text
+from earl.cli.lib.switches import REQUESTED_BY, RecordedSwitch, read_switches, switch_text
 from earl.cli.show.unexplained import measured, reason_for_none, unexplained_lines
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
@@ -220,7 +220,8 @@ def switch_lines(ended: Iterable[RecordedSwitch], stage: str) -> Iterable[str]:
     """One line for each switch of the run, by the selector or an operator."""
     for switch in ended:
         if stage in ("", switch.stage):
-            yield f"{switch.stage} {switch_text(switch)}; {switch.by}: {switch.reason}"
+            by = REQUESTED_BY.get(switch.by, switch.by)
+            yield f"{switch.stage} {switch_text(switch)}; {by}: {switch.reason}"
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterable[str]:

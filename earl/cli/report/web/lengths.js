@@ -7,6 +7,8 @@ import { bytes, count, duration } from "./text.js";
 
 const LEVELS = 8;
 const LEAST_BINS = 8;
+// As in earl.cli.lib.switches: what requested a switch, where people are shown another name than the stored one.
+const REQUESTED_BY = { mend: "realignment" };
 const SHORT = { trainer: "train", reference: "ref." };
 
 export class Lengths {
@@ -103,5 +105,5 @@ function listed(switches) {
 function sentence(one) {
   if (one.rolled_back) return `${one.stage} stays ${one.before}, not ${one.after}: ${one.message}`;
   const moved = one.moved_bytes ? `, ${bytes(one.moved_bytes)} moved` : "";
-  return `${one.stage} ${one.before} → ${one.after}, requested by ${one.by}: ${one.reason} (stalled ${duration(one.stall_s)} of ${duration(one.seconds)}${moved})`;
+  return `${one.stage} ${one.before} → ${one.after}, requested by ${REQUESTED_BY[one.by] ?? one.by}: ${one.reason} (stalled ${duration(one.stall_s)} of ${duration(one.seconds)}${moved})`;
 }

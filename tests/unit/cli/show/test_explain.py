@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from earl.cli.lib import switches
 from earl.cli.lib.decisions import read_decisions
 from earl.cli.show.explain import app
 from earl.config.run import RunConfig
@@ -129,16 +131,24 @@ def test_what_became_of_a_decision_is_told(tmp_path: Path) -> None:
         "reason": "goes to tp2: lengths decide", "stall_s": 0.25, "seconds": 4.5,
     }  # fmt: skip
     other = {**switch, "epoch": 4, "by": "operator", "rolled_back": True, "message": "w: no room"}
+    realigned = {**switch, "epoch": 5, "by": "mend", "reason": "rollout-1 had dp4"}
     with (tmp_path / "switches.jsonl").open("w") as file:
-        file.write(f'{json.dumps(switch)}\n{{"stage": 3}}\n{json.dumps(other)}\n')
+        file.write(f'{json.dumps(switch)}\n{{"stage": 3}}\n{json.dumps(other)}\n{json.dumps(realigned)}\n')
     went = "rollout switched from dp2 to tp2 in 4.50 s, stalled 0.25 s (epoch 3)"
     assert went in told(tmp_path, "--step", 3)
     text = told(tmp_path)
     assert f"{went}; selector: goes to tp2: lengths decide\n" in text
     assert "rollout stayed dp2, rolled back from tp2 (epoch 4): w: no room; operator: goes to tp2" in text
+    assert "(epoch 5); realignment: rollout-1 had dp4" in text and "mend" not in text
     found = json.loads(told(tmp_path, "--step", 3, "--json"))["decisions"][0]
     assert found["switch"]["stall_s"] == 0.25 and found["epoch"] == 3
     assert json.loads(told(tmp_path, "--step", 2, "--json"))["decisions"][0]["switch"] is None
+
+
+def test_the_page_shows_who_requested_a_switch_as_the_command_does() -> None:
+    script = (Path(switches.__file__).parents[1] / "report" / "web" / "lengths.js").read_text()
+    [names] = re.findall(r"^const REQUESTED_BY = \{ (.*) \};$", script, re.MULTILINE)
+    assert dict(re.findall(r'(\w+): "(\w+)"', names)) == switches.REQUESTED_BY
 
 
 # --- what is not there ----------------------------------------------------------------------
