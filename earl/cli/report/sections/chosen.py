@@ -59,7 +59,8 @@ class Chosen:
             workload = line.seen
             tokens = (workload.max_tokens, workload.p95_tokens, workload.mean_tokens)
             stage.steps.append(DecidedStep(line.step, tokens, str(line.verdict.after), str(line.running)))
-            stage.steps = fewer(stage.steps, STEPS)
+            if len(stage.steps) > STEPS:
+                stage.steps = fewer(stage.steps, STEPS)
             stage.last = line
             if line.verdict.switched:
                 stage.changes.append((line.step, line.verdict.reason))
