@@ -134,7 +134,7 @@ async def start(
         loop.add_signal_handler(number, interrupted.set)
     order = LaunchOrder(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
     process.stdin.write(order.model_dump_json().encode() + b"\n")
-    launch = asyncio.create_task(follow_launch(process.stdout, show, report_s(config)))
+    launch = asyncio.create_task(follow_launch(process.stdout, show, longest_pause_s(config)))
     stopped = asyncio.create_task(interrupted.wait())
     ready = False
     try:
@@ -154,18 +154,18 @@ async def start(
             await ended(process)
 
 
-def report_s(config: RunConfig) -> float:
+def longest_pause_s(config: RunConfig) -> float:
     """The longest pause between reports: a process is ready within start_s, stopped within stop_s."""
     return config.stack.start_s + 2 * config.stack.stop_s + SLACK_S
 
 
 async def follow_launch(
-    stream: asyncio.StreamReader, show: Show, report_s: float, notice_s: float = NOTICE_S
+    stream: asyncio.StreamReader, show: Show, longest_pause_s: float, notice_s: float = NOTICE_S
 ) -> LaunchNews:
     """The last news: ready, failed, or what came before the launcher ended without reporting.
 
     notice_s: after so long without any, what is known is shown again. Raises ProcessFailed if it sends
-    nothing new for report_s.
+    nothing new for longest_pause_s.
     """
     last, reported_s = LaunchNews(kind="processes"), time.monotonic()
     while True:
@@ -174,10 +174,10 @@ async def follow_launch(
                 line = await stream.readline()
         except TimeoutError:
             quiet_s = time.monotonic() - reported_s
-            if quiet_s >= report_s:
+            if quiet_s >= longest_pause_s:
                 waits = waited_for(last.states)
                 raise ProcessFailed(
-                    f"the launcher has reported nothing new for {report_s:g} s"
+                    f"the launcher has reported nothing new for {longest_pause_s:g} s"
                     + (f", waiting for {waits}" if waits else ""),
                     "see logs/ in the run's directory",
                 ) from None
