@@ -87,7 +87,7 @@ def routes(folder: RunFolder, first: str) -> FastAPI:
     return app
 
 
-# --- what is asked of one run ---------------------------------------------------------------
+# --- routes of a run ------------------------------------------------------------------------
 
 of_a_run = APIRouter(prefix="/api/runs/{run}")
 

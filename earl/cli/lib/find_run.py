@@ -1,4 +1,4 @@
-"""Finds the run that a command is about: the named one, or the running or the newest one in runs/."""
+"""Finds the run that a command is about: the named, the running one in runs/, or the newest that trains."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ Gateway = Annotated[
     str, typer.Option("--gateway", metavar="HOST:PORT", help="The fleet's gateway, with --scheduler.")
 ]
 # The help of a run that a command shows, and of one that it stops or changes.
-NEWEST = "The run's name or directory; else the running one in runs/, or the newest."
+NEWEST = "The run's name or directory; else the running one in runs/, or the newest that trains."
 RUNNING = "The run's name or directory; else the running one in runs/."
 RunDir = Annotated[
     Path | None,

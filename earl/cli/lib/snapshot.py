@@ -282,7 +282,7 @@ def time_of_last_step(directory: Path) -> float:
 
 def monitor_of(run: Path | None, scheduler: str, gateway: str) -> RunMonitor:
     """A monitor at a fleet where its scheduler is named, else at a run of this machine: the named one, the
-    one that is running, or the newest. Raises ConfigError.
+    one that is running, or the newest that trains. Raises ConfigError.
     """
     if scheduler:
         return RunMonitor.of_fleet(scheduler, gateway)

@@ -227,7 +227,7 @@ def ledger_table(ledger: LedgerStatus, cells: int) -> RenderableType:
 
 
 def all_in_line(columns: Sequence[tuple[str, str, str]]) -> int:
-    """The characters that columns of (word, count, style) take beside each other."""
+    """Returns the width of one row with all columns of (word, count, style), in characters."""
     return sum(max(len(word), len(count)) + 3 for word, count, _ in columns)
 
 

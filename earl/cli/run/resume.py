@@ -27,8 +27,8 @@ def resume(
 ) -> None:
     """Resume a run from its last checkpoint, in the background or here.
 
-    Without a name: the newest run. The run file is the run's own run.toml; any key but the model, the
-    environment's name and the seed may change: --section.key VALUE.
+    Without a name: the newest run that trains. The run file is the run's own run.toml; any key but the
+    model, the environment's name and the seed may change: --section.key VALUE.
     """
     directory = pick_run(run, ended=True)
     if is_held(directory):

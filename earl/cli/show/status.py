@@ -45,8 +45,9 @@ def status(
     """Show a run: stages, processes, queues, ledger, staleness, environments, switches and their reasons.
 
     A run that has ended is shown from its directory, a fleet from its services. Without RUN: the running
-    one in runs/, else the newest. Ends with code 0 while the run is running, 20 if it is complete,
-    21 if it was stopped before, 22 if it failed, 23 if its launcher ended without recording an outcome.
+    one in runs/, else the newest that trains. Ends with code 0 while the run is running, 20 if it is
+    complete, 21 if it was stopped before, 22 if it failed, 23 if its launcher ended without recording an
+    outcome.
     """
     monitor = monitor_of(run, scheduler, gateway)
     console = Console(highlight=False)
