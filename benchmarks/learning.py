@@ -102,7 +102,7 @@ def learning(
     runs: list[dict[str, Any]] = []
     name = result_name(run_file.stem, load_run(run_file, given), configs[0])
     with published(name, about, runs, summary, results, as_json=as_json):
-        over_seeds(whole_numbers(seeds), config_of, tasks_by_seed(configs), runs)
+        over_seeds(whole_numbers(seeds), config_of, runs, tasks_by_seed(configs))
         if imitation and configs[0].warmup.batches:
             for run in runs:
                 overrides = imitating(run["trained"], configs[0].warmup.batch_episodes)
@@ -165,13 +165,14 @@ def published(
 def over_seeds(
     seeds: list[int],
     config_of: Callable[[int], RunConfig],
-    tasks: Mapping[int, TaskTexts],
     runs: list[dict[str, Any]],
+    tasks: Mapping[int, TaskTexts] | None = None,
 ) -> None:
     """Appends the figures of a whole run for each seed; ends the command if a run is stopped.
 
     tasks: texts of the tasks by seed; a seed without any has no counts of them.
     """
+    tasks = tasks or {}
     for seed in seeds:
         config = config_of(seed)
         outcome = to_end(config)
