@@ -97,7 +97,7 @@ async def test_ten_kills_at_random_change_nothing(tmp_path: Path, longer: Outcom
     draw, kills = random.Random(seed), 0
     async with Exact(tmp_path / "killed", workers=1, **LONGER) as run:
         await run.up()
-        while kills < 10 and await run.until(Moment(draw.choice(MOMENTS), count=draw.randint(1, 4))):
+        while kills < 10 and await run.until(Moment(draw.choice(MOMENTS), count=draw.randint(1, 2))):
             part = draw.choice(PARTS)
             kills += 1
             if part == "all":
