@@ -17,6 +17,7 @@ from earl.rpc.tokens import AcceptedTokens
 from earl.v1 import env_pb2_grpc
 from services.env_gateway.api.servicer import SERVICE, EnvGatewayServicer
 from services.env_gateway.gateway import Gateway
+from services.env_gateway.state.pool import HostState
 
 LIMITS = Limits(queue_s=20, reset_s=20, step_s=20, episode_s=60)
 
@@ -87,6 +88,15 @@ async def playing(address):
         await client.close()
 
 
+async def lose_stream(host: HostState) -> None:
+    """Ends a host's stream on the gateway's side, and returns once nothing more is read from it."""
+    epoch = host.epoch
+    host.outbox.close()
+    async with asyncio.timeout(20):
+        while host.attached and host.epoch == epoch:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_a_lost_stream_costs_no_episode():
     async with serving(lease_s=20) as (gateway, address), hosting(address), playing(address) as client:
         session = await client.open("test/counting", {}, 1, LIMITS)
@@ -94,7 +104,7 @@ async def test_a_lost_stream_costs_no_episode():
         step = asyncio.create_task(session.step("wait"))
         await Counting.entered.wait()
         (host,) = gateway.pool.hosts.values()
-        host.outbox.close()  # the gateway's side of the stream ends; the host dials again
+        await lose_stream(host)  # the host dials again
         Counting.release.set()
         outcome = await step
         assert (outcome.observation.text, host.epoch) == ("2", 2)

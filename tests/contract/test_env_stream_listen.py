@@ -14,7 +14,7 @@ from earl.rpc.access import Access
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
 from services.env_gateway.api.host_dialer import HostDialer
-from tests.contract.test_env_stream_host import Counting, playing, serving
+from tests.contract.test_env_stream_host import Counting, lose_stream, playing, serving
 
 LIMITS = Limits(queue_s=20, reset_s=20, step_s=20, episode_s=60)
 BOUND_S = 20
@@ -71,7 +71,7 @@ async def test_a_lost_stream_is_dialled_again_and_costs_no_episode():
         step = asyncio.create_task(session.step("wait"))
         await Counting.entered.wait()
         (host,) = gateway.pool.hosts.values()
-        host.outbox.close()
+        await lose_stream(host)  # the gateway dials again
         Counting.release.set()
         assert (await step).observation.text == "1"
         assert (host.epoch, gateway.totals["reconnects"], Counting.runs) == (2, 1, 1)
