@@ -21,7 +21,7 @@ from tests.support.kustomize import Object, render
 SUBNET = "10.89.201"
 # A run of some seconds: the same services and settings, and a loss that wants the reference stage.
 SHORTER = {
-    "steps = 190": "steps = 4",
+    "steps = 140": "steps = 4",
     "batches = 6": "batches = 1",
     "episodes = 512": "episodes = 64",
     "[trainer]\n": "[trainer]\nkl_coefficient = 0.01\n",
