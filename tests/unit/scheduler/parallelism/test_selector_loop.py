@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.support.disk import full_at
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsSharded, selecting, step_of
 
+SEARCH_S = 60.0
 ROWS = "stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction\n"
 
 
@@ -149,16 +149,21 @@ def test_after_a_roll_back_the_layout_is_that_of_the_steps_that_stayed(tmp_path:
 # --- the profile ----------------------------------------------------------------------------
 
 
+def searched(loop: SelectorLoop) -> None:
+    """Waits for the search in a thread of its own that the first step has begun."""
+    assert loop._search_result is not None
+    loop._search_result.result(SEARCH_S)
+
+
 def test_without_a_profile_nothing_is_decided_and_the_log_says_how(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     one = SelectorLoop(tmp_path, Monitor(), search=lambda: None)
-    for step in range(1, 1000):
+    one.step(1, step_of(100.0), now=0.0)
+    searched(one)
+    for step in (2, 3):
         one.step(step, step_of(100.0), now=0.0)
-        if caplog.text:
-            break
-    one.step(1000, step_of(100.0), now=0.0)
     assert not (tmp_path / "decisions.jsonl").exists()
     [said] = caplog.messages
     assert "no profile of this model" in said and "`earl profile`" in said
@@ -261,11 +266,9 @@ def test_what_earl_profile_kept_is_decided_by(tmp_path: Path, monkeypatch: pytes
     # With other threads it would be as fast as nobody knows.
     assert kept_profile(tictactoe(tmp_path, rollout={"threads": 2}), tmp_path) is None
     one = SelectorLoop.open(config, tmp_path, Monitor())
-    for step in range(1, 1000):
-        one.step(step, step_of(100.0), now=0.0)
-        if one.last:
-            break
-        time.sleep(0.01)
+    one.step(1, step_of(100.0), now=0.0)
+    searched(one)
+    one.step(2, step_of(100.0), now=0.0)
     assert one.last["rollout"].decision.after == DP2
     assert (tmp_path / "profile.csv").read_text().count("rollout,") == 4
     one.close()
