@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,8 +97,9 @@ def test_a_link_never_carries_more_than_its_rate(sent: list[tuple[int, int]], ra
             assert total <= rate * (at - asked + nic.BURST_NS + len(passed)) / 1e9 + 1
 
 
-def test_hosts_share_their_cards(tmp_path: Path) -> None:
-    """Two members of one host queue for its card; another host's is free."""
+def test_hosts_share_their_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members of one host queue for its card; another host's is free. The clock stands still."""
+    monkeypatch.setattr(nic, "time", SimpleNamespace(monotonic_ns=lambda: 10**12))
     nic.Nics.create(tmp_path / "nics", 2)
     one, other = (nic.Nics(tmp_path / "nics", 1e9) for _ in range(2))
     one.start()
