@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import threading
+from types import SimpleNamespace
 
+import pytest
+
+from earl.cli.lib import notices
 from earl.cli.lib.notices import notice, waiting
 
 
@@ -21,7 +25,8 @@ class Heard(io.StringIO):
             self.often.set()
 
 
-def test_it_is_said_again_and_again_what_is_waited_for() -> None:
+def test_it_is_said_again_and_again_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: 100.0))
     heard = Heard(3)
     with waiting("writing model", 60.0, every_s=0.001, file=heard):
         assert heard.often.wait(20.0)
