@@ -4,6 +4,7 @@ Whatever a host in any language gets wrong is refused and counted, and never bec
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -117,6 +118,20 @@ async def opened(client, host, **fields):
     reset = await host.next("reset")
     await host.result(reset.session, 0, observation=env_pb2.Observation(text="start"), **fields)
     return await opening, reset.session
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Waits for what the gateway learns from one stream, before it is asked over another."""
+    async with asyncio.timeout(BOUND_S):
+        while not fact():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def without_room(service, host):
+    """The gateway knows that its only host takes no session."""
+    await host.say(credit=env_pb2.Credit(capacity=0))
+    (known,) = service.gateway.pool.hosts.values()
+    await until(lambda: known.capacity == 0)
 
 
 async def stepping(session, host, text="go"):
@@ -283,17 +298,18 @@ async def test_a_draining_host_gets_no_new_sessions(service, client, host):
     await other.close()
 
 
-async def test_credit_opens_and_closes_room(client, host):
-    await host.say(credit=env_pb2.Credit(capacity=0))
+async def test_credit_opens_and_closes_room(service, client, host):
+    await without_room(service, host)
     opening = asyncio.create_task(client.open("game", {}, 0, LIMITS))
+    await until(lambda: service.gateway.pool.waiting("game") == 1)
     await host.say(credit=env_pb2.Credit(capacity=1))
     reset = await host.next("reset")
     await host.result(reset.session, 0)
     await opening
 
 
-async def test_a_full_fleet_times_out_in_the_queue(client, host):
-    await host.say(credit=env_pb2.Credit(capacity=0))
+async def test_a_full_fleet_times_out_in_the_queue(service, client, host):
+    await without_room(service, host)
     with pytest.raises(errors.DeadlineExceeded, match=r"no host had free capacity within 0\.3 s"):
         await client.open("game", {}, 0, Limits(queue_s=0.3))
 
