@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -101,10 +102,14 @@ async def test_unavailable_is_retried(client, scripted):
     assert scripted.calls == 3
 
 
-async def test_unavailable_until_the_deadline_keeps_its_cause(client, scripted):
+async def test_unavailable_until_the_deadline_keeps_its_cause(client, scripted, monkeypatch):
+    """The clock stands still until the second failure; then the deadline has come."""
+    clock = SimpleNamespace(monotonic=lambda: 0.0 if scripted.calls < 2 else 60.0)
+    monkeypatch.setattr("earl.rpc.client.time", clock)
     scripted.failures = [errors.BusUnavailable("redis is not there")] * 100
     with pytest.raises(errors.BusUnavailable, match="not there"):
-        await client.call("ListEnvironments", REQUEST, deadline_s=0.5)
+        await client.call("ListEnvironments", REQUEST, deadline_s=60)
+    assert scripted.calls == 2
 
 
 async def test_no_answer_is_deadline_exceeded(client, scripted):
@@ -119,7 +124,7 @@ async def test_nobody_listens():
         unused.bind(("127.0.0.1", 0))
         client = Client(f"127.0.0.1:{unused.getsockname()[1]}", env_pb2_grpc.EnvGatewayServiceStub)
         with pytest.raises(errors.ServiceUnavailable):
-            await client.call("ListEnvironments", REQUEST, deadline_s=0.4)
+            await client.call("ListEnvironments", REQUEST, deadline_s=20, retry_s=0.4)
         await client.close()
 
 
