@@ -138,12 +138,13 @@ async def test_whom_this_machine_trusts(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EARL_TLS_CA", "system")
 
-    async def call(deadline_s):
+    async def call(retry_s=None):
         files = TlsFiles.from_environment()
         assert files == TlsFiles()
         client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=files)
         try:
-            await client.call("ListEnvironments", env_pb2.ListEnvironmentsRequest(), deadline_s=deadline_s)
+            request = env_pb2.ListEnvironmentsRequest()
+            await client.call("ListEnvironments", request, deadline_s=20, retry_s=retry_s)
         finally:
             await client.close()
 
@@ -151,18 +152,18 @@ async def test_whom_this_machine_trusts(tmp_path, monkeypatch):
         "SSL_CERT_FILE", str(make(tmp_path / "others", [], days=2, authority_days=2).path("ca.pem"))
     )
     with pytest.raises(errors.ServiceUnavailable):
-        await call(0.5)
+        await call(retry_s=0.5)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.path("ca.pem")))
-    await call(20)
+    await call()
     # As OpenSSL has them in a directory; and nowhere.
     hashed = tmp_path / "hashed"
     hashed.mkdir()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(hashed))
     with pytest.raises(errors.ConfigError, match=r"no certificate authorities in .*EARL_TLS_CA"):
-        await call(0.5)
+        await call(retry_s=0.5)
     (hashed / "0123abcd.0").write_bytes(made.path("ca.pem").read_bytes())
-    await call(20)
+    await call()
     await server.stop()
 
 
@@ -178,18 +179,19 @@ async def test_off_loopback_with_them_and_not_without(tmp_path):
     server.add(add, Empty(), "earl.v1.EnvGatewayService")
     port = (await server.start()).rpartition(":")[2]
 
-    async def call(host, authority, deadline_s):
+    async def call(host, authority, retry_s=None):
         files = TlsFiles(authority=authority)
         client = Client(f"{host}:{port}", env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=files)
         try:
-            await client.call("ListEnvironments", env_pb2.ListEnvironmentsRequest(), deadline_s=deadline_s)
+            request = env_pb2.ListEnvironmentsRequest()
+            await client.call("ListEnvironments", request, deadline_s=20, retry_s=retry_s)
         finally:
             await client.close()
 
     for host in ("127.0.0.1", "localhost"):
-        await call(host, right.path("ca.pem"), 20)
+        await call(host, right.path("ca.pem"))
     with pytest.raises(errors.ServiceUnavailable, match=r"(?i)certificate|handshake|ssl"):
-        await call("127.0.0.1", wrong.path("ca.pem"), 0.5)
+        await call("127.0.0.1", wrong.path("ca.pem"), retry_s=0.5)
     with pytest.raises(errors.ServiceUnavailable):  # a name that the certificate does not have
-        await call("127.0.0.2", right.path("ca.pem"), 0.3)
+        await call("127.0.0.2", right.path("ca.pem"), retry_s=0.3)
     await server.stop()
