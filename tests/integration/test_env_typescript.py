@@ -20,7 +20,7 @@ from earl.env.conformance.servicer import examining
 from earl.env.tool_calls import ToolCall, render
 from earl.rpc import Client
 from earl.v1 import env_pb2, env_pb2_grpc
-from tests.contract.test_env_stream_host import playing, serving
+from tests.contract.test_env_stream_host import lose_stream, playing, serving
 from tests.support.certificates import certified
 from tools.check_typescript import FOLDER, installed
 
@@ -168,7 +168,8 @@ async def test_a_lost_stream_costs_no_episode_and_no_weighing(node):
                     if message.WhichOneof("message") == kind:
                         return getattr(message, kind)
 
-        task = '{"settle_s": 1, "weighings": 1}'
+        # The weighing ends long after its stream was lost.
+        task = '{"settle_s": 3, "weighings": 1}'
         await say(open=env_pb2.Open(session=1, environment=COINS, task_json=task))
         assert "<tools>" in (await answer("result")).observation.text
         arguments = json.dumps({"left": [1], "right": [2, 3]})
@@ -176,7 +177,7 @@ async def test_a_lost_stream_costs_no_episode_and_no_weighing(node):
         await say(step=env_pb2.Step(session=1, seq=1, action=env_pb2.Action(tool_calls=calls)))
         assert (await answer("progress")).message == "the scales swing"
         (host,) = gateway.pool.hosts.values()
-        host.outbox.close()  # the gateway's side of the stream ends; the host dials again
+        await lose_stream(host)  # the host dials again
         result = await answer("result")
         assert host.epoch == 2
         # Two calls of one action, and one weighing: the step ran once, though it was asked twice.
