@@ -203,7 +203,7 @@ async def test_a_cancelled_step_gives_its_place_back(node):
         playing(address) as client,
         typescript(node, address, "--capacity", "1", "--name", "small") as process,
     ):
-        session = await client.open(COINS, {"settle_s": 60}, 1, Limits(episode_s=0.3))
+        session = await client.open(COINS, {"settle_s": 60}, 1, Limits(episode_s=2))
         with pytest.raises(errors.DeadlineExceeded, match="the episode took longer"):
             await session.step(weigh([1], [2]))
         again = await client.open(COINS, {}, 1, LIMITS)
