@@ -511,7 +511,7 @@ def waited_s(launched: Launched) -> int:
 @pytest.mark.slow
 def test_a_run_waits_for_a_host_that_comes_late_and_loses_no_attempt(launched: Launched):
     """Nothing is played before the host is there; nothing is given up, and status says what is missing."""
-    given = {"environment__serve": "", "gateway__lease_s": "1", "environment__queue_s": "1"}
+    given = {"environment__serve": "", "environment__queue_s": "1"}
     launched.start(scheduler__steps="2", evaluation__episodes="0", **given)
     launched.until("rollout-0 ready")
     ends = time.monotonic() + 60
