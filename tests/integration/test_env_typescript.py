@@ -19,6 +19,7 @@ from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import examining
 from earl.env.tool_calls import ToolCall, render
 from earl.rpc import Client
+from earl.stack.ports import free_port
 from earl.v1 import env_pb2, env_pb2_grpc
 from tests.contract.test_env_stream_host import lose_stream, playing, serving
 from tests.support.certificates import certified
@@ -189,7 +190,8 @@ async def test_a_lost_stream_costs_no_episode_and_no_weighing(node):
 
 async def test_another_gateway_in_the_place_of_one_that_is_gone(node):
     async with AsyncExitStack() as stack:
-        async with serving() as (_, address):
+        # No outgoing connection can take its port between the two, the host's own attempts included.
+        async with serving(f"127.0.0.1:{free_port('127.0.0.1')}") as (_, address):
             await stack.enter_async_context(typescript(node, address))
         async with serving(address) as (gateway, _), playing(address) as client:
             await find_heavy(client, 1)  # waits for the host to dial again

@@ -21,6 +21,7 @@ from earl import errors
 from earl.config.run import RunConfig
 from earl.env import Ending, GatewayClient, Limits
 from earl.rpc import Client
+from earl.stack.ports import free_port
 from earl.v1 import env_pb2, env_pb2_grpc
 
 LIMITS = Limits(queue_s=30, reset_s=20, step_s=20, episode_s=60)
@@ -179,7 +180,9 @@ async def test_sigterm_lets_a_game_end(tmp_path):
 
 
 async def test_a_killed_gateway_comes_back(tmp_path):
-    with stack(tmp_path) as (gateway, _, address):
+    # No outgoing connection can take its port while it is away, the host's own attempts included.
+    bind = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with stack(tmp_path, served={"bind": bind}) as (gateway, _, address):
         client = GatewayClient(address)
         session = await client.open("open_spiel/tic_tac_toe", {}, 1, LIMITS)
         gateway.kill()
