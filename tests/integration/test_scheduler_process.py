@@ -386,7 +386,7 @@ async def test_stopping_ends_everyone_and_a_later_scheduler_goes_on(stack: Stack
     assert status.phase == "done" and len(learner.trained) == 84
 
 
-@pytest.mark.parametrize("stack", [{"membership_s": 0.5}], indirect=True)
+@pytest.mark.parametrize("stack", [{"membership_s": 2.0}], indirect=True)
 async def test_a_silent_worker_leaves(stack: Stack) -> None:
     bus = await stack.bus()
     after = await bus.last_id()
