@@ -73,7 +73,7 @@ async def test_a_sandbox_that_does_not_start_is_never_the_agents_doing(monkeypat
 
 async def test_an_endless_program_is_stopped(monkeypatch):
     environment, _ = begun()
-    monkeypatch.setattr(python_tool, "sandbox", lambda: Sandbox(SandboxLimits(wall_s=0.3)))
+    monkeypatch.setattr(python_tool, "sandbox", lambda: Sandbox(SandboxLimits(wall_s=2.0)))
     stopped = await environment.step(call_of("print('on')\nwhile True: pass"))
     assert seen(stopped).text == "on\n[stopped: out of time]" and stopped.reward == 0.0
 
