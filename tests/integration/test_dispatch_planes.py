@@ -72,9 +72,20 @@ async def test_three_owners_reshard_to_two_readers(plane: Plane, tmp_path: Path)
     assert not arenas.exists()
 
 
+async def published(registry: Registry, key: str) -> None:
+    """Returns once the key's descriptor can be read: one that lapsed or was lost is published again."""
+    async with asyncio.timeout(READ_S):
+        while True:
+            try:
+                await registry.get([key])
+                return
+            except DescriptorMissing:
+                continue
+
+
 async def test_a_dead_owners_descriptors_lapse_and_its_file_goes(plane: Plane, tmp_path: Path):
     owner = await OwnerProcess.start(plane.config, plane.url, PREFIX, tmp_path, "mortal", MIB, lease_s=0.5)
-    await plane.registry.get([owner.key])
+    await published(plane.registry, owner.key)
     await owner.kill()
     async with asyncio.timeout(READ_S):
         with pytest.raises(DescriptorMissing):
@@ -91,13 +102,7 @@ async def test_descriptors_that_redis_lost_are_published_again(plane: Plane):
     store = TensorStore(plane.store.arena, registry)
     await put_tensors(store, "lost", {"x": random_bytes(10)})
     await registry.remove(["lost"])
-    async with asyncio.timeout(READ_S):
-        while True:
-            try:
-                await registry.get(["lost"])
-                break
-            except DescriptorMissing:
-                continue
+    await published(registry, "lost")
     await store.remove("lost")
     assert store._renewing is not None
     store._renewing.cancel()
