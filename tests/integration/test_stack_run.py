@@ -268,7 +268,7 @@ def test_a_killed_scheduler_is_replaced_and_nothing_is_lost(launched: Launched):
 
 @pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched):
-    launched.start(scheduler__steps="6").until(r"train \d+/")
+    launched.start(scheduler__steps="20").until(r"train \d+/")
     watched = [psutil.Process(pid) for pid in launched.processes()]
     assert launched.process is not None
     launched.process.kill()
@@ -279,7 +279,7 @@ def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched)
     code, figures = launched.resume().finish()
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
-    assert figures["trained"] == 2 * 16 + 6 * 16
+    assert figures["trained"] == 2 * 16 + 20 * 16
     launched.assert_nothing_left()
 
 
