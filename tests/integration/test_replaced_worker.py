@@ -27,10 +27,10 @@ async def of_rollout(bus: Bus, after: str, fact: str) -> Any:
 
 @pytest.mark.slow
 async def test_the_one_that_wakes_ends_and_leaves_its_successor_alone(tmp_path: Path) -> None:
-    config = tictactoe(tmp_path, scheduler={"membership_s": 3.0, "heartbeat_s": 0.3})
+    config = tictactoe(tmp_path, scheduler={"membership_s": 4.0, "heartbeat_s": 0.3})
     async with Stack(config) as stack:
         await stack.up("valkey", "model", "scheduler", "gateway", "env-0", "rollout-0")
-        async with PlayedTrainer(stack) as trainer:
+        async with PlayedTrainer(stack, beat_s=0.5) as trainer:
             bus = await stack.bus()
             frozen = stack.processes["rollout-0"]
             after = await bus.last_id()

@@ -182,10 +182,10 @@ async def test_a_worker_says_how_it_is_as_often_as_the_scheduler_wants_it(tmp_pa
 
 @pytest.mark.slow
 async def test_a_worker_that_was_given_up_starts_anew_with_an_empty_arena(tmp_path):
-    stack = Stack(tictactoe(tmp_path, warmup={"batches": 3}, scheduler={"membership_s": 2.0}))
+    stack = Stack(tictactoe(tmp_path, warmup={"batches": 3}, scheduler={"membership_s": 4.0}))
     async with stack:
         await stack.up(*SERVICES)
-        async with PlayedTrainer(stack) as trainer:
+        async with PlayedTrainer(stack, beat_s=0.5) as trainer:
             worker = await stack.start("rollout-0")
             first = await trainer.next_batch()
             assert first is not None
