@@ -50,10 +50,10 @@ class Notes(Sums):
 
 
 class Impatient(Sums):
-    """Tools get half a second."""
+    """Tools get two seconds."""
 
     name = "mcp/impatient"
-    tool_timeout_s = 0.5
+    tool_timeout_s = 2.0
 
 
 class Nowhere(Sums):
