@@ -30,7 +30,7 @@ from earl.stack.record import is_held, read_record
 from tests.support.launched import MARK, ROOT, SMALL, TICTACTOE
 from tests.unit.cli.top.test_top import screen_of
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @dataclass
