@@ -35,6 +35,9 @@ from earl.stack.record import read_record
 from tests.support.launched import ROOT, Launched, assert_ledger_adds_up, launch_in
 from tests.support.report_file import report_data
 
+# Whole runs, some of them twice: the longest take most of a minute beside another test.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Launched]:

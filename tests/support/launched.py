@@ -113,7 +113,7 @@ class Launched:
                 return
         pytest.fail(f"{pattern!r} never came; it said:\n{self.said}")
 
-    def finish(self, timeout_s: float = 100.0) -> tuple[int, dict[str, Any]]:
+    def finish(self, timeout_s: float = 250.0) -> tuple[int, dict[str, Any]]:
         """(exit code, the JSON of the last line of standard output, {} if there is none)."""
         assert self.process is not None
         out, rest = self.process.communicate(timeout=timeout_s)
