@@ -29,8 +29,11 @@ from tests.support.stack import Stack, until
 
 CALL_S = 20.0
 ROLLOUT = common_pb2.STAGE_ROLLOUT
-# Deadlines that pass before a worker that never answers would: of no other test.
-HASTE = {"prepare_s": 0.2, "quiesce_s": 0.1, "switch_s": 0.1, "verify_s": 0.1, "recover_s": 0.1}
+# Deadlines that pass before a worker that never answers would: of no other test. They may pass for the
+# command that brings a worker back, too: then it is soon sent again.
+HASTE = {
+    "prepare_s": 0.2, "quiesce_s": 0.1, "switch_s": 0.1, "verify_s": 0.1, "recover_s": 0.1, "retry_s": 0.5
+}  # fmt: skip
 # Two devices a worker: cut from 16 tokens on.
 PROFILE = """stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction
 rollout,2,1,1,1,8,8,120,0.2
