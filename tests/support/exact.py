@@ -27,8 +27,9 @@ from earl.v1.events_pb2 import Event
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack
 
-FINISH_S = 90.0
-MOMENT_S = 60.0
+# Both end what hangs. Until the first moment all processes of the run start, too.
+FINISH_S = 120.0
+MOMENT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
