@@ -53,7 +53,7 @@ def main():
     else:
         names = NAMESPACES[os.uname().machine]
         deny(names if how == "container" else names + LANDLOCK)
-    sandbox = Sandbox(SandboxLimits(wall_s=3.0))
+    sandbox = Sandbox(SandboxLimits(wall_s=10.0))
     results = []
     for code in json.load(sys.stdin):
         try:
