@@ -37,6 +37,9 @@ from tests.support.report_file import report_data
 
 # Whole runs, some of them twice: the longest take most of a minute beside another test.
 pytestmark = pytest.mark.timeout(300)
+# Steps of a run in whose middle something is killed: one takes a tenth of a second, and the view says every
+# two seconds how far the run is.
+LONG = 120
 
 
 @pytest.fixture
@@ -240,7 +243,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched)
 
 
 def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Launched):
-    launched.start(scheduler__steps="40").until(r"train [1-9]\d*/")
+    launched.start(scheduler__steps=str(LONG)).until(r"train [1-9]\d*/")
     launched.kill("services.rollout ")
     launched.until("rollout-0 ready")
     launched.kill("services.trainer")
@@ -249,29 +252,29 @@ def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Laun
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
     # What the restored checkpoint did not hold was dropped and issued again: no step is missing or double.
-    assert figures["trained"] == 2 * 16 + 40 * 16
+    assert figures["trained"] == 2 * 16 + LONG * 16
     assert figures["live"] == 0
     launched.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_a_killed_scheduler_is_replaced_and_nothing_is_lost(launched: Launched):
-    launched.start(scheduler__steps="100").until(r"train [1-9]\d*/")
+    launched.start(scheduler__steps=str(LONG)).until(r"train [1-9]\d*/")
     launched.kill("services.scheduler")
     launched.until("scheduler ready")
     code, figures = launched.finish()
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
-    assert figures["trained"] == 2 * 16 + 100 * 16
+    assert figures["trained"] == 2 * 16 + LONG * 16
     assert (figures["dropped"], figures["live"]) == (0, 0)  # nothing was rolled back
     metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
-    assert {line["step"] for line in metrics if line["phase"] == "train"} == set(range(1, 101))
+    assert {line["step"] for line in metrics if line["phase"] == "train"} == set(range(1, LONG + 1))
     launched.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched):
-    launched.start(scheduler__steps="20").until(r"train \d+/")
+    launched.start(scheduler__steps=str(LONG)).until(r"train \d+/")
     watched = [psutil.Process(pid) for pid in launched.processes()]
     assert launched.process is not None
     launched.process.kill()
@@ -282,13 +285,13 @@ def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched)
     code, figures = launched.resume().finish()
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
-    assert figures["trained"] == 2 * 16 + 20 * 16
+    assert figures["trained"] == 2 * 16 + LONG * 16
     launched.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_a_killed_valkey_ends_the_run_which_can_be_resumed(launched: Launched):
-    launched.start(scheduler__steps="40").until(r"train [1-9]\d*/")
+    launched.start(scheduler__steps=str(LONG)).until(r"train [1-9]\d*/")
     launched.kill("earl.stack.valkey")
     code, _ = launched.finish()
     assert code != 0, launched.said
@@ -296,13 +299,13 @@ def test_a_killed_valkey_ends_the_run_which_can_be_resumed(launched: Launched):
     code, figures = launched.resume().finish()
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
-    assert figures["trained"] == 2 * 16 + 40 * 16
+    assert figures["trained"] == 2 * 16 + LONG * 16
     launched.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
-    launched.start(scheduler__steps="60", stack__restarts="0").until(r"train [1-9]\d*/")
+    launched.start(scheduler__steps=str(LONG), stack__restarts="0").until(r"train [1-9]\d*/")
     launched.kill("services.rollout ")
     code, _ = launched.finish()
     assert code == 13, launched.said
@@ -313,8 +316,8 @@ def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
     assert code == 0, launched.said
     assert not (launched.run_directory / "failure.json").exists()
     ends = [json.loads(line) for line in (launched.run_directory / "endings.jsonl").open()]
-    # 16 a step, of sixty; those of a step that was rolled back count again.
-    assert sum(line["ok"] for line in ends) >= 60 * 16
+    # 16 a step; those of a step that was rolled back count again.
+    assert sum(line["ok"] for line in ends) >= LONG * 16
     launched.assert_nothing_left()
 
 
