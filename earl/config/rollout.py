@@ -11,50 +11,91 @@ from earl.config.base import ConfigSection
 
 class RolloutConfig(ConfigSection):
     # Inference engine: EARL's own ("torch"), vLLM or SGLang (docs/engines.md compares them).
+    #
+    # "torch" needs nothing else and is the only one for deterministic runs. Try "vllm" or "sglang" for large
+    # models on GPUs; each needs a Python environment of its own.
     engine: Literal["torch", "vllm", "sglang"] = "torch"
     # Python interpreter of the engine's own environment (docs/engines.md). Empty: for "vllm" the one that
     # `make setup-vllm` makes, for "torch" the service's own.
+    #
+    # Set it for "sglang", and for a vLLM that is installed elsewhere.
     engine_python: str = ""
     # Rollout workers on this machine; each has a pool of engines x tp devices.
+    #
+    # Raise it if one worker's process, which talks to the environment for all of its engines, uses a whole
+    # core.
     workers: int = Field(default=1, ge=1)
-    # Engines of each worker when the run starts (data parallelism). More engines play more episodes at once.
+    # Engines of each worker when the run starts (data parallelism).
+    #
+    # More engines play more episodes at once; each needs tp devices, or on a CPU free cores.
     engines: int = Field(default=1, ge=1)
-    # Devices of each engine when the run starts (tensor parallelism). Raise it if the model or its longest
-    # contexts do not fit into the memory of one device.
+    # Devices of each engine when the run starts (tensor parallelism).
+    #
+    # Raise it if the model or its longest contexts do not fit into the memory of one device.
     tp: int = Field(default=1, ge=1)
     # Where engines compute; "auto" takes a GPU if there is one.
+    #
+    # Set "cpu" to leave the GPU to the trainer, "cuda" to have a missing GPU reported instead of computing on
+    # the processor.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # torch threads of each engine process. On a CPU, engines x tp x threads should not exceed the cores.
+    # torch threads of each engine process.
+    #
+    # Raise it if cores are idle. On a CPU, engines x tp x threads plus the trainer's ranks x threads should
+    # not exceed the cores.
     threads: int = Field(default=1, ge=1)
     # Dtype in which engines compute; empty: model.dtype. "auto": bfloat16 if the device computes it without
     # emulation, else float32, decided once by the machine that starts the run.
+    #
+    # Set "float32" if logprob_mismatch is large and the trainer computes in float32.
     dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Tokens that the KV cache of one engine holds. When they are used up, the youngest sequences wait and are
     # computed again later. 0: max_sequences x max_context_tokens.
+    #
+    # Set a smaller number if engines run out of memory and most episodes are far shorter than
+    # max_context_tokens.
     kv_tokens: int = Field(default=0, ge=0)
-    # Sequences that one engine generates at once. More raise throughput until memory or the processor is
-    # full.
+    # Sequences that one engine generates at once.
+    #
+    # More raise throughput until memory or the processor is full.
     max_sequences: int = Field(default=64, ge=1)
     # Longest context of an episode, in tokens: prompt, answers and observations together. An episode that
     # reaches it ends as TRUNCATED.
+    #
+    # Raise it if episodes are truncated; memory for the KV cache and the trainer's longest sequence grow with
+    # it.
     max_context_tokens: int = Field(default=256, ge=8)
     # Most tokens of one answer.
+    #
+    # Raise it if answers end before they are complete; lower it if the model talks on after its action.
     max_new_tokens: int = Field(default=16, ge=1)
-    # What happens to the KV cache of running sequences when new weights arrive: "keep" is faster, "recompute"
-    # makes every token depend on the new weights alone.
+    # What happens to the KV cache of running sequences when new weights arrive.
+    #
+    # "keep" is faster; set "recompute" to make every token depend on the new weights alone.
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    # Episodes that one worker plays at once. 0: as many as its engines hold sequences. Raise it if the
-    # environment is slow and engines wait for it.
+    # Episodes that one worker plays at once. 0: as many as its engines hold sequences.
+    #
+    # Raise it if the environment is slow and engines wait for it.
     episodes: int = Field(default=0, ge=0)
     # Memory for finished trajectories that wait for the trainer; while it is full, workers pause. 0: what
     # staleness + 2 batches of the longest episodes need, at least 64 MiB.
+    #
+    # Set a smaller number if memory is short and most episodes are far shorter than max_context_tokens.
     arena_bytes: int = Field(default=0, ge=0)
     # How many times a worker starts an engine that died before it gives up itself.
+    #
+    # 0 while you look for the cause of a crash; raise it for long runs whose engines die now and then.
     engine_restarts: int = Field(default=2, ge=0)
     # Seconds that running episodes may continue after SIGTERM.
+    #
+    # Raise it to the length of an episode if workers are removed while the run trains: what is not finished
+    # is played again elsewhere.
     drain_s: float = Field(default=5.0, ge=0)
     # Seconds that a worker then still serves trajectories that are not trained yet, while other workers play.
     # What is not trained by then is played again.
+    #
+    # Raise it above the duration of a step if workers are removed often and episodes are expensive.
     linger_s: float = Field(default=0.0, ge=0)
-    # host:port at which the worker listens; port 0 takes any free one. Off loopback it needs TLS and a token.
+    # host:port at which the worker listens; port 0 takes any free one.
+    #
+    # Change it in a fleet, where other machines connect to the worker; off loopback it needs TLS and a token.
     bind: str = "127.0.0.1:0"

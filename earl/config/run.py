@@ -18,13 +18,19 @@ from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 class StackConfig(ConfigSection):
     """The local stack: the processes that `earl train` starts."""
 
-    # How many times a process that crashed is started again before the run fails. 0 while you look for the
-    # cause of a crash.
+    # How many times a process that crashed is started again before the run fails.
+    #
+    # 0 while you look for the cause of a crash; raise it for long runs on machines where processes are
+    # killed.
     restarts: int = Field(default=2, ge=0)
-    # Seconds that a process may take to become ready. Raise it for a large model on a slow disk.
+    # Seconds that a process may take to become ready.
+    #
+    # Raise it for a large model on a slow disk.
     start_s: float = Field(default=60.0, gt=0)
     # Seconds that workers may take to finish at the end of a run, the trainer's last checkpoint included;
-    # then they are killed. Raise it if saving your model takes longer.
+    # then they are killed.
+    #
+    # Raise it if saving your model takes longer.
     stop_s: float = Field(default=20.0, gt=0)
 
 
@@ -32,7 +38,9 @@ class DashboardConfig(ConfigSection):
     """The web page of the run, which reads and changes nothing (docs/dashboard.md)."""
 
     # host:port at which the page listens; port 0 takes any free one, "" switches the page off. The link is in
-    # dashboard.url of the run's directory. Off loopback the page needs TLS and a token.
+    # dashboard.url of the run's directory.
+    #
+    # Give a fixed port to keep a bookmark. Off loopback the page needs TLS and a token.
     bind: str = "127.0.0.1:0"
 
 
@@ -40,15 +48,22 @@ class RunConfig(ConfigSection):
     """Everything a run needs to know; every service reads the same file."""
 
     # Name of the run and of its directory.
+    #
+    # Give each run a name of its own; `earl resume NAME` continues one that exists.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    # Seed of every random choice: tasks, sampling, initial weights. Runs that differ only in it show how much
-    # of a result is chance.
+    # Seed of every random choice: tasks, sampling, initial weights.
+    #
+    # Runs that differ only in it show how much of a result is chance.
     seed: int = Field(default=0, ge=0, lt=1 << 31)
-    # The same tokens and parameters, bit for bit, however often the run is killed and resumed. It needs
-    # scheduler.staleness = 0 and a scheduler.selector other than "on", and costs speed: for debugging and for
-    # proofs.
+    # The same tokens and parameters, bit for bit, however often the run is killed and resumed.
+    #
+    # Set it for debugging and for proofs; it costs speed. It needs scheduler.staleness = 0, no
+    # scheduler.train_limit_s, rollout.engine = "torch", and a scheduler.selector other than "on".
     deterministic: bool = False
-    # Directory of all runs; this one is <runs_dir>/<name>.
+    # Directory of all runs; this one is runs_dir/name.
+    #
+    # Change it to keep runs on a larger disk. Commands find runs by name in ./runs only; give the directory
+    # of any other.
     runs_dir: str = "runs"
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig

@@ -11,57 +11,101 @@ from earl.config.base import ConfigSection
 
 
 class SchedulerConfig(ConfigSection):
-    # Trajectories of one task instance. Advantages are relative to the others of the group: with more of them
-    # they are less noisy, with 1 there is no signal.
+    # Trajectories of one task instance. Advantages are relative to the others of the group.
+    #
+    # With more of them advantages are less noisy and rare successes are found; each step takes longer.
     group_size: int = Field(default=16, ge=1)
     # Groups of one batch; a step trains group_size x batch_groups trajectories.
+    #
+    # Raise it if the curve is noisy; lower it for more steps in the same time.
     batch_groups: int = Field(default=16, ge=1)
-    # Training steps after the warm-up; 0 only evaluates. Raise it to continue a run that is complete.
+    # Training steps after the warm-up; 0 only evaluates.
+    #
+    # Raise it to continue a run that is complete.
     steps: int = Field(default=100, ge=0)
     # Seconds after which training ends at the next step, whatever steps is; 0: no limit.
+    #
+    # Set it to bound the time on machines of unknown speed; raise it, or set 0, to continue a run that it
+    # ended.
     train_limit_s: float = Field(default=0.0, ge=0)
     # How many versions older than the trained weights a token may be. 0: sampling and training take turns. 1:
-    # they overlap. More keeps engines busy if episodes differ much in length.
+    # they overlap.
+    #
+    # More keeps engines busy if episodes differ much in length; lower it if learning is unstable.
     staleness: int = Field(default=1, ge=0, le=8)
     # "mean": reward - mean of the group. "grpo": that, divided by the group's standard deviation.
+    #
+    # Set "mean" if groups in which rewards hardly differ should count less (Dr. GRPO).
     advantage: Literal["grpo", "mean"] = "grpo"
     # How many times an episode is tried before its group is dropped.
+    #
+    # Raise it for environments that fail now and then; lower it if attempts are long and fail again.
     attempts: int = Field(default=3, ge=1)
     # The run ends when so many tickets in a row used up their attempts and none succeeded.
+    #
+    # Raise it if the environment can be away for a while; lower it to learn sooner that it is broken.
     give_up_after: int = Field(default=64, ge=1)
     # Seconds after which an episode is given to another worker if its worker does not renew it.
+    #
+    # Raise it if workers are paused for longer without being lost; lower it to replay the episodes of frozen
+    # workers sooner.
     lease_s: float = Field(default=30.0, gt=0)
-    # Seconds that an episode may take; then its attempt fails. Raise it for long episodes with slow tools.
+    # Seconds that an episode may take; then its attempt fails.
+    #
+    # Raise it for long episodes with slow tools.
     episode_s: float = Field(default=300.0, gt=0)
     # Most actions of an episode; one that reaches it ends as TRUNCATED.
+    #
+    # Raise it if tasks need more actions; lower it to bound episodes that never end.
     max_turns: int = Field(default=64, ge=1)
-    # Sampling temperature of training episodes. Below 1 they explore less; 0 always takes the most probable
-    # token.
+    # Sampling temperature of training episodes; 0 always takes the most probable token.
+    #
+    # Below 1 they explore less. Leave it at 1 unless the model writes nonsense: at 0 all trajectories of a
+    # group are alike and nothing is learned.
     temperature: float = Field(default=1.0, ge=0)
     # Trajectories of each batch, group by group, and episodes of each evaluation, that are kept as readable
     # conversations.
+    #
+    # Raise it to a multiple of group_size to read whole groups; the run's directory grows with it.
     transcripts: int = Field(default=8, ge=0, le=64)
     # "on": after every step decides the parallelism of each stage that has a profile, logs the decision with
     # its reasons (`earl explain`), and switches. "observe": decides and logs, but does not switch. "static":
     # decides nothing. `earl parallelism` works with each of them.
+    #
+    # Set "observe" to see what it would do, or "static" to keep the layouts of the run file.
     selector: Literal["on", "observe", "static"] = "on"
     # CSV file of `earl profile` for the selector. Empty: the measurements that `earl profile` kept for this
     # model, machine and settings; without any, nothing is decided.
+    #
+    # Set it to use measurements of another machine of the same kind, or of a chosen day.
     profile: str = ""
     # Most seconds that a launch spends on a profile, by prediction. It measures the layouts that a stage may
     # choose from where `profile` is empty and nothing was kept of them; later runs find the figures. 0: none.
+    #
+    # Raise it for large models, whose measurement takes longer; 0 starts without one.
     profile_s: float = Field(default=30.0, ge=0)
     # Seconds that a change of parallelism is assumed to cost until the first one has been measured.
+    #
+    # Raise it to make the selector's first switch less likely, lower it to make it earlier.
     switch_cost_s: float = Field(default=1.0, ge=0)
     # Seconds between the heartbeats of a worker.
+    #
+    # Lower it together with membership_s to notice lost workers sooner; raise it to send fewer messages.
     heartbeat_s: float = Field(default=1.0, gt=0)
     # Seconds after its last heartbeat until a worker counts as lost, and its episodes are played again.
+    #
+    # Raise it if workers that are alive are called lost, as on overloaded machines; lower it to replay
+    # sooner.
     membership_s: float = Field(default=10.0, gt=0)
     # Most heartbeats a second of all workers together. In a larger fleet each worker sends fewer, and counts
     # as lost after three of its intervals.
+    #
+    # Raise it to notice lost workers of a large fleet sooner; lower it if the scheduler is busy with
+    # heartbeats.
     heartbeats_per_s: float = Field(default=100.0, gt=0)
-    # host:port at which the scheduler listens; port 0 takes any free one. Off loopback it needs TLS and a
-    # token.
+    # host:port at which the scheduler listens; port 0 takes any free one.
+    #
+    # Change it in a fleet, where workers connect from other machines; off loopback it needs TLS and a token.
     bind: str = "127.0.0.1:0"
 
 
@@ -69,21 +113,32 @@ class SwitchDeadlines(ConfigSection):
     """Seconds that each part of a switch of a stage's parallelism may take."""
 
     # Seconds until new engines have started next to the old ones and loaded the weights, or until the trainer
-    # has finished its step and its ranks are prepared. Raise it for models that load slowly.
+    # has finished its step and its ranks are prepared.
+    #
+    # Raise it for models that load slowly.
     prepare_s: float = Field(default=300.0, gt=0)
     # Seconds of prepare_s that new engines have for an attempt to load the weights, without the wait for a
     # publication that the worker is loading; at most prepare_s. 0: all that is left of prepare_s. No newer
-    # weights reach the worker during an attempt. Set it where engines take long to start and a load that
-    # hangs should end sooner. Trainer ranks do not use it.
+    # weights reach the worker during an attempt. Trainer ranks do not use it.
+    #
+    # Set it where engines take long to start and a load that hangs should end sooner.
     load_s: float = Field(default=0.0, ge=0)
     # Seconds until engines have paused; where the new ones do not fit next to them, the old ones end here.
     # Trainer ranks do not use it.
+    #
+    # Raise it if engines take long to stop, as large ones on GPUs do.
     quiesce_s: float = Field(default=120.0, gt=0)
     # Seconds until sequences, or parameters and moments, are handed over.
+    #
+    # Raise it for large models on slow networks.
     switch_s: float = Field(default=120.0, gt=0)
     # Seconds for comparing the log-probs of a few fixed prompts with those before.
+    #
+    # Raise it for models that are slow, as on a CPU.
     verify_s: float = Field(default=60.0, gt=0)
     # Seconds until engines that had ended for lack of memory are started again after a switch that failed.
+    #
+    # Raise it together with prepare_s for models that load slowly.
     recover_s: float = Field(default=300.0, gt=0)
 
     @property
@@ -119,26 +174,44 @@ class SwitchConfig(SwitchDeadlines):
 
     # Largest difference of those log-probs, in nats: bfloat16 sums in another order differ by about 0.02. A
     # layout that differs by more is not used again in the run.
+    #
+    # Raise it if switches of a bfloat16 model are refused for slightly more; lower it in float32 to find
+    # smaller faults.
     logprob_tolerance: float = Field(default=0.05, gt=0)
     # Seconds during which a layout that failed in another way is not tried again.
+    #
+    # Lower it if the cause passes quickly; raise it if failed attempts cost too much time.
     retry_s: float = Field(default=120.0, ge=0)
 
 
 class EvaluationConfig(ConfigSection):
     """Evaluation tickets: seeds that training never uses, the same in every evaluation, never trained on."""
 
-    # Episodes of the evaluations at the start and the end; 0: no evaluation. The confidence interval narrows
-    # with the square root of their number.
+    # Episodes of the evaluations at the start and the end; 0: no evaluation.
+    #
+    # The confidence interval narrows with the square root of their number: four times as many halve it.
     episodes: int = Field(default=512, ge=0, le=16_384)
     # Evaluates the policy before training, after the warm-up.
+    #
+    # Set false to begin training sooner; the report then has nothing to compare the end with.
     at_start: bool = True
     # Evaluates the policy after training.
+    #
+    # Set false to end sooner; `earl eval` can do it later.
     at_end: bool = True
     # Steps between evaluations during training, which waits for them; 0: none.
+    #
+    # Set it to find the best version of a run whose reward may fall again; a smaller number costs more time.
     every_steps: int = Field(default=0, ge=0)
     # Episodes of the evaluations during training; 0: as many as at the end.
+    #
+    # Set fewer to make those evaluations shorter and less exact.
     every_episodes: int = Field(default=0, ge=0, le=16_384)
     # Sampling temperature of evaluations; 0 always takes the most probable token.
+    #
+    # Set the temperature at which the model will be used.
     temperature: float = Field(default=1.0, ge=0)
     # Keeps the checkpoint of the version with the best mean reward, whatever keep_checkpoints is.
+    #
+    # Set false to save the disk space of one checkpoint.
     keep_best: bool = True

@@ -15,99 +15,176 @@ LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 
 class TrainerConfig(ConfigSection):
     # Trainer processes: dp replicas of tp x cp ranks each.
+    #
+    # Raise it if trajectories wait for the trainer and devices or cores are free.
     ranks: int = Field(default=1, ge=1)
-    # Ranks that share the matrices of every block (tensor parallelism). Raise it if the model does not fit
-    # into the memory of one device.
+    # Ranks that share the matrices of every block (tensor parallelism).
+    #
+    # Raise it if the model does not fit into the memory of one device.
     tp: int = Field(default=1, ge=1)
     # Ranks that share sequences: each computes a part of the tokens, and in attention a part of the heads
-    # (Ulysses). Raise it if the activations of long sequences do not fit.
+    # (Ulysses).
+    #
+    # Raise it if the activations of long sequences do not fit.
     cp: int = Field(default=1, ge=1)
     # Where ranks compute; "auto" takes a GPU if there is one.
+    #
+    # Set "cpu" to leave the GPU to the engines, "cuda" to have a missing GPU reported instead of computing on
+    # the processor.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # torch threads of each rank. On a CPU, ranks x threads should not exceed the cores.
+    # torch threads of each rank.
+    #
+    # Raise it if cores are idle. On a CPU, ranks x threads plus the engines' threads should not exceed the
+    # cores.
     threads: int = Field(default=1, ge=1)
-    # Learning rate of AdamW. About 1e-3 for a small model from scratch, 1e-6 to 1e-5 for a pretrained
-    # language model.
+    # Learning rate of AdamW.
+    #
+    # About 1e-3 for a small model from scratch, 1e-6 to 1e-5 for a pretrained language model. Lower it if
+    # reward rises and then falls.
     lr: float = Field(default=1e-3, gt=0)
     # Learning rate at the end of the run as a fraction of lr, with linear decay in between.
+    #
+    # Lower it, to 0.1 for example, if reward is unsteady late in the run.
     lr_final_fraction: float = Field(default=1.0, ge=0, le=1)
     # Optimizer steps over which the learning rate rises linearly from 0.
+    #
+    # Raise it if the first steps make the policy worse: AdamW's moments are still inaccurate then.
     lr_warmup_steps: int = Field(default=0, ge=0)
-    # Decay rates of AdamW's moments.
+    # Decay rates of AdamW's two moments, the gradient's and its square's.
+    #
+    # Lower the second, to 0.95 for example, in runs of few optimizer steps; raise it if gradients are noisy.
     betas: tuple[float, float] = (0.9, 0.99)
     # Added to the root of AdamW's second moment. Where gradients are far smaller, updates shrink with them;
-    # where they are larger, updates are about lr. Raise it (1e-5 is usual in PPO) if a policy that has
-    # learned its task is moved by noise.
+    # where they are larger, updates are about lr.
+    #
+    # Raise it (1e-5 is usual in PPO) if a policy that has learned its task is moved by noise.
     epsilon: float = Field(default=1e-8, gt=0)
     # Weight decay of AdamW; vectors such as norms and biases have none.
+    #
+    # Raise it, to 0.01 for example, if weights grow without end in a long run.
     weight_decay: float = Field(default=0.0, ge=0)
     # Gradients with a larger norm are scaled down to it.
+    #
+    # Lower it if single batches with a large grad_norm make reward fall; raise it if nearly every step is
+    # scaled down.
     max_grad_norm: float = Field(default=1.0, gt=0)
     # Clipped objective (PPO): the ratio is kept above 1 - clip_low.
+    #
+    # Lower it if the policy changes too much in a batch; raise it if hardly anything is learned with many
+    # passes.
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    # Clipped objective (PPO): the ratio is kept below 1 + clip_high. A larger value lets rare tokens grow
-    # faster (DAPO's clip-higher).
+    # Clipped objective (PPO): the ratio is kept below 1 + clip_high.
+    #
+    # A larger value lets rare tokens grow faster (DAPO's clip-higher): raise it, to 0.28 for example, if
+    # entropy falls early.
     clip_high: float = Field(default=0.2, gt=0)
     # The remaining optimizer steps of a batch are left out once the policy's KL to the one that sampled
     # exceeds this (PPO's early stopping); 0: no limit.
+    #
+    # Set it, to 0.02 for example, if many passes or mini-batches take the policy too far from its samples.
     kl_limit: float = Field(default=0.0, ge=0)
     # How the losses of tokens become one number: mean over tokens ("token"), mean over sequences of their
     # token means ("sequence"), or mean over sequences of their token sums divided by loss_sequence_tokens
     # ("constant", Dr. GRPO).
+    #
+    # "token" gives long answers more weight; set "sequence" to give every trajectory the same, "constant" to
+    # make a token's weight independent of all lengths.
     loss_mean: Literal["token", "sequence", "constant"] = "token"
     # Divisor of loss_mean = "constant", in tokens; 0: rollout.max_context_tokens.
+    #
+    # Set it to keep the size of updates when max_context_tokens changes; a smaller divisor makes updates
+    # larger.
     loss_sequence_tokens: int = Field(default=0, ge=0)
     # Weight of the entropy bonus, which keeps the policy exploring; 0: none.
+    #
+    # Raise it, to 0.01 for example, if entropy falls to 0 early; lower it if the policy stays random.
     entropy_coefficient: float = Field(default=0.0, ge=0)
     # Entropy bonus at the end of the run as a fraction of entropy_coefficient, with linear decay in between.
+    #
+    # Set 0 to explore at first and to end with the best actions.
     entropy_final_fraction: float = Field(default=1.0, ge=0, le=1)
     # How the trainer treats differences between its log-probs and the engine's. "behaviour": the ratio is
     # taken to the engine's log-probs. "truncated": the ratio is taken to the trainer's own log-probs at the
     # start of the batch, and each token is weighted by min(trainer / engine, importance_cap) (truncated
     # importance sampling). The fraction of tokens above the cap is a metric either way.
+    #
+    # Set "truncated" if logprob_mismatch is large, as with different dtypes or a large staleness.
     importance: Literal["behaviour", "truncated"] = "behaviour"
     # Largest weight of a token with importance = "truncated".
+    #
+    # Lower it if single tokens dominate updates; a larger cap has less bias and more noise.
     importance_cap: float = Field(default=2.0, gt=0)
     # Weight of the KL term (k3 estimator) to the policy from which reinforcement learning started; the
     # reference stage computes its log-probs. 0: there is no such stage.
+    #
+    # Raise it, to 0.001 or 0.01 for example, if a language model's texts degenerate; it costs the memory and
+    # time of the reference stage.
     kl_coefficient: float = Field(default=0.0, ge=0)
     # Dtype of forward and backward passes; parameters, moments, log-probs and losses stay float32, and
     # versions are published in model.dtype. Empty: model.dtype. "auto": bfloat16 if the devices of trainer
     # and reference stage compute it without emulation, else float32, decided once by the machine that starts
     # the run.
+    #
+    # Set "float32" if training in bfloat16 is unstable; it needs more time and memory.
     dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Keeps only the input of each block for the backward pass and computes the rest again: less memory, about
     # a third more time.
+    #
+    # Set it if the trainer runs out of memory and a smaller microbatch_tokens is not enough.
     activation_checkpointing: bool = False
     # Rank of low-rank adapters of lora_targets, which alone are trained; 0: every parameter is trained.
     # Published and exported is the model with its adapters added.
+    #
+    # Set it, to 8 to 64 for example, if the optimizer's moments do not fit into memory; a larger rank can
+    # learn more.
     lora_rank: int = Field(default=0, ge=0)
     # Scale of the adapters: their output is multiplied by lora_alpha / lora_rank.
+    #
+    # Change it together with lora_rank to keep their quotient; a larger one makes the same lr move the model
+    # further.
     lora_alpha: float = Field(default=32.0, gt=0)
     # Linear layers that have an adapter.
+    #
+    # Remove layers to save memory; adapters of the attention alone (q, k, v, o) usually learn less.
     lora_targets: list[LoraTarget] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], min_length=1
     )
     # Optimizer steps for each pass over a batch: it is split into so many mini-batches.
+    #
+    # More learn faster from each batch, with noisier gradients and further from the policy that sampled it.
     minibatches: int = Field(default=1, ge=1)
-    # How many times each batch is used. More learn more from the same episodes, further from the policy that
-    # sampled them.
+    # How many times each batch is used.
+    #
+    # More learn more from the same episodes, further from the policy that sampled them.
     passes: int = Field(default=1, ge=1)
-    # Tokens of one forward pass on one rank; gradients accumulate over passes. Lower it if the trainer runs
-    # out of memory. cp ranks share a pass of cp times as many: a sequence longer than one rank may take needs
-    # context parallelism, and is truncated unless scheduler.selector brings it.
+    # Tokens of one forward pass on one rank; gradients accumulate over passes. cp ranks share a pass of cp
+    # times as many: a sequence longer than one rank may take needs context parallelism, and is truncated
+    # unless scheduler.selector brings it.
+    #
+    # Lower it if the trainer runs out of memory; raise it if a GPU is not busy.
     microbatch_tokens: int = Field(default=16_384, ge=64)
     # Computes what sequences of a micro-batch have in common at their beginning (the prompt of their group)
     # once instead of once each; the gradients are the same sums.
+    #
+    # Set false only to rule it out while you look for a fault: nothing else gets better without it.
     share_prefixes: bool = True
     # Steps between checkpoints; 0: only at the end. After a crash of the trainer the steps since the last one
     # are repeated.
+    #
+    # Lower it if steps are long or machines unreliable; raise it if saving takes a large part of a step.
     checkpoint_every: int = Field(default=20, ge=0)
     # Number of newest checkpoints that are kept.
+    #
+    # Raise it to go back further or to compare versions; each holds what is trained and AdamW's two moments
+    # of it.
     keep_checkpoints: int = Field(default=2, ge=1)
     # Memory of each rank for published weights; 0: two slots of its shards.
+    #
+    # Leave it at 0: a smaller arena cannot hold two versions, and a larger one is of no use.
     arena_bytes: int = Field(default=0, ge=0)
-    # host:port at which the trainer listens; port 0 takes any free one. Off loopback it needs TLS and a
+    # host:port at which the trainer listens; port 0 takes any free one.
+    #
+    # Change it in a fleet, where other machines connect to the trainer; off loopback it needs TLS and a
     # token.
     bind: str = "127.0.0.1:0"
 
@@ -127,37 +204,65 @@ class ReferenceConfig(ConfigSection):
     """The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
 
     # Replicas of the reference policy, each of tp processes; used when trainer.kl_coefficient > 0.
+    #
+    # Raise it if trajectories wait for the reference stage and devices or cores are free.
     dp: int = Field(default=1, ge=1)
     # Ranks of each replica (tensor parallelism).
+    #
+    # Raise it if the model does not fit into the memory of one device.
     tp: int = Field(default=1, ge=1)
     # Where ranks compute; "auto" takes a GPU if there is one.
+    #
+    # Set "cpu" if the GPUs' memory is needed by trainer and engines; the stage is then slower.
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # torch threads of each rank.
+    #
+    # Raise it if trajectories wait for this stage and cores are idle.
     threads: int = Field(default=1, ge=1)
-    # Tokens of one forward pass on one rank. Lower it if the stage runs out of memory.
+    # Tokens of one forward pass on one rank.
+    #
+    # Lower it if the stage runs out of memory; raise it if a GPU is not busy.
     microbatch_tokens: int = Field(default=16_384, ge=64)
     # Memory of each rank for log-probs that wait for the trainer; 0: what staleness + 1 batches need, and a
     # margin.
+    #
+    # Leave it at 0; the run file is refused if it is too small.
     arena_bytes: int = Field(default=0, ge=0)
-    # host:port at which the stage listens; port 0 takes any free one. Off loopback it needs TLS and a token.
+    # host:port at which the stage listens; port 0 takes any free one.
+    #
+    # Change it in a fleet, where other machines connect to the stage; off loopback it needs TLS and a token.
     bind: str = "127.0.0.1:0"
 
 
 class WarmupConfig(ConfigSection):
     """Imitation of uniformly random legal play, so that training starts from legal moves."""
 
-    # Batches of imitation before reinforcement learning; 0: none. A model from scratch needs some to make
-    # legal moves at all.
+    # Batches of imitation before reinforcement learning; 0: none.
+    #
+    # A model from scratch needs some to make legal moves at all; raise it until most of the first
+    # evaluation's moves are legal.
     batches: int = Field(default=0, ge=0)
     # Episodes of each batch of imitation.
+    #
+    # Raise it if the environment has so many states that a batch shows few of them.
     batch_episodes: int = Field(default=128, ge=1)
     # Learning rate of the warm-up.
+    #
+    # About 1e-3 for a small model from scratch; lower it if the loss rises.
     lr: float = Field(default=1e-3, gt=0)
     # Learning rate at the end of the warm-up as a fraction of its lr, with linear decay in between.
+    #
+    # Lower it if the loss is unsteady at the end of the warm-up.
     lr_final_fraction: float = Field(default=1.0, ge=0, le=1)
     # Optimizer steps over which the learning rate rises linearly from 0.
+    #
+    # Raise it if the loss jumps in the first steps.
     lr_warmup_steps: int = Field(default=0, ge=0)
     # Optimizer steps for each pass over a batch.
+    #
+    # More learn faster from the same episodes, with noisier gradients.
     minibatches: int = Field(default=1, ge=1)
     # How many times each batch is used.
+    #
+    # Raise it if episodes are slow to play; the model then sees fewer different ones for the same training.
     passes: int = Field(default=1, ge=1)

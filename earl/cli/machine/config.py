@@ -11,13 +11,15 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import PydanticUndefined
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
 from earl.config import keys
-from earl.config.descriptions import description
+from earl.config.descriptions import comment_of
 from earl.config.load import expected, load_run
 from earl.config.run import RunConfig
+from earl.config.units import unit
 from earl.errors import ConfigError
 from earl.stack.plan import plan
 from earl.stack.ports import resolve_all
@@ -36,45 +38,58 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, slots=True)
 class KeyDescription:
-    """One key of a run file. takes: type and bounds in words. default: None if the key is required."""
+    """One key of a run file. takes: type, unit and bounds in words. default: None if the key is required.
+
+    unit: "" where the value has none. advice: when to change the key.
+    """
 
     key: str
     takes: str
+    unit: str
     default: Any
     required: bool
     description: str
+    advice: str
 
     def lines(self) -> Iterator[Text]:
         default = "required" if self.required else f"default {json.dumps(self.default)}"
         yield Text.assemble((self.key, "bold"), f"  {self.takes}; {default}")
-        yield Text(f"    {self.description}", style="dim")
+        for text in (self.description, self.advice):
+            yield Text(text, style="dim")
+
+    def has(self, words: str) -> bool:
+        """Returns whether the key's name, description or advice contains the words, in any case."""
+        return any(words.lower() in text.lower() for text in (self.key, self.description, self.advice))
 
 
 def described(words: str) -> list[KeyDescription]:
-    """The keys whose names contain `words`, or all. Raises ConfigError if there is none."""
-    descriptions = [
-        KeyDescription(
-            key,
-            expected(key),
-            None if field.default is PydanticUndefined else field.default,
-            field.default is PydanticUndefined,
-            description(key),
+    """The keys that have `words` in their names, and after them those whose texts have; all without words.
+
+    Raises ConfigError if there is none.
+    """
+    descriptions: list[KeyDescription] = []
+    for key, field in keys.leaves().items():
+        required = field.default is PydanticUndefined
+        default = None if required else field.default
+        key_description = KeyDescription(
+            key, expected(key), unit(key, field) or "", default, required, *comment_of(key)
         )
-        for key, field in keys.leaves().items()
-        if words in key
-    ]
+        if key_description.has(words):
+            descriptions.append(key_description)
     if not descriptions:
         near = keys.closest(words)
         raise ConfigError(
-            f"no key has {words!r} in its name",
-            f"did you mean {near}?" if near else "leave it out to see all",
+            f"no key has {words!r} in its name or its description",
+            f"did you mean {near}?" if near else "leave it out to see all keys",
         )
-    return descriptions
+    return sorted(descriptions, key=lambda description: words.lower() not in description.key)
 
 
 @app.command("keys", epilog="Example: earl config keys trainer.lr")
 def keys_(
-    words: Annotated[str, typer.Argument(metavar="[WORDS]", help="A part of the keys' names.")] = "",
+    words: Annotated[
+        str, typer.Argument(metavar="[WORDS]", help="A part of the keys' names or descriptions.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a run file: what each takes, its default, what it means and when to change it."""
@@ -84,8 +99,10 @@ def keys_(
         return
     console = Console(highlight=False, soft_wrap=False)
     for key_description in descriptions:
-        for line in key_description.lines():
-            console.print(line)
+        first, *texts = key_description.lines()
+        console.print(first)
+        for text in texts:
+            console.print(Padding(text, (0, 0, 0, 4)))
 
 
 @app.command(

@@ -64,18 +64,24 @@ CASES = {
         (
             "train two.toml",
             "two.toml: trainer.lr = -1 is wrong; give a number, more than 0. Also: scheduler.group_size = 0 "
-            "is wrong; give a whole number, at least 1",
+            "is wrong; give a whole number of trajectories, at least 1",
         ),
-        ("train text.toml", 'text.toml: scheduler.steps = "many" is wrong; give a whole number, at least 0'),
+        (
+            "train text.toml",
+            'text.toml: scheduler.steps = "many" is wrong; give a whole number of steps, at least 0',
+        ),
         ("train ok.toml --trainer.lr", "--trainer.lr has no value; write --trainer.lr VALUE"),
         ("train ok.toml --trainer.lr fast", '--trainer.lr "fast" is wrong; give a number, more than 0'),
         ("train ok.toml --trainer.nope 1", "the command line: there is no key trainer.nope; did you mean"),
-        ("train ok.toml --scheduler.steps -1", "--scheduler.steps -1 is wrong; give a whole number, at"),
+        ("train ok.toml --scheduler.steps -1", "--scheduler.steps -1 is wrong; give a whole number of steps"),
         ("train ok.toml --rollout.engine fast", '--rollout.engine "fast" is wrong; give one of "torch"'),
         ("train ok.toml --data_plane.arena_dir /none", "data_plane.arena_dir = '/none' is not a directory;"),
         ("train ok.toml --switch.load_s 301", "switch.load_s = 301 is more than switch.prepare_s = 300, of"),
         ("train ok.toml --scheduler.bind nowhere", 'scheduler.bind = "nowhere" is no address; give "host:'),
-        ("config keys nope", "no key has 'nope' in its name; leave it out to see all"),
+        (
+            "config keys nope",
+            "no key has 'nope' in its name or its description; leave it out to see all keys",
+        ),
         # Options and commands.
         ("train", "earl train needs RUN.toml; see earl train --help"),
         ("train ok.toml extra", "earl train takes no argument 'extra'; see earl train --help"),

@@ -90,7 +90,11 @@ def test_an_unknown_key_with_nothing_near_points_to_the_list():
         ("trainer.lr", "abc", r'^--trainer\.lr "abc" is wrong; give a number, more than 0$'),
         ("trainer.lr", "-1", r"^--trainer\.lr -1 is wrong; give a number, more than 0$"),
         ("rollout.engine", "tgi", r'--rollout\.engine "tgi" is wrong; give one of "torch", "vllm", "sglang"'),
-        ("scheduler.steps", "1.5", r"--scheduler\.steps 1\.5 is wrong; give a whole number, at least 0"),
+        (
+            "scheduler.steps",
+            "1.5",
+            r"--scheduler\.steps 1\.5 is wrong; give a whole number of steps, at least 0",
+        ),
         ("evaluation.at_end", "maybe", r"evaluation\.at_end.*give true or false"),
         ("trainer.betas", "[0.9]", r"trainer\.betas.*give a list"),
         ("scheduler", "1", r"--scheduler is a section.*--scheduler\.group_size"),

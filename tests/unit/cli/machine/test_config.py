@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from earl.cli.machine.config import app
-from earl.config import keys
-from earl.config.descriptions import description
+from earl.config.descriptions import comment_of
 from earl.config.load import load_run
 from earl.errors import ConfigError, EarlError
 from tests.support.paths import ROOT
@@ -28,16 +27,11 @@ def printed(*words: str | Path) -> str:
     return done.stdout
 
 
-def test_every_key_has_a_description_of_its_own():
-    described: dict[str, str] = {}
-    for key, field in keys.fields():
-        if not keys.is_section(field):
-            described[key] = description(key)
-    assert len(described) > 150
-    assert [key for key, text in described.items() if len(text.split()) < 3 or not text.endswith(".")] == []
-    assert description("trainer.lr").startswith("Learning rate of AdamW")
-    assert description("switch.verify_s").startswith("Seconds")  # of the class that it derives from
-    assert description("switch").startswith("Bounds of a switch")
+def test_a_key_has_a_description_and_an_advice_of_its_own():
+    assert comment_of("trainer.lr").meaning == "Learning rate of AdamW."
+    assert comment_of("trainer.lr").advice.startswith("About 1e-3 for a small model from scratch")
+    assert comment_of("switch.verify_s").meaning.startswith("Seconds")  # of the class that it derives from
+    assert comment_of("switch").meaning.startswith("Bounds of a switch")
 
 
 def test_keys_are_listed_by_a_part_of_their_names():
@@ -50,9 +44,34 @@ def test_keys_are_listed_by_a_part_of_their_names():
     assert listed[0]["default"] == 1e-3 and listed[0]["takes"] == "a number, more than 0"
     (name,) = json.loads(printed("keys", "environment.name", "--json"))
     assert name["required"] and name["default"] is None
-    assert "default 0.001" in printed("keys", "trainer.lr")
-    with pytest.raises(ConfigError, match=r"no key has 'learning' in its name; .*"):
-        printed("keys", "learning")
+    lr = printed("keys", "trainer.lr")
+    assert "default 0.001" in lr and "Learning rate of AdamW." in lr and "Lower it if reward" in lr
+
+
+def test_a_key_is_listed_with_its_unit():
+    limit, *_ = json.loads(printed("keys", "train_limit_s", "--json"))
+    assert (limit["unit"], limit["takes"]) == ("seconds", "a number of seconds, at least 0")
+    (name,) = json.loads(printed("keys", "environment.name", "--json"))
+    assert (name["unit"], name["takes"]) == ("", "a text")
+
+
+def test_keys_are_listed_by_their_descriptions_and_advice_in_any_case():
+    described = [key["key"] for key in json.loads(printed("keys", "LEARNING RATE", "--json"))]
+    assert "trainer.lr" in described and "warmup.lr" in described and "model.path" not in described
+    advised = [key["key"] for key in json.loads(printed("keys", "dapo's", "--json"))]
+    assert advised == ["trainer.clip_high"]
+    by_name_first = [key["key"] for key in json.loads(printed("keys", "Staleness", "--json"))]
+    assert by_name_first[0] == "scheduler.staleness" and "deterministic" in by_name_first[1:]
+
+
+def test_words_that_no_key_has_get_a_remedy():
+    nothing = r"no key has 'zzz' in its name or its description; leave it out to see all keys"
+    with pytest.raises(ConfigError, match=nothing):
+        printed("keys", "zzz")
+    with pytest.raises(
+        ConfigError, match=r"no key has 'trainer.learning_rate' .*; did you mean trainer\.lr\?"
+    ):
+        printed("keys", "trainer.learning_rate")
 
 
 def test_what_is_shown_is_a_run_file_of_the_same_run(tmp_path: Path):

@@ -1,0 +1,81 @@
+"""The unit of each number of a run file, decided by the end of its name: "step_s" is in seconds.
+
+A key that takes a text, a choice, true or false, a list or a table has no unit. Every other key is a number,
+and its name must end with an entry of UNITS, so that a new number is never without a decision.
+"""
+
+from __future__ import annotations
+
+from pydantic.fields import FieldInfo
+
+# By the end of a key's name, in whole words; the longest end counts. "": a number without a unit.
+UNITS = {
+    # Time and size.
+    "s": "seconds",
+    "heartbeats_per_s": "heartbeats per second",
+    "bytes": "bytes",
+    "tokens": "tokens",
+    "max_positions": "tokens",
+    "staleness": "versions",
+    "kl_limit": "nats",
+    "logprob_tolerance": "nats",
+    # What is counted.
+    "batch_groups": "groups",
+    "batches": "batches",
+    "checkpoint_every": "steps",
+    "engine_restarts": "restarts",
+    "engines": "engines",
+    "episodes": "episodes",
+    "give_up_after": "tickets",
+    "group_size": "trajectories",
+    "heads": "heads",
+    "hosts": "hosts",
+    "keep_checkpoints": "checkpoints",
+    "layers": "layers",
+    "max_sequences": "sequences",
+    "max_turns": "turns",
+    "minibatches": "mini-batches",
+    "passes": "passes",
+    "quarantine_faults": "faults",
+    "ranks": "ranks",
+    "reset_attempts": "hosts",
+    "restarts": "restarts",
+    "scheduler.attempts": "attempts",
+    "sessions_per_host": "sessions",
+    "steps": "steps",
+    "stream_events": "events",
+    "threads": "threads",
+    "transcripts": "trajectories",
+    "workers": "workers",
+    # Parallelism.
+    "cp": "ranks",
+    "dp": "replicas",
+    "tp": "ranks",
+    "rollout.tp": "devices",
+    # Ratios, coefficients and sizes of a model.
+    "clip_high": "",
+    "clip_low": "",
+    "coefficient": "",
+    "embedding_std": "",
+    "epsilon": "",
+    "fraction": "",
+    "hidden_size": "",
+    "importance_cap": "",
+    "intermediate_size": "",
+    "lora_alpha": "",
+    "lora_rank": "",
+    "lr": "",
+    "max_grad_norm": "",
+    "rope_theta": "",
+    "seed": "",
+    "temperature": "",
+    "weight_decay": "",
+}
+
+
+def unit(key: str, field: FieldInfo) -> str | None:
+    """The unit of a dotted key's value, "" where it has none; None for a number that UNITS does not know."""
+    if field.annotation not in (int, float):
+        return ""
+    ends = [end for end in UNITS if key == end or key.endswith((f"_{end}", f".{end}"))]
+    return UNITS[max(ends, key=len)] if ends else None
