@@ -98,10 +98,10 @@ def closest(key: str) -> str:
     known = list(leaves())
     # A section is only ever meant where a section could stand.
     candidates = known if "." in key else [name for name, _ in fields()]
-    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.8)
-    if near:
-        return near[0]
     last = key.rsplit(".", 1)[-1]
+    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.8)
+    if near and alike(last, near[0]):
+        return near[0]
     words = [name.rsplit(".", 1)[-1] for name in known]
     for word in difflib.get_close_matches(last, words, n=1, cutoff=0.75):
         namesakes = [name for name in known if name.rsplit(".", 1)[-1] == word]
@@ -110,9 +110,10 @@ def closest(key: str) -> str:
     abbreviated = key.removesuffix(last) + initials
     if abbreviated in known:
         return abbreviated
-    # A section in common is no similarity: the last words must be alike, too.
     near = difflib.get_close_matches(key, candidates, n=3, cutoff=0.7)
-    alike = [
-        name for name in near if difflib.SequenceMatcher(None, last, name.rsplit(".", 1)[-1]).ratio() > 0.6
-    ]
-    return alike[0] if alike else ""
+    return next((name for name in near if alike(last, name)), "")
+
+
+def alike(word: str, key: str) -> bool:
+    """Returns whether a key's last word is near a word: a section in common is no similarity."""
+    return difflib.SequenceMatcher(None, word, key.rsplit(".", 1)[-1]).ratio() > 0.6

@@ -49,7 +49,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"run file {path} does not exist", "see examples/ for run files") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = str(error.strerror).lower() if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"run file {path} cannot be read: {reason}", "give a TOML file") from None
     try:
         return tomllib.loads(text)
@@ -162,12 +162,24 @@ def complaint(detail: ErrorDetails, source: str, overridden: Collection[str] = (
     if detail["type"] == "extra_forbidden":
         return unknown_key(key, source)
     if detail["type"] == "missing" and not in_list:
-        return ConfigError(f"{source}: {key} is missing", f"add {key}, {expected(key)}")
+        return missing(key, source)
     value = json.dumps(detail["input"], default=str)
     if len(value) > 80:
         value = value[:77] + "..."
     given = f"--{key} {value}" if key in overridden else f"{source}: {key} = {value}"
     return ConfigError(f"{given} is wrong", f"give {expected(key)}")
+
+
+def missing(key: str, source: str) -> ConfigError:
+    """The error for a key or a section without a default that a run file does not have."""
+    field = keys.field_of(key)
+    if field is None or not keys.is_section(field):
+        return ConfigError(f"{source}: {key} is missing", f"add {key}, {expected(key)}")
+    required = [name for name, inner in keys.section_of(field).model_fields.items() if inner.is_required()]
+    return ConfigError(
+        f"{source}: {key} is missing",
+        f"add the section [{key}] with the key {' and the key '.join(required)}",
+    )
 
 
 def unknown_key(key: str, source: str) -> ConfigError:

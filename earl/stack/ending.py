@@ -37,10 +37,10 @@ def ending_reason(outcome: str, status: RunStatus, failure: Mapping[str, Any]) -
     return "lost: its launcher was killed or the machine was restarted, and nothing was recorded"
 
 
-def refuse_complete(config: RunConfig, record: LaunchRecord | None) -> None:
+def refuse_complete(config: RunConfig, record: LaunchRecord | None, shown: str) -> None:
     """Raises ConfigError for a run that is complete and has nothing left to do under this configuration.
 
-    record: of the run's last launch.
+    record: of the run's last launch. shown: the run as commands name it.
     """
     if record is None or record.outcome != "complete":
         return
@@ -59,7 +59,7 @@ def refuse_complete(config: RunConfig, record: LaunchRecord | None) -> None:
         return
     raise ConfigError(
         f"{config.name} is {ending_reason('complete', status, {})}",
-        f"to continue it raise {key}: earl resume {config.name} --{key} {value}",
+        f"to continue it raise {key}: earl resume {shown} --{key} {value}",
     )
 
 

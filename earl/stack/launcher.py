@@ -99,7 +99,7 @@ async def launch(
     credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:
         previous = read_record(directory.path) if resume else None
-        refuse_complete(config, previous)
+        refuse_complete(config, previous, directory.shown)
         earlier_s = previous.status.elapsed_s if previous is not None else 0.0
         if on_taken is not None:
             on_taken(directory)

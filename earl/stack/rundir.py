@@ -51,7 +51,7 @@ class RunDirectory:
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"run directory {self.path} cannot be written: {error.strerror}",
+                f"run directory {self.path} cannot be written: {str(error.strerror).lower()}",
                 "name a folder that you can write to with --runs-dir",
             ) from None
         free_bytes = shutil.disk_usage(self.path).free
@@ -80,6 +80,12 @@ class RunDirectory:
     ) -> None:
         disk_space.give_up(self.path)
         os.close(self._lock)
+
+    @property
+    def shown(self) -> str:
+        """The run as commands name it: by its name where it is in ./runs, else by its directory."""
+        in_runs = self.path.parent.resolve() == Path(RunConfig.model_fields["runs_dir"].default).resolve()
+        return self.path.name if in_runs else str(self.path)
 
     @property
     def run_json(self) -> Path:

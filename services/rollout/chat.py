@@ -26,7 +26,7 @@ from earl.cli.lib.run_directory import config_of
 from earl.config.model import ModelConfig
 from earl.config.run import RunConfig
 from earl.env.base import Action
-from earl.errors import ConfigError, ContextTooLong
+from earl.errors import CheckpointError, ConfigError, ContextTooLong
 from earl.models.export_record import read_record
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def chat(
 def exported(model: str, *, version: int, best: bool) -> Iterator[tuple[Path, RunConfig | None]]:
     """The directory of the model, and the configuration if it is a run's, whose weights are exported first.
 
-    Raises ConfigError.
+    Raises ConfigError, CheckpointError.
     """
     directory = directory_of(model)
     if not (directory / "run.json").is_file():
@@ -104,7 +104,8 @@ def exported(model: str, *, version: int, best: bool) -> Iterator[tuple[Path, Ru
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["earl export printed nothing; see its code"])[-1]
             message, _, remedy = last.removeprefix("earl: error: ").partition("; ")
-            raise ConfigError(message, remedy)
+            missing = done.returncode == CheckpointError.exit_code
+            raise (CheckpointError if missing else ConfigError)(message, remedy)
         yield to, config
 
 

@@ -102,7 +102,8 @@ def known(run: Path, processes: list[str]) -> list[str]:
     there = processes_of(run)
     for name in processes:
         if name not in there:
-            raise ConfigError(f"{run} has no process {name!r}", f"name one of {', '.join(there) or 'none'}")
+            remedy = f"name one of {', '.join(there)}" if there else "none of its processes has logged yet"
+            raise ConfigError(f"{run} has no process {name!r}", remedy)
     return processes
 
 

@@ -120,7 +120,7 @@ def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
     from services.trainer.checkpoint.retention import BEST, checkpoints
 
     existing = checkpoints(directory)
-    names = ", ".join(path.name for path in existing) or "none"
+    names = ", ".join(path.name for path in existing)
     if which == "latest":
         path = existing[0] if existing else directory / "step-1"
     elif which == "best":
@@ -131,7 +131,11 @@ def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
     if path == model or (which == 1 and path not in existing and model.is_dir()):
         return model
     if path not in existing and path not in [each.resolve() for each in existing]:
-        raise CheckpointError(f"{directory} has no checkpoint {which}", f"there are: {names}")
+        saves = "a run saves them every trainer.checkpoint_every steps and at its end"
+        raise CheckpointError(
+            f"{directory} has no checkpoint {which}",
+            f"there are: {names}" if names else f"it has none: {saves}",
+        )
     return path
 
 

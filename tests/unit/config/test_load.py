@@ -116,7 +116,9 @@ def test_a_profile_that_is_not_there_is_named():
 
 def test_a_missing_key_is_named(tmp_path: Path):
     (tmp_path / "run.toml").write_text('name = "x"\n')
-    with pytest.raises(ConfigError, match=r"environment is missing; add environment"):
+    with pytest.raises(
+        ConfigError, match=r"environment is missing; add the section \[environment\] with the key name$"
+    ):
         load_run(tmp_path / "run.toml")
 
 

@@ -73,26 +73,26 @@ def test_a_complete_run_says_which_key_continues_it(
     config = tictactoe(tmp_path, scheduler=keys)
     record = LaunchRecord(1, "mark", outcome="complete", status=status)
     if not remedy:
-        refuse_complete(config, record)
+        refuse_complete(config, record, "test")
         return
     with pytest.raises(ConfigError, match=f"test is complete: .*earl resume test {remedy}$"):
-        refuse_complete(config, record)
+        refuse_complete(config, record, "test")
 
 
 def test_an_evaluation_that_has_ended_has_nothing_to_continue(tmp_path: Path):
     config = tictactoe(tmp_path, scheduler={"steps": 0}, warmup={"batches": 0})
     record = LaunchRecord(1, "mark", outcome="complete", status=RunStatus(message="evaluated"))
     with pytest.raises(ConfigError, match="test is an evaluation, with nothing to continue; evaluate again"):
-        refuse_complete(config, record)
+        refuse_complete(config, record, "test")
 
 
 def test_a_run_that_only_imitated_is_told_how_many_steps_to_train(tmp_path: Path):
     config = tictactoe(tmp_path, scheduler={"steps": 0}, warmup={"batches": 2})
     record = LaunchRecord(1, "mark", outcome="complete", status=RunStatus(message="nothing to train"))
     with pytest.raises(ConfigError, match=r"--scheduler\.steps 100$"):
-        refuse_complete(config, record)
+        refuse_complete(config, record, "test")
 
 
 def test_a_run_that_is_not_complete_may_be_resumed(tmp_path: Path):
-    refuse_complete(tictactoe(tmp_path), None)
-    refuse_complete(tictactoe(tmp_path), LaunchRecord(1, "mark", outcome="stopped"))
+    refuse_complete(tictactoe(tmp_path), None, "test")
+    refuse_complete(tictactoe(tmp_path), LaunchRecord(1, "mark", outcome="stopped"), "test")
