@@ -48,7 +48,8 @@ OnUpdate = Callable[[Sequence[ProcessState], RunStatus], None]
 class LaunchOutcome:
     """The outcome of a launch. seconds: from `started_at` (time.monotonic) to the end of the run's work.
 
-    begun: False if it was stopped before all processes were ready; a new run left only its logs then.
+    begun: False if it was stopped before all processes were ready; a new run left only its logs then. A run
+    that is complete has begun, also if its time limit ended it before.
     """
 
     directory: Path
@@ -218,7 +219,7 @@ class Launch:
             await self._last_steps(stopped=not complete)
             if supervisor.failure.done() and not self._signals.hurry.is_set():
                 raise supervisor.failure.result()
-            return LaunchOutcome(directory, self._status, complete, seconds, self.was_ready)
+            return LaunchOutcome(directory, self._status, complete, seconds, complete or self.was_ready)
         finally:
             for task in (follower, stopping, ended):
                 task.cancel()

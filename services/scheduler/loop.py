@@ -11,6 +11,7 @@ ledger ends.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 from typing import Self
@@ -19,6 +20,8 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
 from earl.rpc.access import OPEN, Access
+from earl.stack.ending import ending_reason
+from earl.stack.status import RunStatus
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.recorder import RunRecorder
@@ -31,6 +34,8 @@ from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.state.rules import rules_of
 from services.scheduler.state.tickets import TicketState
 from services.scheduler.wakeup import Wakeup
+
+log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 # How often the elapsed time is stored while nothing else is.
@@ -87,6 +92,8 @@ class RunLoop:
                 task.result()
             self.store_clock()
             await self.journal.durable()
+            if self.message:
+                log.info("the run has ended: %s", self._ending_reason)
         finally:
             for task in tasks:
                 task.cancel()
@@ -121,6 +128,13 @@ class RunLoop:
         if self.stop_reason is not None and not self.done:
             return self.stop_reason
         return phases.ending(self.ledger) if self.done else ""
+
+    @property
+    def _ending_reason(self) -> str:
+        """Why the run has ended, in the words of every command."""
+        step, steps = phases.step(self.ledger)
+        status = RunStatus(phase=phases.phase(self.ledger), step=step, steps=steps, message=self.message)
+        return ending_reason("complete" if self.done else "stopped", status, {})
 
     def stop(self, reason: str) -> None:
         """Ends the run at the next boundary; a scheduler started later continues it."""
