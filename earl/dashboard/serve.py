@@ -137,7 +137,7 @@ def listening(bind: str) -> Iterator[socket.socket]:
     except OSError as error:
         raise PortInUse(
             f"the dashboard cannot listen at {bind}: {os.strerror(error.errno or 0).lower()}",
-            f"free the port, or choose another address: {host}:0 takes any free port",
+            f"free the port, or set dashboard.bind (of earl dashboard, --bind) to {host}:0 for any free one",
         ) from None
     with listener:
         yield listener

@@ -137,7 +137,7 @@ def test_a_page_at_a_port_that_is_taken(refuse: Refuse, taken: str):
     assert refuse(f"dashboard t1 --bind {taken}") == (
         5,
         f"the dashboard cannot listen at {taken}: address already in use; "
-        "free the port, or choose another address: 127.0.0.1:0 takes any free port",
+        "free the port, or set dashboard.bind (of earl dashboard, --bind) to 127.0.0.1:0 for any free one",
     )
 
 
