@@ -1,6 +1,7 @@
 """Say what works on this machine, each thing tried out, and what to do about the rest.
 
 Each probe runs in a process of its own and within PROBE_S, so that no library can take the command down.
+Findings are printed as they come; what takes long is named on standard error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
+from earl.cli.lib.notices import waiting
 from earl.cli.machine import machine
-from earl.cli.machine.findings import Finding, data_plane
+from earl.cli.machine.findings import PROBES, Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
 from earl.config.run import RunConfig
@@ -32,8 +34,15 @@ from earl.stack.auto_dtype import settle
 
 app = typer.Typer(add_completion=False)
 
-PROBES = ("memory", "ucx", "nixl", "rdma", "device")
 PROBE_S = 60.0
+# What each probe of the data plane tries, in words.
+TRIED = {
+    "memory": "testing shared memory",
+    "ucx": "testing UCX",
+    "nixl": "testing NIXL",
+    "rdma": "looking for RDMA",
+    "device": "testing arenas on a GPU",
+}
 
 
 @app.command(epilog="Example: earl doctor examples/tictactoe.toml")
@@ -54,32 +63,58 @@ def doctor(
     needs does not work here; what it does not need may be missing.
     """
     config = settle(load_run(run_file)) if run_file is not None else None
-    findings = asyncio.run(examined(config, gateway or os.environ.get("EARL_GATEWAY", "")))
+    gateway = gateway or os.environ.get("EARL_GATEWAY", "")
+    findings = asyncio.run(reported(examined(config, gateway), quiet=as_json))
     works = not any(finding.fatal for finding in findings)
     if as_json:
         print(json.dumps({"works": works, "findings": [asdict(finding) for finding in findings]}))
     else:
-        print(
-            "\n".join(lines(findings, str(run_file) if run_file is not None else "a run with the defaults"))
-        )
+        print(verdict(findings, str(run_file) if run_file is not None else "a run with the defaults"))
     raise typer.Exit(0 if works else 1)
 
 
-async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
-    """All findings, in the order in which they are printed."""
+async def reported(findings: AsyncIterator[Finding], *, quiet: bool) -> list[Finding]:
+    """All findings; each is printed as soon as it is known, unless `quiet`."""
+    known = []
+    async for finding in findings:
+        known.append(finding)
+        if not quiet:
+            print("\n".join(lines(finding)), flush=True)
+    return known
+
+
+async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Finding]:
+    """The findings, each as soon as it is known.
+
+    One probe runs after the other: rates are not shared, nor is the arena's space.
+    """
     plane = config.data_plane if config is not None else DataPlaneConfig()
-    findings = [*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)]
-    probed = await probe_all(plane)
+    for finding in (*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)):
+        yield finding
+    probed: dict[str, dict[str, Any]] = {}
     if config is not None:
-        findings.append(machine.of_ports(config))
-        model = await probed_by("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
-        findings.append(machine.of_model(config, model))
-        rollout = await probed_by("services.rollout.worker.arena_size", needed(config))
-        findings.append(machine.of_arenas(config, probed["memory"]["facts"], rollout, model))
-    findings += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
+        yield machine.of_ports(config)
+        with waiting("examining the model", PROBE_S):
+            model = await probed_by("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
+        yield machine.of_model(config, model)
+        with waiting("computing the size of the arenas", 2 * PROBE_S):
+            probed["memory"] = await probe("memory", plane)
+            rollout = await probed_by("services.rollout.worker.arena_size", needed(config))
+        yield machine.of_arenas(config, probed["memory"]["facts"], rollout, model)
+    with waiting("testing Redis", PROBE_S):
+        server = await redis(config.bus.redis_url if config is not None else "")
+    for finding in machine.of_redis(server):
+        yield finding
     if gateway:
-        findings.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
-    return [*findings, *data_plane(plane, probed)]
+        with waiting(f"asking the gateway at {gateway}"):
+            finding = await at_gateway(gateway, config.environment.name if config is not None else "")
+        yield finding
+    for name in PROBES:
+        if name not in probed:
+            with waiting(TRIED[name], PROBE_S):
+                probed[name] = await probe(name, plane)
+        for finding in data_plane(name, plane, probed):
+            yield finding
 
 
 def needed(config: RunConfig) -> str:
@@ -115,22 +150,18 @@ async def at_gateway(address: str, name: str) -> Finding:
     )
 
 
-def lines(findings: Sequence[Finding], who: str) -> Iterable[str]:
-    """A line for each finding, its remedy below it, and the verdict."""
-    for finding in findings:
-        mark = "ok" if finding.works else "NO" if finding.needed else "no"
-        yield f"{mark}  {finding.name:<15}  {finding.said}"
-        if finding.remedy:
-            yield f"{'':<21}-> {finding.remedy}"
+def lines(finding: Finding) -> Iterator[str]:
+    """A finding in one line, and its remedy below it."""
+    mark = "ok" if finding.works else "NO" if finding.needed else "no"
+    yield f"{mark}  {finding.name:<15}  {finding.said}"
+    if finding.remedy:
+        yield f"{'':<21}-> {finding.remedy}"
+
+
+def verdict(findings: Sequence[Finding], who: str) -> str:
+    """The last line. who: the run, in words."""
     fatal = ", ".join(finding.name for finding in findings if finding.fatal)
-    yield f"{who} does not work here: {fatal}" if fatal else f"{who} works here"
-
-
-async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
-    """Runs each probe; returns facts by name. One after the other: rates are not shared, nor is the arena's
-    space.
-    """
-    return {name: await probe(name, config) for name in PROBES}
+    return f"{who} does not work here: {fatal}" if fatal else f"{who} works here"
 
 
 async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) -> dict[str, Any]:

@@ -5,13 +5,15 @@ facts: by probe name, what `earl.dispatch.probe` printed: {"facts": {…}, "erro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from earl.config.data_plane import DataPlaneConfig
 
+# The probes, in the order in which they run: each finding needs those up to its own.
+PROBES = ("memory", "ucx", "nixl", "rdma", "device")
 IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 
@@ -34,17 +36,23 @@ class Finding:
         return self.needed and not self.works
 
 
-def data_plane(config: DataPlaneConfig, probed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Arena directory, shared memory, UCX, NIXL, RDMA and arenas on a GPU, in this order."""
+def data_plane(
+    probe: str, config: DataPlaneConfig, probed: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """The findings that can be made once a probe has ended. probed: the facts of it and those before it."""
     wire = config.wire if config.wired else ""
-    return [
-        _arena_dir(probed["memory"]),
-        _shared_memory(probed["memory"], config.mapped),
-        _wire("ucx", probed["ucx"], _ucx_offers, wire == "ucx"),
-        _wire("nixl", probed["nixl"], _nixl_offers, wire == "nixl"),
-        _rdma(probed, config),
-        _gpu(probed["device"], config.arena_device != "cpu"),
-    ]
+    match probe:
+        case "memory":
+            yield _arena_dir(probed["memory"])
+            yield _shared_memory(probed["memory"], config.mapped)
+        case "ucx":
+            yield _wire("ucx", probed["ucx"], _ucx_offers, wire == "ucx")
+        case "nixl":
+            yield _wire("nixl", probed["nixl"], _nixl_offers, wire == "nixl")
+        case "rdma":
+            yield _rdma(probed, config)
+        case "device":
+            yield _gpu(probed["device"], config.arena_device != "cpu")
 
 
 def _arena_dir(memory: Mapping[str, Any]) -> Finding:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from earl.cli.machine.doctor import lines, needed, probe, probed_by
-from earl.cli.machine.findings import Finding, data_plane
+from earl.cli.machine import doctor
+from earl.cli.machine.doctor import TRIED, examined, lines, needed, probe, probed_by, reported, verdict
+from earl.cli.machine.findings import PROBES, Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.probe import file_system_of, offers
 from services.rollout.episode.columns import arena_bytes
@@ -77,8 +78,17 @@ def failed(message: str, remedy: str = "mend it", **facts: Any) -> dict[str, Any
     return {"facts": facts, "error": {"message": message, "remedy": remedy}}
 
 
+def all_of(config: DataPlaneConfig, probed: dict[str, Any]) -> list[Finding]:
+    """The data plane's findings, each of no more than the probes that have ended by then."""
+    return [
+        finding
+        for ended, name in enumerate(PROBES, 1)
+        for finding in data_plane(name, config, {probe: probed[probe] for probe in PROBES[:ended]})
+    ]
+
+
 def by_name(config: DataPlaneConfig, probed: dict[str, Any]) -> dict[str, Finding]:
-    return {finding.name: finding for finding in data_plane(config, probed)}
+    return {finding.name: finding for finding in all_of(config, probed)}
 
 
 def test_without_rdma_the_default_data_plane_works_and_it_is_said_in_words():
@@ -117,13 +127,43 @@ def test_a_ucx_whose_structures_are_not_known_gathers_and_it_is_said():
     ],
 )
 def test_only_what_the_data_plane_needs_is_fatal(keys: dict, probed: dict, fatal: list[str]):
-    findings = data_plane(DataPlaneConfig(**keys), found(**probed))
+    findings = all_of(DataPlaneConfig(**keys), found(**probed))
     assert [finding.name for finding in findings if finding.fatal] == fatal
-    text = "\n".join(lines(findings, "run.toml"))
-    assert (
-        f"run.toml does not work here: {', '.join(fatal)}" in text if fatal else "run.toml works here" in text
-    )
-    assert all(f"-> {one.remedy}" in text for one in findings if one.remedy)
+    closing = f"run.toml does not work here: {', '.join(fatal)}" if fatal else "run.toml works here"
+    assert verdict(findings, "run.toml") == closing
+    assert all([*lines(one)][-1].endswith(f"-> {one.remedy}") for one in findings if one.remedy)
+
+
+async def test_a_finding_is_printed_before_the_next_probe_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    printed: dict[str, list[str]] = {}
+
+    async def probing(name: str, config: DataPlaneConfig) -> dict[str, Any]:
+        printed[name] = [line[4:19].rstrip() for line in capsys.readouterr().out.splitlines()]
+        return found()[name]
+
+    async def serving(configured: str) -> dict[str, Any]:
+        return failed("no server")
+
+    monkeypatch.setattr(doctor, "probe", probing)
+    monkeypatch.setattr(doctor, "redis", serving)
+    findings = await reported(examined(None, ""), quiet=False)
+    assert list(printed) == list(PROBES) and set(TRIED) == set(PROBES)
+    assert printed["memory"][:2] == ["cores", "memory"] and "redis" in printed["memory"]
+    assert printed["ucx"] == ["arena directory", "shared memory"]
+    assert (printed["nixl"], printed["rdma"]) == (["ucx"], ["nixl"])
+    assert [finding.name for finding in findings][-6:] == [
+        "arena directory", "shared memory", "ucx", "nixl", "rdma", "gpu arenas",
+    ]  # fmt: skip
+
+
+async def test_a_report_as_json_prints_no_finding_by_itself(capsys: pytest.CaptureFixture[str]):
+    async def one():
+        yield Finding("cores", True, True, "2 usable")
+
+    assert len(await reported(one(), quiet=True)) == 1
+    assert not capsys.readouterr().out
 
 
 def test_rdma_is_there_only_when_bytes_moved_over_it():
