@@ -5,14 +5,14 @@ import itertools
 import os
 import random
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar
 
 import pytest
 
 from earl.env import EnvHost, Environment, Observation, StepResult
 from earl.env.conformance import checks_host
-from earl.env.conformance.bench import Bench
+from earl.env.conformance.bench import Bench, Subject
 from earl.env.conformance.card import Card, CheckVerdict
 from earl.env.conformance.examine import examine
 from earl.env.conformance.plan import ExamPlan
@@ -213,6 +213,26 @@ async def test_a_return_beyond_what_was_declared_is_found():
     (found,) = card.named("numbers")
     assert found.verdict is CheckVerdict.FAIL
     assert "is outside of the declared [0, 1]" in found.seen
+
+
+async def test_each_check_is_announced_and_reported_before_the_next_one_begins():
+    noted: list[str] = []
+    played: list[tuple[int, int]] = []
+
+    @contextmanager
+    def during(name: str, subject: Subject):
+        noted.append(f"{name} begins")
+        yield
+        noted.append(f"{name} ends")
+        played.append(subject.leak_episodes)
+
+    async with benched(Sound, only=frozenset({"reset", "leaks"}), episodes=32) as bench:
+        await examine(bench, report=lambda check: noted.append(f"{check.name} is reported"), during=during)
+    assert noted == [
+        "reset begins", "reset ends", "reset is reported",
+        "leaks begins", "leaks ends", "leaks is reported",
+    ]  # fmt: skip
+    assert played == [(0, 0), (32, 32)]
 
 
 async def test_an_environment_that_is_not_served():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,10 +15,14 @@ from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Task, task_of
 from earl.cli.lib import completion
+from earl.cli.lib.notices import waiting
 from earl.env.conformance.card import Card, Check, CheckVerdict
 from earl.env.conformance.plan import ExamPlan, chosen, recorded
 from earl.errors import ConfigError
 from earl.visible import visible
+
+if TYPE_CHECKING:
+    from earl.env.conformance.bench import Subject
 
 STYLES = {
     CheckVerdict.PASS: "green",
@@ -119,7 +124,7 @@ async def _examined(
     from earl.env.conformance.bench import Bench
     from earl.env.conformance.examine import examine
     from earl.env.conformance.servicer import examining
-    from earl.env.conformance.spawned import spawned
+    from earl.env.conformance.spawned import ATTACH_S, spawned
     from earl.rpc.access import Access
     from earl.rpc.token_file import Role
     from earl.rpc.tokens import current
@@ -136,11 +141,10 @@ async def _examined(
 
     if target:
         secret = secrets.token_hex(16)
-        async with (
-            examining("127.0.0.1:0", secret) as examiner,
-            spawned(examiner, target, secret, plan) as bench,
-        ):
-            return await examine(bench, names, report)
+        async with examining("127.0.0.1:0", secret) as examiner, AsyncExitStack() as stack:
+            with waiting(f"starting a host of {target}", ATTACH_S):
+                bench = await stack.enter_async_context(spawned(examiner, target, secret, plan))
+            return await examine(bench, names, report, checking)
     allowed = Access.of(Role.ENVIRONMENT)
     secret = current(allowed.token)
     async with examining(listen or "127.0.0.1:0", secret, tls=allowed.tls) as examiner:
@@ -148,8 +152,20 @@ async def _examined(
             examiner.dial(dial)
         else:
             Console(stderr=True).print(f"waiting for a host to dial {examiner.address}", highlight=False)
-        link = await examiner.host(DIAL_WAIT_S if dial else HOST_WAIT_S)
-        return await examine(Bench(link, plan, pid), names, report)
+        wait_s = DIAL_WAIT_S if dial else HOST_WAIT_S
+        with waiting(f"waiting for the host {f'at {dial}' if dial else 'to dial'}", wait_s):
+            link = await examiner.host(wait_s)
+        return await examine(Bench(link, plan, pid), names, report, checking)
+
+
+def checking(name: str, subject: Subject) -> AbstractContextManager[None]:
+    """Tells which check runs, where it takes long; of the leak check also how far it is."""
+    leaks = name == "leaks"
+    return waiting(
+        f"checking {visible(subject.name)}: {name}",
+        subject.bench.plan.leak_s if leaks else 0.0,
+        progress=lambda: subject.leak_episodes if leaks else (0, 0),
+    )
 
 
 def lines(check: Check) -> list[Text]:

@@ -40,6 +40,8 @@ class Subject:
     deterministic: bool = False
     # Names of the checks that were run.
     attempted: set[str] = field(default_factory=set)
+    # Episodes of the leak check, done and planned.
+    leak_episodes: tuple[int, int] = (0, 0)
 
     @property
     def name(self) -> str:

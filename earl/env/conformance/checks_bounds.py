@@ -130,6 +130,7 @@ async def leaks(subject: Subject) -> CheckOutcome:
         seeds = range(played, min(played + every, plan.episodes))
         await _play_all(subject, seeds)
         played += len(seeds)
+        subject.leak_episodes = played, plan.episodes
         usage = usage_of(bench.pid)
         if usage is not None:
             samples.append((played, usage))

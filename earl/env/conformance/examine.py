@@ -11,6 +11,7 @@ left out, so that a hang costs a few bounds and not one for each check. So are t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 
 from earl.env.conformance import checks_bounds, checks_episodes, checks_host
@@ -20,6 +21,8 @@ from earl.errors import DeadlineExceeded, EarlError, UnknownEnvironment
 
 Run = Callable[[Subject], Awaitable[CheckOutcome]]
 Report = Callable[[Check], None]
+# Is entered for as long as a check, by its name, of a subject runs.
+During = Callable[[str, Subject], AbstractContextManager[None]]
 
 # In the order in which they are run: `policy` plays the traces that those of COMPARING need.
 _EPISODES: dict[str, Run] = {
@@ -48,10 +51,16 @@ _JUDGED_BY_DETERMINISM = {"sessions"}
 MAX_HANGS = 2
 
 
-async def examine(bench: Bench, names: Sequence[str] = (), report: Report = lambda check: None) -> Card:
-    """The card of a host. names: of environments, all that it serves if empty. report: gets each check.
+async def examine(
+    bench: Bench,
+    names: Sequence[str] = (),
+    report: Report = lambda check: None,
+    during: During = lambda name, subject: nullcontext(),
+) -> Card:
+    """The card of a host. names: of environments, all that it serves if empty.
 
-    Raises UnknownEnvironment.
+    report: gets each check as soon as it is judged. during: is entered while a check runs. Raises
+    UnknownEnvironment.
     """
     served = bench.link.environments
     for name in names:
@@ -67,10 +76,10 @@ async def examine(bench: Bench, names: Sequence[str] = (), report: Report = lamb
 
     subjects = [Subject(bench, served[name]) for name in names or served]
     for subject in subjects:
-        await _run(subject, _EPISODES, note)
+        await _run(subject, _EPISODES, note, during)
     if bench.plan.wants("pings") and not bench.link.ended:
         await _pinged(bench)
-    await _run(subjects[0], _HOST, note)
+    await _run(subjects[0], _HOST, note, during)
     for check in checks_host.noted(bench):
         note(check)
     return Card(
@@ -86,7 +95,7 @@ async def _pinged(bench: Bench) -> None:
         bench.link.judge.violated("pings", error.message)
 
 
-async def _run(subject: Subject, runs: dict[str, Run], note: Report) -> None:
+async def _run(subject: Subject, runs: dict[str, Run], note: Report, during: During) -> None:
     """Runs the checks that the plan selects, and those that they need."""
     wants = subject.bench.plan.wants
     needed = {name for name in runs if wants(name)}
@@ -101,7 +110,8 @@ async def _run(subject: Subject, runs: dict[str, Run], note: Report) -> None:
             outcome = skipped("the random policy's episodes did not come about")
         else:
             try:
-                outcome = await run(subject)
+                with during(name, subject):
+                    outcome = await run(subject)
             except EarlError as error:
                 hangs += isinstance(error, DeadlineExceeded)
                 outcome = failed(error.message, error.remedy)

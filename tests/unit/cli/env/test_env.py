@@ -4,14 +4,16 @@ import importlib
 import io
 import json
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from earl.cli.env import app, project
+from earl.cli.env import app, examination, project
 from earl.cli.env.examination import closing, lines
 from earl.cli.env.games import Shown, chosen
 from earl.cli.env.listing import table
@@ -21,7 +23,9 @@ from earl.cli.env.serving import places
 from earl.cli.lib.gateway_codec import GatewayEnvironment, signature
 from earl.config.run import RunConfig
 from earl.env import Observation
+from earl.env.conformance.bench import Bench, Subject
 from earl.env.conformance.card import Card, Check, CheckVerdict
+from earl.env.conformance.plan import ExamPlan
 from earl.env.tool_calls import calls_in
 from earl.errors import ConfigError, UnknownEnvironment
 
@@ -147,6 +151,21 @@ def test_a_check_has_its_remedy_below_it_if_there_is_something_to_do():
     passed = Check("reset", "a", CheckVerdict.PASS, "fine")
     assert len(lines(passed)) == 1
     assert closing(Card("h", ["a", "b"], [failed, passed], 2.04)).plain == "a, b: 1 pass, 1 fail, in 2.0 s"
+
+
+def test_a_check_that_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
+    announced: list[tuple] = []
+    monkeypatch.setattr(
+        examination,
+        "waiting",
+        lambda what, most_s, progress: announced.append((what, most_s, progress())) or nullcontext(),
+    )
+    bench = Bench(None, ExamPlan(leak_s=60.0))  # type: ignore[arg-type]
+    subject = Subject(bench, SimpleNamespace(name="a\x1b"), leak_episodes=(25, 1000))
+    for name in ("speed", "leaks"):
+        with examination.checking(name, subject):
+            pass
+    assert announced == [("checking a␛: speed", 0.0, (0, 0)), ("checking a␛: leaks", 60.0, (25, 1000))]
 
 
 def test_every_command_has_help():

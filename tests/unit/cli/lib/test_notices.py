@@ -44,3 +44,13 @@ def test_what_is_done_at_once_says_nothing() -> None:
 
 def test_a_notice_without_a_bound() -> None:
     assert notice("waiting for trainer", 12.3) == "waiting for trainer: 12 s"
+
+
+def test_a_notice_of_what_is_counted_says_how_far_and_how_long_still() -> None:
+    assert notice("leaks", 12.0, 300.0, 240, 1000) == "leaks: 240 of 1,000 in 12 s, about 38 s left"
+    assert notice("leaks", 280.0, 300.0, 240, 1000) == "leaks: 240 of 1,000 in 280 s, about 20 s left"
+    assert notice("leaks", 6.0, 300.0, 0, 1000) == "leaks: 6 of at most 300 s"
+    heard = Heard(1)
+    with waiting("leaks", progress=lambda: (1, 2), every_s=0.001, file=heard):
+        assert heard.often.wait(20.0)
+    assert heard.getvalue().startswith("leaks: 1 of 2 in 0 s, about 0 s left\n")
