@@ -30,6 +30,7 @@ from services.scheduler.journal.group_commit import Journal
 from services.scheduler.journal.redis_store import LedgerStore
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.monitor.step_clock import StepClock
 from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.state.rules import rules_of
 from services.scheduler.state.tickets import TicketState
@@ -52,6 +53,7 @@ class RunLoop:
         self.config = config
         self.ledger = ledger
         self.recorder = recorder = RunRecorder(config, run_dir)
+        self.step_clock = StepClock()
         self.monitor, self.fleet = recorder.monitor, recorder.fleet
         self.report, self.endings = recorder.report, recorder.endings
         self.stop_reason: str | None = None
@@ -159,6 +161,7 @@ class RunLoop:
         """Advances the phases after a change, and wakes the waiting calls."""
         if not self.stopping and phases.advance(self.ledger, self.elapsed_s):
             asyncio.get_running_loop().call_soon(self.settle)
+        self.step_clock.observe(phases.work(self.ledger), self.elapsed_s)
         consumers.follow(self.columns, self.ledger)
         self.traces.moved()
         self.monitor.playing(self.ledger.tables.buckets[TicketState.LEASED], time.monotonic())

@@ -16,6 +16,7 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import Judgement, best_version
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.length_sketch import Quantiles
+from services.scheduler.monitor.step_clock import Doing
 from services.scheduler.monitor.workers import STAGES, WorkerReport
 from services.scheduler.selector.stage_policies import SelectorVerdict
 from services.scheduler.state.evaluations import EvaluationRecord
@@ -47,8 +48,8 @@ class SchedulerStatus:
     """counts: tickets by bucket, of `issued`. judged: evaluations in the order of the run, with figures.
 
     step, steps: batches done and planned in this phase, or episodes of an evaluation. metrics: of the last
-    committed batch, with an estimate of the seconds that the phase will still take, phase_left_s. roles: how
-    far each is with the trajectories that are there.
+    committed batch, with an estimate of the seconds that the phase will still take, phase_left_s, and the
+    figures of `step_figures`. roles: how far each is with the trajectories that are there.
     """
 
     run: str
@@ -122,7 +123,9 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         best_version=best_version(tables.evaluations.values()),
         episode_tokens=lengths.episodes.summary(),
         turn_tokens=lengths.turns.summary(),
-        metrics=loop.report.latest | ({} if left_s is None else {"phase_left_s": left_s}),
+        metrics=loop.report.latest
+        | ({} if left_s is None else {"phase_left_s": left_s})
+        | step_figures(loop, elapsed_s),
         elapsed_s=elapsed_s,
         done=loop.stopping,
         message=loop.message,
@@ -130,6 +133,41 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         stage_views=_stages(loop),
         heartbeat_s=ledger.membership.heartbeat_s,
     )
+
+
+def step_figures(loop: RunLoop, elapsed_s: float) -> dict[str, float]:
+    """How far the step in progress is, or an evaluation that the trainer waits for; empty while neither is.
+
+    step_spent_s, step_left_s: seconds of its present part, which is to play the step's episodes, to train on
+    them, or to evaluate; the estimate may be missing. step_played, step_episodes: episodes of the step.
+    step_trained: the part of its training that is done, 0..1, where the trainer told.
+    """
+    work, clock = phases.work(loop.ledger), loop.step_clock
+    clock.observe(work, elapsed_s)
+    if work is None:
+        return {}
+    figures = {"step_spent_s": clock.spent_s(elapsed_s)}
+    fraction = 0.0
+    if work.doing is Doing.EVALUATING:
+        fraction = phases.evaluated(loop.ledger) / work.episodes
+    else:
+        playing = work.doing is Doing.PLAYING
+        count = phases.played(loop.ledger) if playing else work.episodes
+        figures |= {"step_played": float(count), "step_episodes": float(work.episodes)}
+        trained = None if playing else _trained(loop, figures["step_spent_s"])
+        fraction = count / work.episodes if playing else trained or 0.0
+        if trained is not None:
+            figures["step_trained"] = trained
+    left_s = clock.left_s(fraction, elapsed_s)
+    return figures if left_s is None else figures | {"step_left_s": left_s}
+
+
+def _trained(loop: RunLoop, spent_s: float) -> float | None:
+    """The trainer's own word on its batch; None before its first heartbeat since the batch was planned."""
+    report = loop.fleet.reports.get(loop.ledger.tables.run.trainer)
+    if report is None or time.monotonic() - report.received_s >= spent_s:
+        return None
+    return report.gauges.get("phase_fraction")
 
 
 def metric_figures_of(loop: RunLoop) -> MetricFigures:

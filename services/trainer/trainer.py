@@ -145,7 +145,7 @@ class TrainerRank:
         except EarlError as error:
             self._requests.excuse(error)
         with self._activity.phase(TRAINING):
-            metrics = self._stepper.train(plan, self._columns)
+            metrics = self._stepper.train(plan, self._columns, self._activity.progressed)
         self._trace(plan, (began_ns, read_ns, time.time_ns()))
         if self._config.deterministic:
             metrics |= batch_digests(self._columns, self._mesh)

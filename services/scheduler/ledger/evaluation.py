@@ -91,9 +91,9 @@ def in_order(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
     return sorted(evaluations, key=lambda record: (record.version, record.name == FINAL, record.name))
 
 
-def in_progress(evaluations: Iterable[EvaluationRecord], version: int) -> bool:
-    """Returns whether the version is being evaluated: until that has ended it stays the newest."""
-    return any(record.version == version and not record.finished for record in evaluations)
+def in_progress(evaluations: Iterable[EvaluationRecord], version: int) -> EvaluationRecord | None:
+    """Returns the evaluation of the version until that has ended: until then it stays the newest."""
+    return next((record for record in evaluations if record.version == version and not record.finished), None)
 
 
 def best_version(evaluations: Iterable[EvaluationRecord]) -> int:

@@ -25,6 +25,7 @@ from services.scheduler.ledger.admission import places, target_version
 from services.scheduler.ledger.evaluation import FINAL as FINAL_NAME
 from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
@@ -72,6 +73,47 @@ def step(ledger: Ledger) -> tuple[int, int]:
             return evaluation.done + evaluation.failed, evaluation.episodes
         return 0, rules.evaluation_episodes
     return min(done - rules.warmup_batches, rules.steps), rules.steps
+
+
+def work(ledger: Ledger) -> StepWork | None:
+    """What the run is doing within its step; None before a trainer is there, and once all is done."""
+    rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
+    if tables.batch is not None:
+        return StepWork(Doing.TRAINING, version, len(tables.batch.tickets))
+    if not version:
+        return None
+    evaluation = in_progress(tables.evaluations.values(), version)
+    if evaluation is not None:
+        return StepWork(Doing.EVALUATING, version, evaluation.episodes)
+    now = phase(ledger)
+    if now == WARMUP:
+        return StepWork(Doing.PLAYING, version, rules.warmup_episodes)
+    return StepWork(Doing.PLAYING, version, rules.batch_groups * rules.group_size) if now == TRAIN else None
+
+
+def played(ledger: Ledger) -> int:
+    """Episodes of the batch to come that have been played: of the groups that are furthest, for those may go
+    ahead, and of those that no batch may leave out."""
+    rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
+    warms_up = phase(ledger) == WARMUP
+    purpose = Purpose.WARMUP if warms_up else Purpose.TRAIN
+    groups = tables.groups[purpose]
+
+    def order(group: int) -> tuple[bool, int]:
+        if warms_up:
+            return False, tables.place(purpose, group)
+        floor = min((tables.tickets[number].floor for number in groups[group]), default=version)
+        may_wait = group in tables.whole[purpose] or floor + rules.staleness > version
+        return may_wait, -tables.ready[group]
+
+    count = rules.warmup_episodes if warms_up else rules.batch_groups
+    return sum(tables.ready[group] for group in sorted(groups, key=order)[:count])
+
+
+def evaluated(ledger: Ledger) -> int:
+    """Episodes that have ended of the evaluation that the trainer waits for."""
+    evaluation = in_progress(ledger.tables.evaluations.values(), ledger.tables.run.version)
+    return evaluation.done + evaluation.failed if evaluation is not None else 0
 
 
 def ending(ledger: Ledger) -> str:
@@ -131,7 +173,7 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
     now, (done, planned) = phase(ledger), step(ledger)
     if now not in (WARMUP, TRAIN) or not ledger.tables.run.version:
         return None
-    if in_progress(ledger.tables.evaluations.values(), ledger.tables.run.version):
+    if in_progress(ledger.tables.evaluations.values(), ledger.tables.run.version) is not None:
         return None
     rules, last = ledger.rules, done + 1 == planned
     if now == WARMUP:

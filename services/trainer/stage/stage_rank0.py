@@ -131,7 +131,7 @@ class StageRank0:
         return await self.scheduler.heartbeat(
             running=self.scheduler.parallelism.devices,
             version=activity.version,
-            gauges=dict(activity.gauges),
+            gauges=activity.reported(),
             spans=activity.take_spans(),
             transfers=activity.transfers,
         )

@@ -11,8 +11,9 @@ Ranks of one replica go through the same micro-batches; each counts its own part
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,8 +62,13 @@ class Stepper:
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
 
-    def train(self, plan: TrainingPlan, columns: Columns) -> dict[str, float]:
-        """Trains one batch; returns its metrics, equal on every rank. Raises TrainerError."""
+    def train(
+        self, plan: TrainingPlan, columns: Columns, progressed: Callable[[float], None] = lambda _: None
+    ) -> dict[str, float]:
+        """Trains one batch; returns its metrics, equal on every rank. Raises TrainerError.
+
+        progressed: gets the part of the micro-batches that are done, 0..1, after each of them.
+        """
         if plan.first_of_phase:
             self.optimizer.reset()
         imitates = plan.objective == "imitate"
@@ -80,11 +86,14 @@ class Stepper:
         if not imitates and trainer.importance == "truncated" and len(steps) > 1:
             start = self.logprobs(columns, self._temperature(plan))
         tally = Tally()
+        done, total = itertools.count(1), sum(mini.micro_batches for mini in steps)
         stopped = False
         for mini in steps:
             lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
             lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
-            stats, norm = self._gradient(plan, columns, mini, start, tally)
+            stats, norm = self._gradient(
+                plan, columns, mini, start, tally, lambda: progressed(next(done) / total)
+            )
             if not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]:
                 # The policy has left the one that sampled: the rest of the batch would mislead it.
                 self.policy.clear_gradients()
@@ -142,9 +151,13 @@ class Stepper:
         return bins(chosen, *of, capacity, share=trainer.share_prefixes)
 
     def _gradient(
-        self, plan: TrainingPlan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally
-    ) -> tuple[np.ndarray, float]:
-        """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient)."""
+        self, plan: TrainingPlan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally,
+        after_each: Callable[[], None],
+    ) -> tuple[np.ndarray, float]:  # fmt: skip
+        """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient).
+
+        after_each: is called after each micro-batch.
+        """
         device = self.group.device
         totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=device)
         largest = torch.zeros((), device=device)
@@ -168,6 +181,7 @@ class Stepper:
             objective.loss.backward()
             totals += objective.stats
             largest = torch.maximum(largest, objective.mismatch_max)
+            after_each()
         stats = self.group.sum(totals.double().cpu()).numpy()
         norm = self.optimizer.gradient_norm(self.group)
         if not (math.isfinite(stats[0]) and math.isfinite(norm)):

@@ -13,6 +13,7 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import wins
 from services.scheduler.ledger.ledger import HANDOUTS, Ledger
 from services.scheduler.ledger.reconcile import reconcile
+from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.facts import BatchCommitted
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
@@ -491,3 +492,54 @@ def test_a_repeated_report_is_accepted_wherever_its_ticket_went_since() -> None:
     # Of another attempt it is refused all the same.
     other = Attempt(tickets[0].id, tickets[0].attempt + 1, tickets[0].fence)
     assert ledger.attempts.complete("w", 1, other, result(ledger))[0] is TicketVerdict.REFUSED
+
+
+# --- how far a step is ----------------------------------------------------------------------
+
+
+def test_a_step_is_played_then_trained_and_an_evaluation_is_waited_for() -> None:
+    ledger = begun(staleness=0, evaluation_episodes=3, evaluate_at_start=False, evaluate_every_steps=1)
+    assert phases.work(ledger) == StepWork(Doing.PLAYING, 1, 4)
+    tickets = lease(ledger)
+    finish(ledger, tickets[:3])
+    assert phases.played(ledger) == 3
+    finish(ledger, tickets[3:])
+    batch = batch_of(ledger)
+    assert phases.work(ledger) == StepWork(Doing.TRAINING, 1, 4)
+    ledger.commit(batch.id, 2)
+    phases.advance(ledger, 0.0)
+    assert phases.work(ledger) == StepWork(Doing.EVALUATING, 2, 2)
+    finish(ledger, [one for one in lease(ledger) if one.purpose is Purpose.EVALUATE][:1], descriptor_key="")
+    assert phases.evaluated(ledger) == 1
+
+
+def test_nothing_is_known_of_a_step_before_a_trainer_is_there() -> None:
+    ledger = Ledger(RULES)
+    phases.advance(ledger, 0.0)
+    assert phases.work(ledger) is None
+    assert phases.work(begun(RULES)) == StepWork(Doing.PLAYING, 1, 3)
+
+
+def test_groups_that_went_ahead_count_unless_others_may_not_wait() -> None:
+    ledger = begun()
+    tickets = lease(ledger)
+    groups = sorted({one.group for one in tickets})
+    ahead = [one for one in tickets if one.group in groups[2:]]
+    finish(ledger, ahead[:3])
+    assert phases.played(ledger) == 3
+    finish(ledger, ahead[3:])
+    assert phases.played(ledger) == 4
+    batch = batch_of(ledger)
+    ledger.commit(batch.id, 2)
+    phases.advance(ledger, 0.0)
+    finish(ledger, lease(ledger))
+    # The first two groups began at version 1: no batch of version 2 may be without them.
+    assert phases.played(ledger) == 0 and phases.next_batch(ledger, 0.0) is None
+
+
+def test_warm_up_counts_the_next_batch_alone() -> None:
+    ledger = begun(RULES)
+    tickets = lease(ledger)
+    assert len(tickets) == 6
+    finish(ledger, tickets[2:])
+    assert phases.played(ledger) == 1

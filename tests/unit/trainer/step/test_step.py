@@ -104,6 +104,14 @@ def test_minibatches_and_passes_count_as_updates(group: Group, model: Path) -> N
     assert metrics["clip_fraction"] >= 0.0 and metrics["entropy"] > 0.0
 
 
+def test_each_micro_batch_is_progress(group: Group, model: Path) -> None:
+    stepper = stepper_for(group, model, configuration(minibatches=2, passes=2, microbatch_tokens=64))
+    plan = plan_of(items_of(1, 9), 1)
+    parts: list[float] = []
+    stepper.train(plan, columns_of(plan), parts.append)
+    assert len(parts) > 4 and parts == [pytest.approx(n / len(parts)) for n in range(1, len(parts) + 1)]
+
+
 def test_first_of_phase_starts_the_moments_anew(group: Group, model: Path) -> None:
     stepper = stepper_for(group, model, configuration())
     train(stepper, 1, objective="imitate")

@@ -1,0 +1,66 @@
+"""Times what a run is doing within a step: since when, and how long it will still take. Pure.
+
+    play the step's episodes ─► train on them ─► the next version: evaluate it?, play the next step's …
+
+The duration of the same work in the step before counts, as far as it is known; beyond it, and in the first
+step, the speed since the work was asked about first.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Doing(Enum):
+    """What a run waits for before its next version, or its next phase."""
+
+    PLAYING = "playing"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+
+
+class StepWork(NamedTuple):
+    """What is being done with which version, and the episodes that it is done with."""
+
+    doing: Doing
+    version: int
+    episodes: int
+
+
+class StepClock:
+    """Knows the work of now, and how long that of the step before took. Times are seconds of the run."""
+
+    def __init__(self) -> None:
+        self._work: StepWork | None = None
+        self._began_s = 0.0
+        # Duration of the last work of each kind and size.
+        self._took_s: dict[tuple[Doing, int], float] = {}
+        # (fraction, time) when its progress was asked for first.
+        self._first: tuple[float, float] | None = None
+
+    def observe(self, work: StepWork | None, now_s: float) -> None:
+        """Notes what is being done now; None where nothing is, or nobody knows."""
+        if work == self._work:
+            return
+        if self._work is not None:
+            self._took_s[self._work.doing, self._work.episodes] = now_s - self._began_s
+        self._work, self._began_s, self._first = work, now_s, None
+
+    def spent_s(self, now_s: float) -> float:
+        """Seconds for which the work of now has been done."""
+        return max(0.0, now_s - self._began_s)
+
+    def left_s(self, fraction: float, now_s: float) -> float | None:
+        """Seconds until the work of now is done; None while nobody knows. fraction: of it that is, 0..1."""
+        if self._work is None or fraction >= 1.0:
+            return None
+        if self._first is None:
+            self._first = fraction, now_s
+        took_s = self._took_s.get((self._work.doing, self._work.episodes), 0.0)
+        if took_s > self.spent_s(now_s):
+            return took_s - self.spent_s(now_s)
+        first, since_s = self._first
+        if fraction <= first or now_s <= since_s:
+            return None
+        return (1.0 - fraction) * (now_s - since_s) / (fraction - first)

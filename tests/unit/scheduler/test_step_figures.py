@@ -1,0 +1,60 @@
+"""How far the step in progress is, as the scheduler's status tells it."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.scheduler.ledger import phases
+from services.scheduler.monitor.step_clock import StepClock
+from services.scheduler.monitor.workers import WorkerReport
+from services.scheduler.state.rules import Rules
+from services.scheduler.status import step_figures
+from tests.support.ledger import RULES
+from tests.unit.scheduler.ledger.test_ledger import TRAIN_ONLY, batch_of, begun, finish, lease
+
+
+def loop_of(rules: Rules = TRAIN_ONLY, **changes: Any) -> Any:
+    return SimpleNamespace(
+        ledger=begun(rules, **changes), step_clock=StepClock(), fleet=SimpleNamespace(reports={})
+    )
+
+
+def test_a_step_that_is_played_then_trained():
+    loop = loop_of(staleness=0)
+    assert step_figures(loop, 5.0) == {"step_spent_s": 0.0, "step_played": 0.0, "step_episodes": 4.0}
+    tickets = lease(loop.ledger)
+    finish(loop.ledger, tickets[:1])
+    assert step_figures(loop, 15.0) == {
+        "step_spent_s": 10.0, "step_played": 1.0, "step_episodes": 4.0, "step_left_s": 30.0,
+    }  # fmt: skip
+    finish(loop.ledger, tickets[1:])
+    batch_of(loop.ledger)
+    assert step_figures(loop, 45.0) == {"step_spent_s": 0.0, "step_played": 4.0, "step_episodes": 4.0}
+
+    def reports(age_s: float) -> None:
+        report = WorkerReport(1, time.monotonic() - age_s, gauges={"phase_fraction": 0.5})
+        loop.fleet.reports["t"] = report
+
+    reports(3600.0)  # of the batch before
+    assert "step_trained" not in step_figures(loop, 55.0)
+    reports(0.0)
+    figures = step_figures(loop, 65.0)
+    assert figures["step_trained"] == 0.5 and figures["step_left_s"] == pytest.approx(20.0)
+
+
+def test_an_evaluation_has_no_episodes_of_a_step():
+    loop = loop_of(RULES, warmup_batches=0)
+    tickets = lease(loop.ledger)
+    assert step_figures(loop, 1.0) == {"step_spent_s": 0.0}
+    finish(loop.ledger, tickets[:1], descriptor_key="")
+    figures = step_figures(loop, 11.0)
+    assert figures == {"step_spent_s": 10.0, "step_left_s": pytest.approx(20.0)}
+
+
+def test_nothing_is_told_once_all_is_done():
+    loop = loop_of(steps=0)
+    assert phases.phase(loop.ledger) == phases.DONE and step_figures(loop, 9.0) == {}

@@ -1,0 +1,14 @@
+"""What a rank reports of what it does now."""
+
+from __future__ import annotations
+
+from services.trainer.ranks.activity import TRAINING, Activity
+
+
+def test_the_part_of_a_phase_that_is_done_is_reported_while_the_phase_lasts():
+    activity = Activity(gauges={"train_s": 2.0})
+    with activity.phase(TRAINING):
+        assert activity.reported() == {"train_s": 2.0}
+        activity.progressed(0.25)
+        assert activity.reported() == {"train_s": 2.0, "phase_fraction": 0.25}
+    assert activity.reported() == activity.gauges == {"train_s": 2.0}
