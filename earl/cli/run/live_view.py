@@ -30,6 +30,7 @@ from earl.cli.lib.status_text import (
     time_left,
     transfer,
 )
+from earl.cli.lib.step_text import step_text
 from earl.cli.lib.switches import parallelism_text, switch_text
 from earl.cli.run.run_clock import RunClock
 from earl.stack.status import (
@@ -107,6 +108,8 @@ class LiveView(RunView):
         if self._status.phase:
             cells = self._live.console.width
             parts.append(phase_line(self._status, cells))
+            if step := step_text(self._status):
+                parts.append(Text(step, style="grey50"))
             panels = (
                 Panel(self._learning(), title="learning", title_align="left", border_style="grey50"),
                 Panel(self._running(), title="running", title_align="left", border_style="grey50"),

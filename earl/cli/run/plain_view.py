@@ -6,13 +6,15 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import IO
 
 from earl.cli.lib.concerns import concerns
 from earl.cli.lib.figures import interval
 from earl.cli.lib.notices import NOTICE_S
 from earl.cli.lib.status_text import clock, learning_figures, progress_of, role_figures, time_left
+from earl.cli.lib.step_text import step_text
 from earl.cli.lib.switches import switch_text
 from earl.cli.run.live_view import RunView
 from earl.cli.run.run_clock import RunClock
@@ -27,16 +29,26 @@ BEGUN = ("starting", "restarting")
 
 
 class PlainView(RunView):
-    """A line when something began or ended, and in between, every few seconds, if the line has changed."""
+    """A line when something began or ended, and in between, every few seconds, if the line has changed.
 
-    def __init__(self, file: IO[str], every_s: float = PLAIN_EVERY_S) -> None:
+    Where it has not, except for the time left, a shorter line tells again and again what the run waits for.
+    now_s: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        file: IO[str],
+        every_s: float = PLAIN_EVERY_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = file
         self._every_s = every_s
+        self._now_s = now_s
         self._clock = RunClock()
         self._reported: dict[str, str] = {}
         self._phase = ""
-        self._line = ""
-        self._last_line_at = time.monotonic()
+        self._facts = ""
+        self._last_line_at = now_s()
 
     def __exit__(self, *_: object) -> None:
         return None
@@ -61,15 +73,18 @@ class PlainView(RunView):
             if key not in self._reported:
                 self._reported[key] = concern
                 self._say(concern)
-        now = time.monotonic()
-        if status.phase and (status.phase != self._phase or now - self._last_line_at >= self._every_s):
+        now = self._now_s()
+        quiet_s = now - self._last_line_at
+        waits = waiting_line(processes)
+        if status.phase and (status.phase != self._phase or quiet_s >= self._every_s):
             self._phase = status.phase
-            line = waiting_line(processes) or status_line(status)
-            if line != self._line:
-                self._line, self._last_line_at = line, now
-                self._say(line)
-        elif now - self._last_line_at >= max(self._every_s, NOTICE_S) and (line := waiting_line(processes)):
-            self._last_line_at = now  # before the scheduler answers
+            facts = waits or status_line(without_time_left(status))
+            if facts != self._facts:
+                self._facts, self._last_line_at = facts, now
+                self._say(waits or status_line(status))
+                return
+        if quiet_s >= max(self._every_s, NOTICE_S) and (line := waits or progress_line(status)):
+            self._last_line_at = now
             self._say(line)
 
     def _say(self, text: str) -> None:
@@ -97,12 +112,28 @@ def waiting_line(processes: Sequence[ProcessState]) -> str:
     return f"waiting for {', '.join(begun)}" if begun else ""
 
 
+def without_time_left(status: RunStatus) -> RunStatus:
+    """The status without what changes while nothing happens."""
+    metrics = {name: value for name, value in status.metrics.items() if name != "phase_left_s"}
+    return replace(status, metrics=metrics)
+
+
+def progress_line(status: RunStatus) -> str:
+    """What the run waits for, how far it is and how long still; "" before the scheduler answers."""
+    if status.done:
+        return f"{status.message or 'the run has ended'}: the workers save and exit"
+    return ", ".join(filter(None, (phase_text(status), step_text(status))))
+
+
+def phase_text(status: RunStatus) -> str:
+    done, total = progress_of(status)
+    return f"{status.phase} {done}/{total}{time_left(status)}" if total else status.phase
+
+
 def status_line(status: RunStatus) -> str:
     """The run in one line."""
-    done, total = progress_of(status)
     ledger = status.ledger
-    progress = f"{status.phase} {done}/{total}{time_left(status)}" if total else status.phase
-    parts = [progress, f"version {status.version}"]
+    parts = [phase_text(status), f"version {status.version}"]
     parts += [
         f"{label} {text}"
         for name, label, text in learning_figures(status)

@@ -18,6 +18,7 @@ from earl.cli.lib.status_text import (
     time_left,
     transfer,
 )
+from earl.cli.lib.step_text import step_text
 from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.cli.lib.ticket_words import PLAYING
 from earl.stack.status import RunStatus, StageState, WorkerState
@@ -52,6 +53,12 @@ def headline(snapshot: RunSnapshot) -> str:
     if snapshot.elapsed_s:
         parts.append(clock(snapshot.elapsed_s))
     return ", ".join(parts)
+
+
+def step_line(snapshot: RunSnapshot) -> str:
+    """How far the step in progress is; "" unless the scheduler of a running run has just told."""
+    known = snapshot.state is RunState.RUNNING and "scheduler" not in snapshot.silent
+    return step_text(snapshot.status) if known else ""
 
 
 def remarks(snapshot: RunSnapshot) -> Iterator[str]:

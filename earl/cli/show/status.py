@@ -96,6 +96,8 @@ class rendered:
 
 def parts(snapshot: RunSnapshot, cells: int) -> Iterator[RenderableType]:
     yield Text(panels.headline(snapshot), style=panels.STYLES[snapshot.state])
+    if step := panels.step_line(snapshot):
+        yield Text(step)
     if snapshot.directory != NOWHERE:
         yield Text(str(snapshot.directory), style="grey50")
     for remark in panels.remarks(snapshot):

@@ -130,6 +130,7 @@ class Top(App[None]):
     ]
     CSS = """
     #headline { height: auto; padding: 0 1; text-style: bold; }
+    #step { height: auto; padding: 0 1; }
     #trend { height: 1; padding: 0 1; color: $text-muted; }
     #remarks { height: auto; max-height: 4; padding: 0 1; color: $error; }
     #tables { padding: 0 1; }
@@ -148,6 +149,7 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("connecting …", id="headline", markup=False)
+        yield Static("", id="step", markup=False)
         yield Static("", id="trend", markup=False)
         yield Static("", id="remarks", markup=False)
         with Tables(id="tables"):
@@ -187,6 +189,7 @@ class Top(App[None]):
         paused = "  (paused)" if self.paused else ""
         headline = Text(panels.headline(snapshot) + paused, style=panels.STYLES[snapshot.state])
         write(base.query_one("#headline", Static), headline)
+        write(base.query_one("#step", Static), Text(panels.step_line(snapshot)))
         self._trend(base, snapshot.status)
         remarks = [*panels.remarks(snapshot), *([self._remark] if self._remark else [])]
         write(base.query_one("#remarks", Static), Text("\n".join(remarks)))

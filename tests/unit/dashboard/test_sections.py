@@ -128,10 +128,13 @@ async def test_a_run_that_goes_on_shows_what_its_scheduler_says(tmp_path: Path):
     shown = await Live(tmp_path, config_of(tmp_path), Says(STATUS)).sections({})
     run, ledger = shown["run"], shown["ledger"]
     assert (run["state"], run["phase"], run["step"], run["version"]) == ("live", "train", 3, 7)
-    assert run["evaluating"] == {"name": "start", "done": 32, "episodes": 64}
+    assert run["evaluating"] == {"name": "start", "done": 32, "episodes": 64} and run["doing"] == ""
     assert ledger["issued"] == ledger["trained"] + ledger["evaluated"] + 4 + ledger["live"]
     worker = shown["workers"]["rows"][0]
     assert worker["transfers"][0]["gb_per_s"] == (1 << 30) / 2e9 and worker["silent_s"] == 0.2
+    slow = replace(STATUS, metrics={"step_spent_s": 12.0, "step_played": 20.0, "step_episodes": 64.0})
+    run = (await Live(tmp_path, config_of(tmp_path), Says(slow)).sections({}))["run"]
+    assert run["doing"] == "step 4: 20 of 64 episodes played, 0:12 so far"
 
 
 async def test_a_silent_scheduler_is_said_with_since_when(tmp_path: Path):

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from earl.cli.lib.step_text import step_text
 from earl.config.run import RunConfig
 from earl.stack.ending import ending_reason
 from earl.stack.record import read_record
@@ -48,6 +49,7 @@ def run_section(
         "metrics": {name: status.metrics[name] for name in TILES if name in status.metrics},
         "stages": [asdict(stage) for stage in status.stages],
         "evaluating": evaluating(status),
+        "doing": step_text(status) if state == "live" else "",
     }
     if not status.phase and last_step:
         shown |= {"phase": last_step.get("phase", ""), "step": last_step.get("step", 0)}

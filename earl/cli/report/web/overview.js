@@ -15,7 +15,7 @@ export class Overview {
     document.title = `${run.name} · EARL`;
     at("name").textContent = run.name;
     at("about").textContent = [run.environment, run.model, `seed ${run.seed}`].join(" · ");
-    at("why").textContent = run.why ?? "";
+    at("why").textContent = run.why || run.doing || "";
     this.progress();
     this.stand();
     this.tiles();

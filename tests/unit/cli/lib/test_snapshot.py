@@ -63,6 +63,19 @@ def test_only_a_running_run_has_time_left():
     assert "30/140, version" in panels.headline(stopped)
 
 
+def test_a_step_in_progress_has_a_line_while_its_scheduler_answers():
+    figures = {"step_spent_s": 12.0, "step_played": 20.0, "step_episodes": 64.0}
+    ledger = replace(STATUS.ledger, planned=0)
+    stepping = replace(SNAPSHOT, status=replace(STATUS, metrics=figures, ledger=ledger), silent={})
+    line = "step 31: 20 of 64 episodes played, 0:12 so far"
+    assert panels.step_line(stepping) == line
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(rendered(stepping))
+    assert console.export_text().splitlines()[1].rstrip() == line
+    assert panels.step_line(replace(stepping, silent={"scheduler": "no answer"})) == ""
+    assert panels.step_line(replace(stepping, state=RunState.STOPPED)) == ""
+
+
 def test_figures_in_lines_have_no_empty_head():
     narrow = io.StringIO()
     Console(file=narrow, width=30).print(rendered(SNAPSHOT))

@@ -57,6 +57,7 @@ def test_the_live_view_answers_at_every_width(columns: int, tmp_path: Path):
     console = Console(file=io.StringIO(), width=columns, height=100, record=True)
     view = LiveView(console, hint(tictactoe(tmp_path)))
     metrics = {**STATUS.metrics, "phase_left_s": 3723.0, "win_rate": 0.75, "grad_norm": 1.0}
+    metrics |= {"step_spent_s": 12.0, "step_episodes": 64.0, "step_played": 60.0, "step_left_s": 25.0}
     evaluations = (evaluation("start", 0), evaluation("final", 31))
     view.update(SNAPSHOT.processes, replace(STATUS, metrics=metrics, evaluations=evaluations))
     console.print(view._render())

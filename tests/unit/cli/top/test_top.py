@@ -69,7 +69,10 @@ async def test_the_screen_holds_what_decides(size: tuple[int, int]):
 
 @pytest.mark.parametrize("size", [(60, 24), (80, 24), (120, 40), (200, 60)], ids=str)
 async def test_the_first_screen_answers_at_every_width(size: tuple[int, int]):
-    status = replace(STATUS, metrics={**STATUS.metrics, "phase_left_s": 3723.0})
+    step = {"step_spent_s": 12.0, "step_played": 64.0, "step_episodes": 64.0, "step_left_s": 25.0}
+    ledger = replace(STATUS.ledger, planned=64)
+    metrics = {**STATUS.metrics, **step, "phase_left_s": 3723.0}
+    status = replace(STATUS, metrics=metrics, ledger=ledger)
     silent = {"gateway": "no answer within 2 s"}
     app = Top(Snapshots([replace(SNAPSHOT, status=status, silent=silent)]), every_s=60.0)
     async with app.run_test(size=size) as pilot:
@@ -84,6 +87,7 @@ async def test_the_first_screen_answers_at_every_width(size: tuple[int, int]):
             "+0.250",
             "tokens/s 4,310",
             "30/140, about 1:02:03 left",
+            "step 31: training on 64 episodes, 0:12 so far, about 0:25 left",
             "gateway does not answer: no answer within 2 s",
             "PgUp/PgDn Scroll",
         ):

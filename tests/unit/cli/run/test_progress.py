@@ -1,0 +1,72 @@
+"""The views of a run whose step takes long: what it waits for is told again and again."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from earl.cli.lib.notices import NOTICE_S
+from earl.cli.run.live_view import LiveView
+from earl.cli.run.plain_view import PLAIN_EVERY_S, PlainView
+from earl.stack.status import RunStatus
+
+FIRST_STEP = RunStatus(run="smollm2", phase="train", steps=60, version=1)
+
+
+class Ticking:
+    """A clock that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def shown(status: RunStatus, spent_s: float, **figures: float) -> RunStatus:
+    figures = {"step_spent_s": spent_s, "step_played": 20.0, "step_episodes": 64.0, **figures}
+    return replace(status, metrics=figures)
+
+
+def told(statuses: list[tuple[float, RunStatus]]) -> list[str]:
+    """The lines of statuses that came at these seconds."""
+    lines, clock = io.StringIO(), Ticking()
+    view = PlainView(lines, now_s=clock)
+    for clock.now_s, status in statuses:
+        view.update((), status)
+    return [line.split("] ")[1] for line in lines.getvalue().splitlines()]
+
+
+def test_the_first_step_is_never_silent_though_nothing_changes():
+    lines = told([(second / 4, shown(FIRST_STEP, second / 4)) for second in range(4 * 60)])
+    assert lines[0].startswith("train 0/60, version 1")
+    assert lines[1] == "train 0/60, step 1: 20 of 64 episodes played, 0:05 so far"
+    assert len(lines) == 1 + 59 // NOTICE_S and NOTICE_S < 10 and PLAIN_EVERY_S < 10
+
+
+def test_time_left_alone_is_no_news_and_is_told_with_the_step():
+    status = replace(FIRST_STEP, step=4)
+    lines = told(
+        [(float(s), shown(status, float(s), phase_left_s=3600.0 - s, step_left_s=30.0 - s)) for s in range(9)]
+    )
+    assert lines[0].startswith("train 4/60, about 1:00:00 left, version 1") and len(lines) == 2
+    assert lines[1] == (
+        "train 4/60, about 59:55 left, step 5: 20 of 64 episodes played, 0:05 so far, about 0:25 left"
+    )
+
+
+def test_a_run_that_has_ended_says_that_its_workers_save():
+    ended = replace(FIRST_STEP, done=True, message="all 60 steps are trained")
+    assert told([(0.0, ended), (6.0, ended)])[1] == ("all 60 steps are trained: the workers save and exit")
+
+
+def test_the_live_view_has_the_step_below_the_phase():
+    console = Console(file=io.StringIO(), width=80, record=True)
+    view = LiveView(console)
+    view.update((), shown(FIRST_STEP, 12.0, step_left_s=25.0))
+    console.print(view._render())
+    lines = console.export_text().splitlines()
+    phase = next(number for number, line in enumerate(lines) if "0/60" in line)
+    assert lines[phase + 1].rstrip() == "step 1: 20 of 64 episodes played, 0:12 so far, about 0:25 left"
