@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from rich.text import Text
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import NEWEST, RUNS, AsJson, directory_of, pick_run
 from earl.cli.lib.log_lines import LineFilter, LogLine, Logs
+from earl.cli.lib.notices import NOTICE_S
 from earl.errors import ConfigError
 from earl.stack.record import is_held
 from earl.stack.run_files import LOGS
@@ -58,13 +60,18 @@ def logs(
     run, processes = split(which or [])
     filters = LineFilter(level_of(level), time.time() - seconds_of(since) if since else 0.0)
     source = Logs(run / LOGS, known(run, processes), filters)
-    show = as_object if as_json else Readable(Console(highlight=False, soft_wrap=True), run)
+    console = Console(highlight=False, soft_wrap=True)
+    show = as_object if as_json else Readable(console, run)
+    idle = IdleLine(console, lambda: progress_of(run)) if console.is_terminal and not as_json else None
     try:
         for line in deque(source.lines(), maxlen=last) if last else source.lines():
             show(line)
         while follow:
             active = is_held(run)  # read before the logs are: no last line is missed
-            for line in source.lines():
+            lines = list(source.lines())
+            if idle is not None:
+                idle.update(logged=bool(lines) or not active)
+            for line in lines:
                 show(line)
             sys.stdout.flush()
             if not active:
@@ -119,6 +126,52 @@ def seconds_of(text: str) -> float:
     if match is None:
         raise ConfigError(f"--since {text!r} is not a duration", "give, for example, 90s, 10m, 2h or 1d")
     return float(match[1]) * UNITS_S[match[2]]
+
+
+class IdleLine:
+    """The last line of a terminal while the logs have no new one: how far the run is.
+
+    progress: asks the run. now_s: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, console: Console, progress: Callable[[], str], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._progress, self._now_s = console, progress, now_s
+        self._logged_at = self._drawn_at = now_s()
+        self._is_drawn = False
+
+    def update(self, *, logged: bool) -> None:
+        """Draws the line anew where it is time to, and takes it away before what was logged is shown."""
+        now = self._now_s()
+        if logged:
+            self._logged_at = self._drawn_at = now
+            if self._is_drawn:
+                self._draw("")
+        elif now - self._drawn_at >= NOTICE_S:
+            self._drawn_at = now
+            self._draw(f"nothing logged for {now - self._logged_at:.0f} s: {self._progress()}")
+
+    def _draw(self, text: str) -> None:
+        self._is_drawn = bool(text)
+        self._console.file.write(f"\r\x1b[K{text[: self._console.width - 1]}")
+        self._console.file.flush()
+
+
+def progress_of(run: Path) -> str:
+    """The run's state and how far it is, in a line, as its services tell now."""
+    from earl.cli.lib.snapshot import RunMonitor, RunSnapshot
+    from earl.cli.show import panels
+
+    async def once() -> RunSnapshot:
+        monitor = RunMonitor.of_run(run)
+        try:
+            return await monitor.snapshot()
+        finally:
+            await monitor.close()
+
+    snapshot = asyncio.run(once())
+    return ", ".join(filter(None, (panels.headline(snapshot), panels.step_line(snapshot))))
 
 
 def as_object(line: LogLine) -> None:

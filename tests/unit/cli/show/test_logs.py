@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from earl.cli.lib.log_lines import LineFilter, Logs
-from earl.cli.show.logs import app, seconds_of
+from earl.cli.lib.notices import NOTICE_S
+from earl.cli.show.logs import IdleLine, app, progress_of, seconds_of
 from earl.errors import ConfigError
 from tests.support.runs import tictactoe
 
@@ -131,3 +134,30 @@ def test_a_log_is_followed_through_halves_rotation_and_new_processes(run: Path):
 
 def test_following_a_run_that_has_ended_ends(run: Path):
     assert len(told(run, "--follow")) == len(told(run))
+
+
+def test_a_terminal_without_new_lines_says_how_far_the_run_is():
+    screen, now_s = io.StringIO(), 0.0
+    console = Console(file=screen, width=48, force_terminal=True)
+    idle = IdleLine(console, lambda: "demo  running, step 1: 20 of 64 episodes played", lambda: now_s)
+
+    def drawn(at_s: float, *, logged: bool) -> str:
+        nonlocal now_s
+        now_s = at_s
+        screen.seek(0)
+        screen.truncate()
+        idle.update(logged=logged)
+        return screen.getvalue()
+
+    assert drawn(1.0, logged=True) == drawn(NOTICE_S, logged=False) == ""
+    text = drawn(1.0 + NOTICE_S, logged=False)
+    assert text == "\r\x1b[Knothing logged for 5 s: demo  running, step 1: "[: len(text)]
+    assert len(text.removeprefix("\r\x1b[K")) == 47
+    assert drawn(2.0 + NOTICE_S, logged=False) == ""
+    assert "for 10 s" in drawn(1.0 + 2 * NOTICE_S, logged=False)
+    # It is taken away before a record is shown.
+    assert drawn(12.0, logged=True) == "\r\x1b[K" and drawn(12.2, logged=True) == ""
+
+
+def test_how_far_a_run_is_comes_from_its_snapshot(run: Path):
+    assert progress_of(run).startswith("test  lost")
