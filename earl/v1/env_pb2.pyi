@@ -412,7 +412,7 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., waits: _Optional[int] = ..., wait_p50_s: _Optional[float] = ..., wait_p99_s: _Optional[float] = ..., wait_longest_s: _Optional[float] = ..., totals: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "environments", "capacity", "open_sessions", "faults", "quarantined", "draining", "attached", "silent_s", "fault_texts")
+    __slots__ = ("host", "environments", "capacity", "open_sessions", "faults", "quarantined", "draining", "attached", "silent_s", "fault_texts", "quarantines", "on_probation")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +423,8 @@ class HostStatus(_message.Message):
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     FAULT_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINES_FIELD_NUMBER: _ClassVar[int]
+    ON_PROBATION_FIELD_NUMBER: _ClassVar[int]
     host: str
     environments: _containers.RepeatedScalarFieldContainer[str]
     capacity: int
@@ -433,4 +435,16 @@ class HostStatus(_message.Message):
     attached: bool
     silent_s: float
     fault_texts: Faults
-    def __init__(self, host: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., faults: _Optional[int] = ..., quarantined: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., attached: _Optional[bool] = ..., silent_s: _Optional[float] = ..., fault_texts: _Optional[_Union[Faults, _Mapping]] = ...) -> None: ...
+    quarantines: _containers.RepeatedCompositeFieldContainer[Quarantine]
+    on_probation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, host: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., faults: _Optional[int] = ..., quarantined: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., attached: _Optional[bool] = ..., silent_s: _Optional[float] = ..., fault_texts: _Optional[_Union[Faults, _Mapping]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., on_probation: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Quarantine(_message.Message):
+    __slots__ = ("environment", "left_s", "reason")
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    environment: str
+    left_s: float
+    reason: str
+    def __init__(self, environment: _Optional[str] = ..., left_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -124,6 +124,12 @@ def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
             attached=host.attached,
             silent_s=max(0.0, now - host.last_seen_s),
             fault_texts=faults(pool.faults.summary(keys)),
+            quarantines=[
+                env_pb2.Quarantine(environment=key[1], left_s=remaining[0], reason=remaining[1])
+                for key in keys
+                if (remaining := pool.quarantine.remaining(key, now)) is not None
+            ],
+            on_probation=[key[1] for key in keys if pool.quarantine.on_probation(key, now)],
         )
     return response
 

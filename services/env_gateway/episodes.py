@@ -17,6 +17,7 @@ from earl.obs import tracing
 from services.env_gateway import codec
 from services.env_gateway.results import INFRA_ERROR
 from services.env_gateway.state.counts import Counts
+from services.env_gateway.state.faults import MOST_CHARACTERS
 from services.env_gateway.state.pool import HostState, Pool
 from services.env_gateway.state.quarantine import Quarantine
 from services.env_gateway.state.sessions import GatewaySession, SessionState
@@ -133,8 +134,12 @@ class Episodes:
             self.place_waiting()
 
     def fault(self, host: HostState, environment: str, reason: str) -> None:
-        """Counts against a host's environment; enough in a row put it into quarantine."""
+        """Counts against a host's environment; enough in a row put it into quarantine.
+
+        Of the reason, which may be the host's own text, the beginning is kept.
+        """
         key = (host.name, environment)
+        reason = reason[:MOST_CHARACTERS]
         self.pool.faults.note(key, reason)
         duration_s = self.pool.quarantine.fault(key, self.clock(), reason)
         if duration_s:

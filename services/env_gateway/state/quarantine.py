@@ -62,12 +62,18 @@ class Quarantine:
         record = self._records.get(key)
         return record is not None and record.factor > 1 and now >= record.until
 
+    def remaining(self, key: Key, now: float) -> tuple[float, str] | None:
+        """The seconds that are left of a pair's quarantine, and its reason; None if it is in none."""
+        record = self._records.get(key)
+        return (record.until - now, record.reason) if record is not None and now < record.until else None
+
     def describe(self, key: Key, now: float) -> str:
         """A pair in quarantine: its host, for how long still, and why; "" for another."""
-        record = self._records.get(key)
-        if record is None or now >= record.until:
+        remaining = self.remaining(key, now)
+        if remaining is None:
             return ""
-        return f"host {key[0]} is in quarantine for {record.until - now:.0f} s more: {record.reason}"
+        left_s, reason = remaining
+        return f"host {key[0]} is in quarantine for {left_s:.0f} s more: {reason}"
 
     def started_again(self, host: str, now: float) -> None:
         """Ends the quarantines of a host whose process is a new one."""

@@ -5,6 +5,7 @@ import pytest
 from earl.errors import EarlError
 from earl.v1 import common_pb2, env_pb2
 from services.env_gateway.state.clients import KEPT_ENDED
+from services.env_gateway.state.faults import MOST_CHARACTERS
 from tests.support.gateway_world import INTERVAL_S, Box, World
 
 OK = common_pb2.ENDING_OK
@@ -298,6 +299,28 @@ def test_a_host_that_was_started_again_is_tried_with_one_session_and_then_with_a
     world.step(2, 1)
     world.answer(mended, tried.session, 1, done=True, ending=common_pb2.ENDING_OK)
     assert len(mended.outbox.take("reset")) == 2
+
+
+def test_a_host_is_listed_with_its_quarantines_and_those_that_are_over():
+    world = World(quarantine_faults=1, quarantine_s=10, lease_s=60)
+    bad = world.host("bad", environments=("game", "other"))
+    long = "boom " * 100_000
+    session = world.started(bad, 1)
+    world.step(1, 1)
+    world.answer(bad, session, 1, done=True, ending=common_pb2.ENDING_ENV_ERROR, message=long)
+    [listed] = world.gateway.hosts().hosts
+    [quarantine] = listed.quarantines
+    assert (quarantine.environment, quarantine.left_s) == ("game", 10.0) and not listed.on_probation
+    # A host chooses its text: of each the beginning is kept, whatever its length.
+    assert quarantine.reason == long[:MOST_CHARACTERS] == world.quarantined[0][2]
+    world.pass_time(10.2, [bad])
+    [listed] = world.gateway.hosts().hosts
+    assert not listed.quarantines and list(listed.on_probation) == ["game"]
+    session = world.started(bad, 2)
+    world.step(2, 1)
+    world.answer(bad, session, 1, done=True, ending=OK)
+    [listed] = world.gateway.hosts().hosts
+    assert not listed.quarantines and not listed.on_probation
 
 
 def test_a_host_that_is_as_bad_when_it_was_started_again_is_held_back_for_longer():
