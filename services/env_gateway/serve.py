@@ -22,6 +22,7 @@ from services.env_gateway.api.host_dialer import HostDialer
 from services.env_gateway.api.metrics import figures
 from services.env_gateway.api.servicer import SERVICE, EnvGatewayServicer, add_to_server
 from services.env_gateway.events import QuarantineEvents
+from services.env_gateway.fault_file import PERIOD_S, FaultFile
 from services.env_gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,14 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
     redis_url = variable_or_file("EARL_REDIS_URL")
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
-    gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
+    faults = FaultFile(run_dir)
+
+    def quarantined(environment: str, host: str, reason: str) -> None:
+        faults.quarantined(environment, host, reason)
+        if events is not None:
+            events.announce(environment, host, reason)
+
+    gateway = Gateway(config.gateway, time.monotonic, quarantined)
     servicer = EnvGatewayServicer(gateway, interval_s)
     # What a host that listens is shown is the environment's own token: it learns no other.
     access, audit = Access.of(Role.ENVIRONMENT), Audit(run_dir / AUDIT_FILE, name)
@@ -60,6 +68,7 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
     )
     address, shown = await server.start(), await metrics.start()
     tasks = [asyncio.create_task(servicer.run()), asyncio.create_task(_report(gateway))]
+    tasks.append(asyncio.create_task(_record(gateway, faults)))
     tasks += [asyncio.create_task(dialer.run()) for dialer in dialers]
     if events is not None:
         tasks.append(asyncio.create_task(events.run()))
@@ -71,11 +80,13 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
             task.result()
     finally:
         await server.set_serving(SERVICE, False)
+        faults.update(gateway.pool.faults)  # those before the end: it cuts episodes short, which is no fault
         await servicer.drain(DRAIN_S)
         for task in (stopping, *tasks):
             task.cancel()
         await metrics.close()
         await server.stop()
+        faults.close()
         log.info("counted in all", extra={"fields": gateway.counts.fields()})
 
 
@@ -88,3 +99,10 @@ async def _report(gateway: Gateway) -> None:
         if fields != reported:
             reported = fields
             log.info("counted so far", extra={"fields": fields})
+
+
+async def _record(gateway: Gateway, faults: FaultFile) -> None:
+    """Writes the faults of environments into the run's directory, until cancelled."""
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        faults.update(gateway.pool.faults)

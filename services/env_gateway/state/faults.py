@@ -69,6 +69,18 @@ class FaultTexts:
         last = max(noted, key=lambda texts: texts.last_number).last
         return FaultSummary(sum(texts.count for texts in noted), last, newest[kind], commonest)
 
+    @property
+    def count(self) -> int:
+        """All faults that were noted."""
+        return self._number
+
+    def by_environment(self) -> dict[str, FaultSummary]:
+        """The faults of each environment that had any, of all its hosts."""
+        keys: dict[str, list[Key]] = {}
+        for key in self._texts:
+            keys.setdefault(key[1], []).append(key)
+        return {environment: self.summary(pairs) for environment, pairs in sorted(keys.items())}
+
     def hosts(self, environment: str) -> list[Key]:
         """The pairs of an environment that had faults."""
         return [key for key in self._texts if key[1] == environment]
