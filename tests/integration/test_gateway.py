@@ -18,8 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from earl import errors
+from earl.config.environment import GatewayConfig
 from earl.config.run import RunConfig
 from earl.env import Ending, GatewayClient, Limits
+from earl.obs.metrics import read_lines
 from earl.rpc import Client
 from earl.stack.ports import free_port
 from earl.v1 import env_pb2, env_pb2_grpc
@@ -132,6 +134,24 @@ async def test_games_through_real_processes(tmp_path):
         assert finished(host) == (0, "")
         gateway.send_signal(signal.SIGTERM)
         assert finished(gateway) == (0, "")
+
+
+async def test_faults_and_quarantines_are_in_the_runs_directory(tmp_path):
+    with stack(tmp_path) as (gateway, _, address):
+        client = GatewayClient(address)
+        await play(client, "open_spiel/connect_four", {}, 1)
+        for seed in range(GatewayConfig().quarantine_faults):
+            with pytest.raises(errors.EnvironmentFailure, match="oponent"):
+                await client.open("open_spiel/tic_tac_toe", {"oponent": "random"}, seed, LIMITS)
+        await client.close()
+        gateway.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(finished, gateway) == (0, "")
+    lines = list(read_lines(tmp_path / "faults.jsonl"))
+    assert {line["environment"] for line in lines} == {"open_spiel/tic_tac_toe"}
+    [quarantine] = [line for line in lines if "host" in line]
+    told = [line for line in lines if "faults" in line]
+    assert sum(line["faults"] for line in told) == GatewayConfig().quarantine_faults
+    assert "oponent" in quarantine["reason"] and "oponent" in told[-1]["last"]
 
 
 async def test_health_reflection_and_token(tmp_path):
