@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
+from earl.cli.lib.concerns import quarantines, waits
+from earl.cli.lib.gateway_codec import GatewayEnvironment, environment_of
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus
 from earl.v1 import common_pb2, env_pb2, env_pb2_grpc, scheduler_pb2
+from earl.visible import visible
 
 # Tickets of each state that are requested.
 TICKETS = 100
+# Hosts, and environments, that are shown at most; and characters of a text that a host may choose.
+ROWS, CHARACTERS = 200, 300
 
 
 class Services:
@@ -33,22 +40,11 @@ class Services:
         return {"rows": [ticket(state) for state in tickets]}
 
     async def gateway(self, deadline_s: float) -> dict[str, Any]:
-        """Environments and the hosts that serve them."""
+        """Environments and the hosts that serve them; see `fleet`."""
         request = env_pb2.ListEnvironmentsRequest()
         answer = await self._gateway.call("ListEnvironments", request, deadline_s=deadline_s)
         hosts = await self._gateway.call("ListHosts", env_pb2.ListHostsRequest(), deadline_s=deadline_s)
-        return {
-            "environments": [environment(entry) for entry in answer.entries],
-            "rows": [host(state) for state in hosts.hosts],
-            "waits": {
-                "count": hosts.waits,
-                "p50": hosts.wait_p50_s,
-                "p99": hosts.wait_p99_s,
-                "longest": hosts.wait_longest_s,
-            },
-            "totals": dict(hosts.totals),
-            "refused": dict(hosts.refused),
-        }
+        return fleet([environment_of(entry) for entry in answer.entries], hosts, time.time())
 
     async def close(self) -> None:
         for client in (self._scheduler, self._gateway):
@@ -73,14 +69,65 @@ def name_of(kind: Any, number: int, prefix: str) -> str:
         return str(number)
 
 
-def environment(entry: Any) -> dict[str, Any]:
-    named = {"name": entry.environment.name, "open": entry.open_sessions}
-    return named | values(entry, "hosts", "capacity", "queued", "quarantined")
+def fleet(environments: Sequence[GatewayEnvironment], hosts: Any, now_s: float) -> dict[str, Any]:
+    """What a gateway lists, those with something wrong first, at most ROWS of each; `more`: the others.
+
+    waiting: sentences about episodes that no host can take; quarantines: about hosts without sessions; both
+    as commands word them. served: names of the environments that have a host. now_s: Unix seconds.
+    """
+    rows = sorted((host(state, now_s) for state in hosts.hosts), key=lambda row: not row["wrong"])
+    shown = sorted(environments, key=lambda entry: not (entry.queued or entry.quarantined or entry.faults))
+    return {
+        "environments": [environment(entry) for entry in shown[:ROWS]],
+        "rows": rows[:ROWS],
+        "more": {"hosts": len(rows[ROWS:]), "environments": len(shown[ROWS:])},
+        "waiting": [beginning(text) for entry in environments for text in waits(entry)][:ROWS],
+        "quarantines": [beginning(text) for entry in environments for text in quarantines(entry)][:ROWS],
+        "served": sorted(visible(entry.name) for entry in environments if entry.hosts)[:ROWS],
+        "waits": {
+            "count": hosts.waits,
+            "p50": hosts.wait_p50_s,
+            "p99": hosts.wait_p99_s,
+            "longest": hosts.wait_longest_s,
+        },
+        "totals": dict(hosts.totals),
+        "refused": dict(hosts.refused),
+    }
 
 
-def host(state: Any) -> dict[str, Any]:
-    named = {"name": state.host, "open": state.open_sessions, "quarantined": list(state.quarantined)}
-    return named | values(state, "capacity", "faults", "draining", "attached")
+def environment(entry: GatewayEnvironment) -> dict[str, Any]:
+    shown = values(entry, "open", "hosts", "capacity", "queued", "quarantined", "faults", "commonest_count")
+    texts = values(entry, "name", "last_fault", "commonest_fault")
+    return shown | {name: beginning(text) for name, text in texts.items()}
+
+
+def host(state: Any, now_s: float) -> dict[str, Any]:
+    """A host's row. quarantines: each with `until`, Unix seconds; wrong: whether it takes fewer sessions than
+    it could."""
+    connection = "reconnecting" if not state.attached else "draining" if state.draining else "attached"
+    held = [
+        {
+            "environment": beginning(quarantine.environment),
+            "until": round(now_s + quarantine.left_s),
+            "reason": beginning(quarantine.reason),
+        }
+        for quarantine in state.quarantines[:ROWS]
+    ]
+    probation = [beginning(name) for name in state.on_probation[:ROWS]]
+    return {
+        **values(state, "capacity", "faults"),
+        "name": beginning(state.host),
+        "open": state.open_sessions,
+        "state": connection,
+        "quarantines": held,
+        "probation": probation,
+        "wrong": bool(held or probation or connection != "attached"),
+    }
+
+
+def beginning(text: str) -> str:
+    """The first CHARACTERS of a text that a host or an environment may have chosen, safe to show."""
+    return visible(text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}…")
 
 
 def values(message: Any, *names: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from earl.cli.lib.concerns import concerns
 from earl.cli.report.sections.outline import final_status, ledger_of, recorded_ledger, run_section
 from earl.config.run import RunConfig
 from earl.dashboard.codec_services import Services
@@ -23,6 +24,8 @@ from earl.stack.status import RunStatus, WorkerState
 # Short for a running run, so that old figures are marked soon; shorter after its end.
 CALL_S = 2.0
 PROBE_S = 0.2
+# Sentences about what goes wrong now that are shown, at most.
+CONCERNS = 8
 
 
 class Live:
@@ -57,14 +60,21 @@ class Live:
         }
         if state != "live":
             sections["workers"]["heard"] = self._answer_times.get("scheduler")
-        hosts: dict[str, Any] = {"rows": [], "environments": []}
+        hosts: dict[str, Any] = {"rows": [], "environments": [], "waiting": []}
         tickets: dict[str, Any] = {"rows": []}
         sections["hosts"], sections["tickets"] = {"state": state, **hosts}, {"state": state, **tickets}
         if state != "ended":
             sections["hosts"] = await self._listed("gateway", self._services.gateway(CALL_S), hosts)
         if state == "live":
             sections["tickets"] = await self._listed("tickets", self._services.tickets(CALL_S), tickets)
+        sections["concerns"] = self._concerns(state, sections["hosts"])
         return sections
+
+    def _concerns(self, state: str, hosts: Mapping[str, Any]) -> list[str]:
+        """Sentences about what goes wrong now, as `earl status` words them."""
+        workers = self._status.workers if state == "live" else ()
+        every = [*concerns(workers, hosts.get("served")), *hosts["waiting"], *hosts.get("quarantines", ())]
+        return every[:CONCERNS]
 
     @property
     def _has_ended(self) -> bool:

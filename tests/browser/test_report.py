@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from earl.cli.compare.command import app as compare
 from earl.cli.report.page import write_report
+from services.env_gateway.fault_file import FaultFile
+from services.env_gateway.state.faults import FaultTexts
 from tests.browser.test_dashboard_page import EVIL, LOW_CONTRAST, UNNAMED
 from tests.support.browser import chromium, opened, until
 from tests.support.recorded import recorded
@@ -46,6 +48,11 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest.fixture
 def report(tmp_path: Path) -> str:
     recorded(tmp_path, steps=24, text=ENDING + EVIL)
+    faults, file = FaultTexts(), FaultFile(tmp_path)
+    faults.note(("host-1", "open_spiel/tic_tac_toe"), ENDING + EVIL)
+    file.update(faults)
+    file.quarantined("open_spiel/tic_tac_toe", "host-1", ENDING + EVIL)
+    file.close()
     return write_report(tmp_path).as_uri()
 
 
@@ -67,6 +74,8 @@ async def test_all_of_it_is_drawn_from_the_file_alone(browser: Browser, report: 
         assert await page.evaluate(BLANK) == 0
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         said = await page.locator("main").text_content() or ""
+        assert await page.locator("#faults tbody tr").count() == 1
+        assert "Faults of environments" in said and "host-1" in said
         for words in ("Not measured", "KL to the reference", "final", "Parallelism of rollout", "Win rate"):
             assert words in said, words
         assert await page.locator("#evaluations tbody tr").count() == 2
@@ -84,7 +93,9 @@ async def test_text_and_scripts_of_others_do_nothing(browser: Browser, report: s
         said = await page.locator(".turn.user .said").first.text_content() or ""
         assert said.startswith(ENDING + "<script>window.owned") and "\x1b" not in said
         assert await page.evaluate("window.owned") is None
-        assert await page.locator(".turn img").count() == 0
+        assert await page.locator("main img").count() == 0
+        fault = await page.locator("#faults tbody .wrap").first.text_content() or ""
+        assert fault.startswith(ENDING + "<script>window.owned") and "\x1b" not in fault
         refused = await page.evaluate(
             "() => { try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name } }"
         )

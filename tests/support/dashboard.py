@@ -38,11 +38,12 @@ class Silent(Services):
 
 
 class Says(Silent):
-    """Services of a running run that report this."""
+    """Services of a running run that report this. fleet: the gateway's answer."""
 
     def __init__(self, status: RunStatus) -> None:
         super().__init__()
         self.said: RunStatus | None = status
+        self.fleet: dict[str, Any] = {"environments": [], "rows": [], "waiting": []}
 
     async def status(self, deadline_s: float) -> RunStatus:
         if self.said is None:
@@ -50,7 +51,7 @@ class Says(Silent):
         return self.said
 
     async def gateway(self, deadline_s: float) -> dict[str, Any]:
-        return {"environments": [], "rows": []}
+        return self.fleet
 
     async def tickets(self, deadline_s: float) -> dict[str, Any]:
         return {"rows": []}

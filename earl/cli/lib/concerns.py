@@ -1,10 +1,12 @@
-"""Concerns that the workers of a running run report."""
+"""Concerns about a running run: what its workers report, and environments that lack a host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from earl.cli.lib.gateway_codec import GatewayEnvironment
 from earl.stack.status import WorkerState
+from earl.visible import visible
 
 
 def concerns(workers: Sequence[WorkerState], served: Sequence[str] | None = None) -> Iterator[str]:
@@ -26,3 +28,30 @@ def concerns(workers: Sequence[WorkerState], served: Sequence[str] | None = None
                 f"{worker.name} has read {count} word{'s' if count > 1 else ''} that model.scratch.words "
                 f"does not have, and the model cannot tell apart; `earl logs {worker.name}` names them"
             )
+
+
+def waits(environment: GatewayEnvironment) -> Iterator[str]:
+    """Tells of episodes that no host can take: none serves their environment, or all are in quarantine."""
+    count, hosts = environment.queued, environment.hosts
+    if not count or hosts > environment.quarantined:
+        return
+    of = "its host is in quarantine" if hosts == 1 else f"its {hosts} hosts are in quarantine"
+    yield visible(
+        f"{count:,} episode{'s wait' if count > 1 else ' waits'} for a host of {environment.name}: "
+        f"{of if hosts else 'no host serves it'}"
+    )
+
+
+def quarantines(environment: GatewayEnvironment) -> Iterator[str]:
+    """Describes which hosts of an environment get no session for a while, and why."""
+    for quarantine in environment.quarantines:
+        yield visible(f"{environment.name}: {quarantine}")
+
+
+def faults(environment: GatewayEnvironment) -> Iterator[str]:
+    """Describes the faults of an environment: their count, the last one and the commonest."""
+    if environment.faults:
+        last, commonest = environment.last_fault, environment.commonest_fault
+        count = f"{environment.faults:,} fault{'s' if environment.faults > 1 else ''}"
+        often = f"; {environment.commonest_count:,} times: {commonest}" if commonest != last else ""
+        yield visible(f"{environment.name}: {count}, the last: {last}{often}")

@@ -73,7 +73,7 @@ class GatewayViewer:
         response = await self._client.call(
             "ListEnvironments", request, deadline_s=deadline_s, retry_s=retry_s
         )
-        return [_listed(entry) for entry in response.entries]
+        return [environment_of(entry) for entry in response.entries]
 
     async def close(self) -> None:
         await self._client.close()
@@ -88,7 +88,8 @@ async def listed(gateway: str, access: Access, deadline_s: float) -> list[Gatewa
         await client.close()
 
 
-def _listed(entry: Any) -> GatewayEnvironment:
+def environment_of(entry: Any) -> GatewayEnvironment:
+    """Decodes an entry of a ListEnvironmentsResponse."""
     info = entry.environment
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
     return from_message(

@@ -59,7 +59,7 @@ def embedded(directory: Path, config: RunConfig) -> EmbeddedRun:
     sections["run"] = run_section(directory, config, status, state, history.last)
     sections["ledger"] = recorded_ledger(directory, state, history.last)
     sections["workers"] = {"state": "ended", "rows": []}
-    sections["hosts"] = {"state": "ended", "rows": [], "environments": []}
+    sections["hosts"] = {"state": "ended", "rows": [], "environments": [], "waiting": []}
     sections["tickets"] = {"state": "ended", "rows": []}
     kept = Trajectories(directory)
     sections["trajectories"] = kept.update(history.newest)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from earl.cli.lib.concerns import concerns
-from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency
+from earl.cli.lib.concerns import concerns, faults, quarantines, waits
+from earl.cli.lib.gateway_codec import HostLatency
 from earl.cli.lib.snapshot import NOWHERE, RunSnapshot, RunState
 from earl.cli.lib.status_table import StatusTable, numbers
 from earl.cli.lib.status_text import (
@@ -22,7 +22,6 @@ from earl.cli.lib.step_text import step_text
 from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.cli.lib.ticket_words import PLAYING
 from earl.stack.status import RunStatus, StageState, WorkerState
-from earl.visible import visible
 
 NONE = "–"
 # Environments without a session that are listed by name.
@@ -73,20 +72,11 @@ def remarks(snapshot: RunSnapshot) -> Iterator[str]:
     served = sorted(env.name for env in snapshot.environments if env.hosts)
     yield from concerns(snapshot.status.workers, served)
     for env in snapshot.environments:
+        yield from waits(env)
+        yield from quarantines(env)
         yield from faults(env)
     if snapshot.state is RunState.LOST and snapshot.directory != NOWHERE:
         yield f"clean up what may be left with: earl stop {snapshot.directory}"
-
-
-def faults(environment: GatewayEnvironment) -> Iterator[str]:
-    """Describes the faults of an environment, and which of its hosts get no session for a while."""
-    for quarantine in environment.quarantines:
-        yield visible(f"{environment.name}: {quarantine}")
-    if environment.faults:
-        last, commonest = environment.last_fault, environment.commonest_fault
-        count = f"{environment.faults:,} fault{'s' if environment.faults > 1 else ''}"
-        often = f"; {environment.commonest_count:,} times: {commonest}" if commonest != last else ""
-        yield visible(f"{environment.name}: {count}, the last: {last}{often}")
 
 
 def tables(snapshot: RunSnapshot) -> Iterator[StatusTable]:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from earl.cli.lib.gateway_codec import GatewayEnvironment
 from earl.cli.report.embedded import embedded
 from earl.cli.report.page import write_report
 from earl.cli.report.sections.encoding import encoded
@@ -21,13 +22,15 @@ from earl.cli.report.sections.history import RunHistory
 from earl.cli.report.sections.layouts import bands
 from earl.cli.report.sections.series import POINTS, thinned
 from earl.cli.report.sections.trajectories import Filters, Trajectories
+from earl.dashboard.codec_services import fleet
 from earl.dashboard.door import Door
 from earl.dashboard.feed import FOLLOWERS, Feed
-from earl.dashboard.live import Live
+from earl.dashboard.live import CONCERNS, Live
 from earl.obs.metrics import LineFile
 from earl.stack.record import LaunchRecord, write_record
 from earl.stack.run_files import LOCK
 from earl.stack.status import EvaluationStatus, LedgerStatus, RoleState, RunStatus, Transfers, WorkerState
+from earl.v1 import env_pb2
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.state.tickets import Purpose
 from tests.support.dashboard import Says, Silent, config_of
@@ -60,7 +63,7 @@ def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
     assert phases == ["evaluate:start", "train", "evaluate:final"]
     begun = [time_ms for _, time_ms in learning["phases"]]
     assert [time_ms - begun[0] for time_ms in begun] == [0, 5000, 120_000]
-    assert sections["endings"]["truncated"] == 6
+    assert sections["endings"]["truncated"] == 6 and sections["faults"] == []
     assert sections["moved"][0]["path"] == "shm"
 
 
@@ -68,7 +71,7 @@ def test_only_what_grew_is_read_and_only_what_changed_is_told(tmp_path: Path):
     recorded(tmp_path, steps=3)
     history = RunHistory(tmp_path, config_of(tmp_path))
     assert set(history.update()) == {
-        "learning", "lengths", "decisions", "endings", "missing", "moved",
+        "learning", "lengths", "decisions", "endings", "faults", "missing", "moved",
     }  # fmt: skip
     assert history.update() == {}
     file = LineFile(tmp_path / "endings.jsonl")
@@ -209,6 +212,26 @@ async def test_a_run_whose_launcher_recorded_no_end_shows_the_ledger_of_its_last
     last = {"step": 1, "ledger.issued": 64, "ledger.pending": 48}
     shown = (await Live(tmp_path, config_of(tmp_path), Silent()).sections(last))["ledger"]
     assert (shown["issued"], shown["pending"], shown["step"]) == (64, 48, 1) and "final" not in shown
+
+
+async def test_what_goes_wrong_now_is_told_as_the_terminal_words_it(tmp_path: Path):
+    recorded(tmp_path, steps=1)
+    waiting = replace(STATUS.workers[0], gauges={"waits_for_host_s": 12.0})
+    services = Says(replace(STATUS, workers=(waiting,)))
+    live = Live(tmp_path, config_of(tmp_path), services)
+    told = "rollout has waited 12 s for a host that serves the run's environment"
+    # The gateway's answer of this double does not say what hosts serve.
+    assert (await live.sections({}))["concerns"] == [told]
+    services.fleet = fleet([], env_pb2.ListHostsResponse(), 0.0)
+    assert (await live.sections({}))["concerns"] == [f"{told}; no host is connected"]
+    entries = [GatewayEnvironment(f"game{i}", "", "", None, [], 0, 0, 0, 2, 0) for i in range(50)]
+    services.fleet = fleet(entries, env_pb2.ListHostsResponse(), 0.0)
+    services.said = STATUS
+    concerns = (await live.sections({}))["concerns"]
+    assert concerns[0] == "2 episodes wait for a host of game0: no host serves it"
+    assert len(concerns) == CONCERNS
+    # Of a run that has ended nothing goes wrong now.
+    assert (await Live(tmp_path, config_of(tmp_path), Silent()).sections({}))["concerns"] == []
 
 
 # --- trajectories ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from earl.cli.lib.switches import RecordedSwitch, record_of
 from earl.cli.report.curves import SMOOTHING_STEPS, TRAIN
 from earl.cli.report.data import Record, flat, judged, phase_starts, start_ns, surviving, winners_in
 from earl.cli.report.sections.chosen import Chosen
+from earl.cli.report.sections.faults import FaultTable
 from earl.cli.report.sections.layouts import bands, layout_text
 from earl.cli.report.sections.lengths import columns
 from earl.cli.report.sections.missing import not_measured
@@ -46,12 +47,14 @@ class RunHistory:
         self._switches: list[RecordedSwitch] = []
         self._endings: dict[str, int] = {}
         self._chosen = Chosen()
+        self._faults = FaultTable()
         self._stores = {
             "metrics": self._metrics,
             "evaluations": self._evaluations,
             "switches": self._switches,
             "endings": self._endings,
             "decisions": self._chosen,
+            "faults": self._faults,
         }
         self._tails = {name: Tail(directory / f"{name}.jsonl") for name in self._stores}
         self._begun = False
@@ -79,6 +82,8 @@ class RunHistory:
             sections["decisions"] = self._chosen.section()
         if "endings" in changed:
             sections["endings"] = self._endings
+        if "faults" in changed:
+            sections["faults"] = self._faults.section()
         if changed & {"metrics", "evaluations", "decisions"}:
             sections["missing"] = not_measured(
                 self._config, judged(self._evaluations, self.newest), decided=bool(self._chosen.section())
@@ -104,6 +109,8 @@ class RunHistory:
             self._switches += [switch for switch in map(record_of, new) if switch is not None]
         elif name == "decisions":
             self._chosen.add(new)
+        elif name == "faults":
+            self._faults.add(new)
         elif name == "endings":
             for counts in new:
                 for kind, count in counts.items():

@@ -1,7 +1,8 @@
 // Workers with their gauges, what moved by which path, and the hosts of the environments.
 
 import { at, empty, h, head, put, s, table } from "./dom.js";
-import { bytes, clock, count, duration, number, percent } from "./text.js";
+import { Faults } from "./faults.js";
+import { bytes, clock, count, duration, number, percent, plural } from "./text.js";
 
 const PATH_TINTS = [0, 1, 4, 6, 5, 7];
 
@@ -9,8 +10,9 @@ export class Fleet {
   constructor() {
     this.open = new Set();
     this.moved = [];
+    this.faulty = new Faults();
     this.workers({ state: "ended", rows: [] });
-    this.hosts({ state: "ended", rows: [], environments: [] });
+    this.hosts({ state: "ended", rows: [], environments: [], waiting: [] });
     this.transfers();
   }
 
@@ -49,24 +51,35 @@ export class Fleet {
         live.map((one) => [one.worker, one.path, bytes(one.size_bytes), number(one.gb_per_s), count(one.retries)]))));
   }
 
-  hosts({ state, rows, environments, since, error, waits }) {
+  hosts({ state, rows, environments, waiting, more, since, error, waits }) {
+    this.faulty.now(environments.filter((one) => one.faults));
     at("hosts").classList.toggle("without", state === "ended" && !environments.length);
     if (state === "silent") {
       put(at("hosts"), head("Environment hosts"), h("p", { class: "empty bad" }, `The gateway has not answered since ${clock(since)}: ${error}`));
       return;
     }
     put(at("hosts"), head("Environment hosts", waits?.count ? `Waits for a host: median ${duration(waits.p50)}, 99 % ${duration(waits.p99)}, longest ${duration(waits.longest)}.` : ""),
+      waiting.map((sentence) => h("p", { class: "bad wrap" }, `${sentence}.`)),
       !environments.length && empty("No host is attached to the gateway yet."),
-      rows.length > 0 && table("Hosts", ["host", "busy", "#sessions", "#faults", "state"], rows.map((one) =>
-        [one.name, meter(one.open / one.capacity, "sessions"), `${count(one.open)} / ${count(one.capacity)}`, count(one.faults), standing(one)])),
+      rows.length > 0 && table("Hosts", ["host", "state", "busy", "#sessions", "#faults in a row"], rows.map((one) =>
+        [one.name, hostState(one), meter(one.open / one.capacity, "sessions"), `${count(one.open)} / ${count(one.capacity)}`, count(one.faults)])),
+      more?.hosts > 0 && h("p", { class: "note" }, `And ${plural(more.hosts, "more host")}.`),
       environments.length > 0 && table("Environments", ["environment", "#hosts", "#open", "#capacity", "#queue", "#quarantined"], environments.map((one) =>
-        [one.name, count(one.hosts), count(one.open), count(one.capacity), count(one.queued), h("span", { class: one.quarantined && "bad" }, count(one.quarantined))])));
+        [one.name, count(one.hosts), count(one.open), count(one.capacity), count(one.queued), h("span", { class: one.quarantined && "bad" }, count(one.quarantined))])),
+      more?.environments > 0 && h("p", { class: "note" }, `And ${plural(more.environments, "more environment")}.`));
+  }
+
+  faults(recorded) {
+    this.faulty.recorded(recorded);
   }
 }
 
-function standing(host) {
-  if (host.quarantined.length) return h("span", { class: "bad" }, `quarantine: ${host.quarantined.join(", ")}`);
-  return host.draining ? "draining" : host.attached ? "attached" : h("span", { class: "bad" }, "stream lost");
+/** The state of a host, in a line each: its stream, then what it gets fewer sessions of, or none, and why. */
+function hostState({ state, quarantines, probation }) {
+  const stream = state === "attached" ? state : h("span", { class: "bad" }, state);
+  const held = quarantines.map((one) => h("span", { class: "wrap bad" }, `quarantined until ${clock(one.until)} for ${one.environment}: ${one.reason}`));
+  const tried = probation.length > 0 && h("span", { class: "wrap" }, `on probation for ${probation.join(", ")}: one session at a time`);
+  return h("span", {}, stream, held, tried);
 }
 
 /** A share as a bar with its number; "–" for what is not known. */

@@ -27,8 +27,9 @@ export function assembled(ask, grown, logs = true) {
   const learning = new Learning();
   const evaluations = new Evaluations();
   const busy = new Busy(ask);
+  const alerts = new Alerts(ask);
   // What is asked for when the run has grown.
-  const asking = [new Explorer(ask), new Figures(ask), busy, new Alerts(ask)];
+  const asking = [new Explorer(ask), new Figures(ask), busy, alerts];
   const panels = new Panels(ask, logs);
   const lengths = new Lengths();
   const decisions = new Decisions();
@@ -59,6 +60,8 @@ export function assembled(ask, grown, logs = true) {
       panels.processes(value.rows.map((row) => row.name));
     },
     hosts: (value) => fleet.hosts(value),
+    faults: (value) => fleet.faults(value),
+    concerns: (value) => alerts.now(value),
     moved: (value) => fleet.paths(value),
     trajectories: (value) => viewer.update(value),
   };

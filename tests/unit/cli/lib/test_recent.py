@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency, _listed
+from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency, environment_of
 from earl.cli.lib.recent import WINDOW_S, Recent
 from earl.obs.histogram import Histogram
 from services.env_gateway.codec import listing
@@ -19,7 +19,7 @@ from tests.support.snapshots import GAMES
 def said(counts: Counts) -> GatewayEnvironment:
     """Phrases an answer as an operator is told."""
     [entry] = listing({"game": pool.ListedEnvironment()}, counts).entries
-    return _listed(entry)
+    return environment_of(entry)
 
 
 def test_a_fresh_regression_is_seen_though_most_steps_were_quick():

@@ -112,6 +112,24 @@ def test_what_environments_did_wrong_is_remarked():
     assert "fault" not in text_of(SNAPSHOT)
 
 
+@pytest.mark.parametrize(
+    ("queued", "hosts", "quarantined", "sentence"),
+    [
+        (3, 0, 0, "3 episodes wait for a host of a/game: no host serves it"),
+        (1, 1, 1, "1 episode waits for a host of a/game: its host is in quarantine"),
+        (1200, 2, 2, "1,200 episodes wait for a host of a/game: its 2 hosts are in quarantine"),
+        # Those wait for room alone; and nobody waits.
+        (3, 2, 1, ""),
+        (0, 1, 1, ""),
+    ],
+)
+def test_episodes_that_no_host_can_take_are_remarked(queued, hosts, quarantined, sentence):
+    given = {"name": "a/game", "queued": queued, "hosts": hosts, "quarantined": quarantined}
+    environment = replace(SNAPSHOT.environments[0], **given)
+    remarks = list(panels.remarks(replace(SNAPSHOT, environments=(environment,))))
+    assert [remark for remark in remarks if "for a host of" in remark] == [sentence] * bool(sentence)
+
+
 def test_it_is_said_that_no_host_has_come_yet_and_which_others_have():
     worker = replace(ROLLOUT, gauges={**ROLLOUT.gauges, "waits_for_host_s": 42.4})
     waits = replace(SNAPSHOT, status=replace(STATUS, workers=(worker, TRAINER)))

@@ -91,12 +91,15 @@ def test_hosts_are_listed_with_their_faults_and_quarantine():
         world.answer(bad, session, 1, done=True, ending=common_pb2.ENDING_ENV_ERROR, message="boom")
     world.open(3)
     answer = world.gateway.hosts()
-    rows = [host(one) for one in answer.hosts]
+    rows = [host(one, 1000.0) for one in answer.hosts]
     assert rows[0] == {
-        "name": "bad", "capacity": 9, "open": 0, "faults": 1, "quarantined": ["game"], "draining": False,
-        "attached": True,
+        "name": "bad", "capacity": 9, "open": 0, "faults": 1, "state": "attached", "probation": [],
+        "quarantines": [{"environment": "game", "until": 1010, "reason": "boom"}], "wrong": True,
     }  # fmt: skip
-    assert (rows[1]["name"], rows[1]["open"], rows[1]["faults"], rows[1]["quarantined"]) == ("good", 1, 0, [])
+    assert rows[1] == {
+        "name": "good", "capacity": 1, "open": 1, "faults": 0, "state": "attached", "probation": [],
+        "quarantines": [], "wrong": False,
+    }  # fmt: skip
     assert list(answer.hosts[1].environments) == ["game", "other"]
     assert (
         answer.waits == 3 and answer.totals["quarantines"] == 1 and answer.wait_longest_s >= answer.wait_p50_s

@@ -1,0 +1,134 @@
+"""The page in a real browser beside a gateway whose hosts fail: their states, who waits, which faults."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page
+
+from earl.rpc import Server
+from earl.v1 import common_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.browser import chromium, opened, until
+from tests.support.dashboard import Served, config_of
+from tests.support.gateway_world import World
+from tests.support.recorded import recorded
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+EVIL = "<img src=x onerror='window.owned = 1'>\x1b[2J" + "boom" * 2000
+
+
+class Gateway(env_pb2_grpc.EnvGatewayServiceServicer):
+    """The lists of a gateway whose clock and hosts the test has."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def ListEnvironments(self, request, context):
+        return self._world.gateway.listing()
+
+    async def ListHosts(self, request, context):
+        return self._world.gateway.hosts()
+
+
+class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """A scheduler that is at its first step."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    async def GetStatus(self, request, context):
+        return scheduler_pb2.GetStatusResponse(run=self._run, phase="train", steps=10)
+
+    async def ListTickets(self, request, context):
+        return scheduler_pb2.ListTicketsResponse()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def world() -> World:
+    return World(quarantine_faults=1, quarantine_s=600, lease_s=600)
+
+
+@pytest.fixture
+async def link(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """A link to the page of a run with this gateway."""
+    recorded(tmp_path, steps=6)
+    server = Server("test", "127.0.0.1:0")
+    server.add(
+        env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, Gateway(world), "earl.v1.EnvGatewayService"
+    )
+    scheduler = Scheduler(config_of(tmp_path).name)
+    server.add(
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, scheduler, "earl.v1.SchedulerService"
+    )
+    address = await server.start()
+    monkeypatch.setenv("EARL_SCHEDULER", address)
+    monkeypatch.setenv("EARL_GATEWAY", address)
+    async with Served(tmp_path) as served:
+        yield served.links[-1]
+    await server.stop()
+
+
+async def shows(page: Page, part: str, *texts: str) -> None:
+    """Waits until this part of the page has all of the texts."""
+    await until(
+        page,
+        "([part, texts]) => texts.every((text) => document.querySelector(part).textContent.includes(text))",
+        [part, texts],
+    )
+
+
+@pytest.mark.parametrize("width", ["laptop", "small"])
+async def test_hosts_faults_and_waiting_episodes_are_shown(
+    browser: Browser, world: World, link: str, width: str
+):
+    bad, lost = world.host("bad"), world.host("lost", environments=("third",))
+    world.host("good", environments=("other",))
+    async with opened(browser, link, width=width) as page:
+        await shows(page, "#hosts", "bad", "good", "attached")
+        assert await page.locator("#faults").is_hidden() and await page.locator("#alerts").is_hidden()
+        session = world.started(bad, 1)
+        world.step(1, 1)
+        world.answer(bad, session, 1, done=True, ending=common_pb2.ENDING_ENV_ERROR, message=EVIL)
+        world.open(2)
+        world.open(3, environment="third")
+        world.gateway.detach(lost, 1)
+        await shows(page, "#hosts", "quarantined until", "for game: <img src=x", "reconnecting", "attached")
+        waits = "1 episode waits for a host of game: its host is in quarantine"
+        await shows(page, "#hosts", waits)
+        await shows(page, "#alerts", waits, "game: host bad is in quarantine for 600 s more: <img")
+        await shows(page, "#faults", "Since the gateway began.", "game", "<img src=x", "␛[2J")
+        assert await page.locator("#faults tbody tr").count() == 1
+        assert await page.locator("main img").count() == 0 and await page.evaluate("window.owned") is None
+        assert len(await page.locator("#faults").text_content() or "") < 1000
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        # The host's process is started again: it is tried with the episode that waits.
+        world.gateway.pool.quarantine.started_again("bad", world.now)
+        world.pass_time(0.2)
+        await shows(page, "#hosts", "on probation for game: one session at a time")
+        await page.locator("#alerts").wait_for(state="hidden")
+        [reset] = bad.outbox.take("reset")
+        world.answer(bad, reset.session, 0, done=True, ending=common_pb2.ENDING_OK)
+        await until(page, "!document.getElementById('hosts').textContent.includes('on probation')")
+
+
+async def test_episodes_that_wait_for_an_environment_without_a_host_are_told(
+    browser: Browser, world: World, link: str
+):
+    for number in (1, 2, 3):
+        world.open(number, environment="chess")
+    waits = "3 episodes wait for a host of chess: no host serves it"
+    async with opened(browser, link) as page:
+        await shows(page, "#alerts", "now", waits)
+        await shows(page, "#hosts", waits)
+        world.host("late", capacity=3, environments=("chess",))
+        await page.locator("#alerts").wait_for(state="hidden")
+        await until(page, "!document.getElementById('hosts').textContent.includes('wait for a host')")
