@@ -2,6 +2,7 @@
 #   make demo    train the tic-tac-toe agent, live view, report at the end; make setup-demo only installs what it needs
 #   make test    the default test suite          make test-slow   the rest, about an hour; renews its record
 #   make test-slow-oldest                   those of the rest whose turn it is in CI, 15 minutes
+#   make test-browser                       the web page, the report and the site's search in Debian's chromium, 2 minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
@@ -37,7 +38,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-peers test-envs test-vllm test-sglang check lock proto docs clean
+.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -102,6 +103,13 @@ test-slow: $(STAMP)
 
 test-slow-oldest: $(STAMP)
 	@$(BIN)/python tools/slow_tests.py run --minutes 15 --no-record
+
+# Where chromium is, nothing else may be missing: a test that is skipped fails.
+test-browser: $(STAMP)
+	@if command -v chromium >/dev/null; \
+	then EARL_TEST_NEEDS=required $(BIN)/python -m pytest tests/browser; \
+	else echo "test-browser: chromium is not on PATH (Debian's package chromium): no test ran in a browser"; \
+	fi
 
 test-peers: $(STAMP) $(TRL_STAMP)
 	@$(BIN)/python -m pytest tests/peers

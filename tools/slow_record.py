@@ -28,6 +28,8 @@ ALONE = {
     "tests/integration/test_readme_path.py": "a training on all cores, to a result",
     "tests/contract/test_transport.py::test_idle_costs_nothing": "processor time is bounded",
 }
+# Slow tests that CI runs at every landing (`make test-browser`): no turn has them.
+EVERY_LANDING = "tests/browser/"
 # How many of the others run side by side.
 WORKERS = 2
 # Assumed of a test that never ran.
@@ -148,10 +150,11 @@ def turn(
 ) -> list[str]:
     """The tests whose turn it is at a landing: all are dealt out to as few turns of `seconds` as hold them,
     the longest first, and each landing takes the next turn. So each has run after as many landings as there
-    are turns, though nobody writes down that it ran."""
+    are turns, though nobody writes down that it ran. Those of EVERY_LANDING have no turn."""
     turns: list[list[str]] = []
     left: list[float] = []
-    for name in sorted(tests, key=lambda name: (-cost_s(entries, name), name)):
+    rest = (name for name in tests if not name.startswith(EVERY_LANDING))
+    for name in sorted(rest, key=lambda name: (-cost_s(entries, name), name)):
         cost = cost_s(entries, name)
         place = next((number for number, spare in enumerate(left) if cost <= spare), len(turns))
         if place == len(turns):

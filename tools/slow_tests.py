@@ -3,7 +3,8 @@
     python tools/slow_tests.py check               each has an entry, none is too old (`make check`)
     python tools/slow_tests.py run                 runs all and renews their entries (`make test-slow`)
     python tools/slow_tests.py run --missing       those that have not passed at this code yet
-    python tools/slow_tests.py run --minutes 15    those whose turn it is at this landing (`.ci/run`)
+    python tools/slow_tests.py run --minutes 15    those whose turn it is at this landing (`.ci/run`), none of
+                                                   tests/browser, which CI runs at every landing
     python tools/slow_tests.py landing             raises the counter of landings, once before each landing
 
 The default suite leaves tests marked `slow` out, so without a record nobody would know whether they still
