@@ -1,1 +1,1 @@
-"""What `earl bench NAME` runs; results lie in benchmarks/results/."""
+"""The benchmarks that `earl bench NAME` runs; results lie in benchmarks/results/."""

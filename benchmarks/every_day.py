@@ -1,4 +1,4 @@
-"""What `earl` costs in the commands that are typed all the time: --help, status, top."""
+"""The time that `earl` takes for the commands that are typed all the time: --help, status, top."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's processes are and hold, looked for in /proc: not what `earl` says of itself.
+"""A run's processes and what they hold, read from /proc, not from what `earl` reports.
 
 Every process of a run inherits its starter's environment, so a variable of the benchmark's own finds them,
 however they were started. Linux.
@@ -107,7 +107,7 @@ def measured(mark: str) -> Footprint:
 
 
 def left(mark: str, name: str, before: Footprint) -> list[str]:
-    """What of a run is still there: processes, what they held, shared memory with its name."""
+    """Returns what of a run is still there: processes, what they held, shared memory with its name."""
     named = {path for path in SHARED_MEMORY.iterdir() if name in path.name}
     there = sorted(path for path in before.held | named if os.path.lexists(path))
     now = measured(mark).processes | living(before)

@@ -156,7 +156,7 @@ def kept(run: RecordedRun) -> dict[str, Any]:
 
 
 def survives(run: dict[str, Any]) -> bool:
-    """Whether the run completed and no episode was truncated or lost for want of memory."""
+    """Returns whether the run completed and no episode was truncated or lost for want of memory."""
     lost = (run["episodes_truncated"] or 0) + (run["episodes_out_of_memory"] or 0)
     return run["outcome"] == "complete" and not lost
 

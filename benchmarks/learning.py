@@ -1,4 +1,4 @@
-"""What a run file learns, over seeds: the gain on held-out tasks with its interval, and seconds."""
+"""The learning of a run file, over seeds: the gain on held-out tasks with its interval, and seconds."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ async def first_text(factory: Factory, seed: int, task: Mapping[str, Any]) -> st
 
 
 async def _called(environment: Environment, method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a method returns, plain or async; a plain one may wait, in a thread, as on a host."""
+    """Returns what a method returns, plain or async; a plain one may wait, in a thread, as on a host."""
     if inspect.iscoroutinefunction(method) or not environment.blocking:
         outcome = method(*arguments)
     else:
@@ -246,7 +246,7 @@ async def _called(environment: Environment, method: Callable[..., Any], *argumen
 
 
 def task_counts(texts: TaskTexts, config: RunConfig, trained: int) -> dict[str, int]:
-    """How much the tasks of the evaluation repeat each other and those of training, by their first text.
+    """Counts how often tasks of the evaluation repeat each other and those of training, by their first text.
 
     distinct_tasks: texts that differ from each other. reordered_in_training: tasks of the evaluation whose
     words and numbers training had too, in another order. trained: episodes that were trained on, the warm-up

@@ -1,4 +1,4 @@
-"""What a newcomer waits for: README's commands, typed in a fresh clone of this checkout.
+"""The times that a newcomer waits: README's commands, typed in a fresh clone of this checkout.
 
     git clone ─► make setup-demo ─► make demo ─► (the curve rises) ─► its end ─► earl --help, up, status, top
 
@@ -224,7 +224,7 @@ def risen(
 
 
 def megabytes(directory: Path) -> int:
-    """What the files of a directory take on the disk, in units of 10^6 bytes; a hard link counts once."""
+    """Returns the disk space of the files of a directory, in units of 10^6 bytes; a hard link counts once."""
     blocks = {file.lstat().st_ino: file.lstat().st_blocks for file in directory.rglob("*")}
     return round(sum(blocks.values()) * 512 / 1e6)
 

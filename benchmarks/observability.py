@@ -1,4 +1,4 @@
-"""What metrics and traces cost: the demo with them and without, side by side.
+"""The cost of metrics and traces: the demo with them and without, side by side.
 
     off: obs.metrics = "", obs.traces = ""                           ─┐ both at the same time, each with
     on:  every process serves its metrics and is scraped; traces go  ─┤ processes and ports of its own

@@ -1,4 +1,4 @@
-"""How long one owner needs to plan its reads: weights of 46,848 tensors, and a batch of 16,384 sequences.
+"""The time that one owner needs to plan its reads: weights of 46,848 tensors, a batch of 16,384 sequences.
 
     for each case: a fresh process ─► plan ─► requests within credit ─► every copy spelled out, a request
                    at a time ─► seconds, copies, and the peak of its memory beyond what it began with

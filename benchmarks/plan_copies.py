@@ -1,4 +1,4 @@
-"""What a plan of the data plane is made of and comes to, spelled out: packed sequences, and each copy.
+"""The input and the output of a plan of the data plane, spelled out: packed sequences, and each copy.
 
 Owners hold sequences end to end, which are the index that `plan_batch` reads; a request's ranges become one
 row for each copy. The product's owners publish a record for each sequence instead, and its readers never
@@ -19,7 +19,7 @@ from earl.errors import LayoutError, LayoutOverlap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """What one owner holds: sequences int64[B] end to end in its columns, offsets int64[B + 1] in rows."""
+    """The sequences of one owner: int64[B] end to end in its columns, offsets int64[B + 1] in rows."""
 
     owner: str
     sequences: np.ndarray

@@ -1,4 +1,4 @@
-"""How well a profile that takes minutes predicts later measurements.
+"""The errors of predictions that a profile of a few minutes makes of later measurements.
 
     earl profile's own measuring: a grid of (length, concurrency)  ─► table ─┐
     the same measuring at points between the grid's, which the table lacks  ─┴─► relative errors
@@ -153,7 +153,7 @@ def figures(table: list[MeasuredProfile], after: list[MeasuredProfile]) -> dict[
 def measured(
     config: RunConfig, stages: list[str], grid: tuple[list[int], list[int]], seconds: float, kept: Path
 ) -> list[MeasuredProfile]:
-    """What `earl profile` measures at the points of `grid`."""
+    """Returns what `earl profile` measures at the points of `grid`."""
     profiles: list[MeasuredProfile] = []
 
     def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""How soon a run that is started in the background is ready, and how soon nothing of it is left.
+"""The seconds until a run that is started in the background is ready, and until nothing of it is left.
 
 repetitions times:  earl up ─► every process is ready ─► earl stop --now ─► no process, socket, arena
                     earl up ─► … ─► earl stop ─► the same, with a checkpoint and the report

@@ -54,7 +54,7 @@ class UsageSample:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a run did and used between two samples."""
+    """The work of a run between two samples, and what it used."""
 
     steps: int
     tokens: float
@@ -76,8 +76,8 @@ class Used:
 
 
 def between(samples_of: Mapping[str, Sequence[UsageSample]]) -> dict[str, Used]:
-    """What each run used while all of them trained: from the latest of their first samples to the earliest
-    of their last.
+    """Returns what each run used while all of them trained: from the latest of their first samples to the
+    earliest of their last.
 
     A run's last sample is left out, because processes may have ended by then. Raises MeasurementWrong for
     a run that has no step in that time.

@@ -1,4 +1,4 @@
-"""What several kinds of test need and one machine makes once, and how a process of tests is set up."""
+"""Fixtures of several kinds of test that one machine makes once, and the set-up of a process of tests."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What the imports made stays, and is never looked through again (`earl.bulk_import`)."""
+    """Keeps what the imports made, and lets no collection look through it again (`earl.bulk_import`)."""
     gc.freeze()
     gc.enable()
 
@@ -48,7 +48,7 @@ def smollm2() -> Path:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary directories are made: short, so that sockets fit."""
+    """A directory in which temporary directories are made: short, so that sockets fit."""
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
         monkeypatch.setattr(tempfile, "tempdir", directory)
         yield Path(directory)

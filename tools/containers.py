@@ -81,7 +81,7 @@ def podman(*arguments: str, check: bool = True, **options) -> subprocess.Complet
 
 
 def missing() -> list[str]:
-    """What `build` lacks on this machine, each with its remedy."""
+    """Returns what `build` lacks on this machine, each with its remedy."""
     if os.geteuid() != 0:
         return ["this user is not root: containers with networks of their own need it here"]
     lacking = sorted({package for command, package in COMMANDS.items() if shutil.which(command) is None})

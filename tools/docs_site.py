@@ -1,4 +1,4 @@
-"""What the documentation's site has beyond docs/: hooks of mkdocs.yml.
+"""Adds to the documentation's site what docs/ does not have: hooks of mkdocs.yml.
 
 api/grpc.md is written while the site is built, from the contracts. And links that leave docs/, which a forge
 follows, become what they name, since the site has only docs/; one whose target is missing is a warning, and

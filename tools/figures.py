@@ -286,7 +286,7 @@ def table(spec: str, known: Record, page: Page) -> str:
 
 
 def holds(result: BenchmarkResult, condition: str) -> bool:
-    """Whether a result has a key, or the value of it that `key=value` names."""
+    """Returns whether a result has a key, or the value of it that `key=value` names."""
     key, equals, value = condition.partition("=")
     (present, *_), _ = walk(result.figures, key.strip())
     return str(present) == value.strip() if equals else present is not None

@@ -74,7 +74,7 @@ def requirements(extras: Iterable[str]) -> set[str]:
 
 
 def locked(extras: Iterable[str], *, cpu: bool) -> list[Locked]:
-    """What EARL with these extras depends on, from the lock files. cpu: with the CPU build of torch."""
+    """Returns what EARL with these extras needs, from the lock files. cpu: with the CPU build of torch."""
     names = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements(extras))
     chosen = {normal(name[0]) for name in names if name}
     packages = read_lock()
@@ -121,7 +121,7 @@ def pip(python: Path, *arguments: str) -> bool:
 
 
 def offered(python: Path, *arguments: str) -> bool:
-    """Whether pip could install this; nothing is installed."""
+    """Returns whether pip could install this; nothing is installed."""
     command = [str(python), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", *arguments]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

@@ -21,7 +21,7 @@ from tools.install import LOCK, ROOT, TORCH_CPU, normal, read_lock, requirements
 
 
 def faults(extras: tuple[str, ...] = ("dev",)) -> Iterator[str]:
-    """What of the lock files does not satisfy pyproject.toml or cannot be checked by pip."""
+    """Yields what of the lock files does not satisfy pyproject.toml or cannot be checked by pip."""
     packages = read_lock()
     by_name: dict[str, list[str]] = {}
     for package in [*packages, *read_lock(TORCH_CPU)]:

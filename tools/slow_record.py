@@ -39,7 +39,7 @@ Entries = dict[str, dict[str, Any]]
 
 
 def is_slow(node: ast.AST) -> bool:
-    """Whether `pytest.mark.slow` stands anywhere in the expression."""
+    """Returns whether `pytest.mark.slow` stands anywhere in the expression."""
     return any(isinstance(part, ast.Attribute) and part.attr == "slow" for part in ast.walk(node))
 
 
@@ -140,7 +140,7 @@ def is_alone(test: str) -> bool:
 
 
 def cost_s(entries: Mapping[str, Mapping[str, Any]], test: str) -> float:
-    """What a test adds to the length of a run, by what it took last time."""
+    """Returns the seconds that a test adds to the length of a run, by what it took last time."""
     seconds = float(entries.get(test, {}).get("seconds") or UNKNOWN_S)
     return seconds if is_alone(test) else seconds / WORKERS
 

@@ -73,7 +73,7 @@ def git(*arguments: str) -> str:
 
 
 def of_this_code() -> Callable[[Mapping[str, Any]], bool]:
-    """Whether an entry's tree is HEAD's, but for the record itself."""
+    """Returns a test of whether an entry's tree is HEAD's, but for the record itself."""
 
     @cache
     def same(tree: str) -> bool:
@@ -84,13 +84,13 @@ def of_this_code() -> Callable[[Mapping[str, Any]], bool]:
 
 
 def raised_before() -> int:
-    """How many commits came since the one that raised the counter of landings last."""
+    """Returns how many commits came since the one that raised the counter of landings last."""
     raised = git("log", "-1", "--format=%H", '-G^ "landing": ', "--", RECORD_PATH)
     return int(git("rev-list", "--count", f"{raised}..HEAD") or 0) if raised else 0
 
 
 def changed_tree() -> bool:
-    """Whether something that is committed was changed, but for the record."""
+    """Returns whether something that is committed was changed, but for the record."""
     return bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORD_PATH}"))
 
 

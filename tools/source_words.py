@@ -1,9 +1,10 @@
 """The words of the source: which identifiers, docstrings and class names tools/check_source.py refuses.
 
 A name says what it holds in the field's words: `ticket`, `descriptor`, `reason`, not `one`, `found`, `why`.
-A docstring stands without its signature, so it does not begin with "Of", "These" or "From now on", and no
-text that is shown to people begins with "Of". A public class name stands in one module only, its subject in
-front: `TicketVerdict`, `SelectorVerdict`.
+A docstring stands without its signature, so it does not begin with "Of", "These" or "From now on", nor with
+a word of a question: "Returns whether ..." is a sentence, "Whether ..." is not. No text that is shown to
+people begins with "Of". A public class name stands in one module only, its subject in front:
+`TicketVerdict`, `SelectorVerdict`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ WORKERS = re.compile(
     r"^services/scheduler/(api/|journal/|monitor/|parallelism/|ledger/membership|[a-z]+\.py)"
 )
 # Beginnings of docstrings that only the signature explains.
-FRAGMENTS = re.compile(r"(Of|These|Those|It|And|With|By|As|None|For|From now on)\b")
+FRAGMENTS = re.compile(
+    r"(Of|These|Those|It|And|With|By|As|None|For|From now on|What|Whether|Where|How|Which|Who|When|Why)\b"
+)
 # In tests, whose names are sentences, only metaphors and fragments are refused.
 TESTS = re.compile(r"^tests/")
 METAPHORS = frozenset(
@@ -151,7 +154,7 @@ def docstring_findings(
 
 
 def name_findings(name: str, path: str) -> Iterator[tuple[str, str]]:
-    """What is wrong with an identifier, and the remedy."""
+    """Yields what is wrong with an identifier, and the remedy."""
     if name.strip("_").lower() in EMPTY:
         yield f"the name {name}", "say what it is: ticket, descriptor, reason, offset"
         return

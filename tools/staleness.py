@@ -1,4 +1,4 @@
-"""Which results describe code that has changed much since: in more than LIMIT commits.
+"""Finds results whose measured code has changed much since: in more than LIMIT commits.
 
 Each benchmark keeps the paths that it measures beside it, as MEASURED_CODE of its module. A file is followed
 back through its renames, from HEAD to the result's commit. A commit counts when it changes what such a file
@@ -175,7 +175,7 @@ class _Reduced(ast.NodeTransformer):
 
 
 def changes(history: History, commit: str, measured: Collection[str], blobs: Blobs) -> int:
-    """How many commits after `commit` changed the measured code.
+    """Returns how many commits after `commit` changed the measured code.
 
     measured: files and folders as they are named at HEAD.
     """
@@ -193,7 +193,7 @@ def changes(history: History, commit: str, measured: Collection[str], blobs: Blo
 
 
 def _measured(change: Change, files: Collection[str], measured: Iterable[str]) -> bool:
-    """Whether a change is of a file that is followed, or removes one from a measured folder."""
+    """Returns whether a change is of a file that is followed, or removes one from a measured folder."""
     if change.after is not None:
         return change.after[0] in files
     path = change.before[0] if change.before else ""
@@ -242,7 +242,7 @@ def report(known: Record, shown: Mapping[str, list[Path]], root: Path = ROOT) ->
 
 
 def same_content(measured: Mapping[str, str], root: Path = ROOT) -> str:
-    """Whether the measured files and folders are today what they were, by their object ids."""
+    """Returns whether the measured files and folders are today what they were, by their object ids."""
     if not measured:
         return "the result does not keep what it measured"
     now = object_ids(root, measured)
@@ -267,7 +267,7 @@ def outside_history(known: Record, root: Path = ROOT) -> list[str]:
 
 
 def has_history(root: Path = ROOT) -> bool:
-    """Whether the whole history that leads to HEAD can be read."""
+    """Returns whether the whole history that leads to HEAD can be read."""
     try:
         git(root, "rev-parse", "--verify", "HEAD")
         return git(root, "rev-parse", "--is-shallow-repository").strip() == "false"
@@ -276,7 +276,7 @@ def has_history(root: Path = ROOT) -> bool:
 
 
 def leads_to_head(root: Path, commit: str) -> bool:
-    """Whether a commit is in the history; not so in a shallow clone, or outside a checkout."""
+    """Returns whether a commit is in the history; not so in a shallow clone, or outside a checkout."""
     try:
         git(root, "merge-base", "--is-ancestor", commit, "HEAD")
     except (subprocess.CalledProcessError, OSError):

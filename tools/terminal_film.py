@@ -1,4 +1,4 @@
-"""What a terminal was sent, as one animated SVG that needs nothing else: no script, no font, no address.
+"""Draws what a terminal was sent as one animated SVG that needs nothing else: no script, no font, no address.
 
     Cast ─► Screen (pyte) ─► frames: rows and cursor at their times, waits cut ─► SVG
 
@@ -144,7 +144,7 @@ class Screen:
 
     @property
     def titles(self) -> int:
-        """How many titles were set so far."""
+        """The number of titles that were set so far."""
         return self._screen.titles
 
     @property

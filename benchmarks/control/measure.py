@@ -193,7 +193,7 @@ def _wrong(ledger: scheduler_pb2.LedgerCounts, trained: dict[str, int]) -> list[
 def answered_wrongly(
     differing: Sequence[Mapping[str, Any]], checkpointed_s: Mapping[int, float], dropped: int
 ) -> list[str]:
-    """What is wrong with answers to reports that were sent twice, a line for each ticket.
+    """Returns the faults of answers to reports that were sent twice, a line for each ticket.
 
     The ledger accepts a repeated report for as long as it knows the ticket. It forgets one that is closed
     for good: trained and recorded in a checkpoint, evaluated, or dropped with its group. Then a repetition is

@@ -124,7 +124,7 @@ class SimulatedTrainer:
             )
 
     def checkpointed_s(self, tickets: Iterable[int]) -> dict[int, float]:
-        """When each of these tickets that a checkpoint holds was sent with it, in seconds."""
+        """Returns for each of these tickets that a checkpoint holds when it was sent with it, in seconds."""
         return {ticket: self._checkpointed_s[ticket] for ticket in tickets if ticket in self._checkpointed_s}
 
     async def _publish(self) -> None:

@@ -1,1 +1,1 @@
-"""What it costs to bring tensors from where they were produced to where they are consumed, way by way."""
+"""The cost of bringing tensors from their producers to their consumers, for each way of doing it."""

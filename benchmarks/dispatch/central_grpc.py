@@ -66,7 +66,7 @@ class Filling:
 
 
 class CentralGrpc(Arm):
-    """What both variants share: method names and the queue of each stream.
+    """The part that both variants share: method names and the queue of each stream.
 
     queue: makes a queue of messages to forward.
     """

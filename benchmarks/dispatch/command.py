@@ -145,7 +145,7 @@ def summary(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratios(by_arm: dict[str, Any]) -> dict[str, Any]:
-    """How many times faster EARL's arms are than each baseline, and how many times slower than memcpy."""
+    """Returns how many times faster EARL's arms are than each baseline, and how much slower than memcpy."""
     ms = {arm: figures["ms"] for arm, figures in by_arm.items()}
     grpc = {arm: ms[arm] for arm in GRPC if arm in ms}
     ratio: dict[str, Any] = {}

@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<4I")
 
 
 class Plan:
-    """What each of the first `hosts` hosts holds and reads, `rows` rows each."""
+    """A plan of what each of the first `hosts` hosts holds and reads, `rows` rows each."""
 
     def __init__(self, hosts: int, rows: int) -> None:
         self.hosts = hosts

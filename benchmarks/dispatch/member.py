@@ -1,4 +1,4 @@
-"""What every process of the benchmark has: its rank, its access to the data plane, and ready signals.
+"""The parts of every process of the benchmark: its rank, its access to the data plane, and ready signals.
 
 A word is one byte through a pipe: it tells a reader that a producer (or a controller) is ready. It is
 the same for every arm, and waiting for a word blocks in the kernel: no event loop has to wake up for it.
@@ -51,7 +51,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What one side did in a round: the bytes that reached it, and the nanoseconds of its part of the time.
+    """The work of one side in a round: the bytes that reached it, and the nanoseconds of its share of time.
 
     bytes_ns: the share of part_ns after planning, which moved bytes; 0 where the arm does not measure it.
     """

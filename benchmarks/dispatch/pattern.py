@@ -1,4 +1,4 @@
-"""Which rows each consumer reads: 4 producers, 4 consumers, data parallel 2 x context parallel 2. Pure.
+"""The rows that each consumer reads: 4 producers, 4 consumers, data parallel 2 x context parallel 2. Pure.
 
     producers   0: rows 0..n     1: rows n..2n     2: rows 2n..3n     3: rows 3n..4n    (whole rows)
     consumers   0: left halves   1: right halves   2: left halves     3: right halves
@@ -81,11 +81,11 @@ class Pattern:
         return PRODUCERS * self.rows, COLUMNS
 
     def held(self, producer: int) -> Box:
-        """What a producer holds of the tensor."""
+        """Returns the part of the tensor that a producer holds."""
         return Box((producer * self.rows, 0), ((producer + 1) * self.rows, COLUMNS))
 
     def target_box(self, consumer: int) -> Box:
-        """What a consumer reads of the tensor."""
+        """Returns the part of the tensor that a consumer reads."""
         first, last = sources(consumer)
         columns = half(consumer)
         return Box((first * self.rows, columns.start), ((last + 1) * self.rows, columns.stop))
@@ -110,7 +110,7 @@ def fill(array: np.ndarray, box: Box, number: int) -> None:
 
 
 def right(array: np.ndarray, box: Box, number: int) -> bool:
-    """Whether `array` equals what `fill` writes for the same box and number, every element compared."""
+    """Returns whether `array` equals what `fill` writes for the same box and number, element by element."""
     columns = np.arange(box.start[1], box.stop[1], dtype=np.int32)
     for first in range(0, array.shape[0], _CHECKED_ROWS):
         rows = array[first : first + _CHECKED_ROWS]

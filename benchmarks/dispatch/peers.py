@@ -27,7 +27,7 @@ COMPARES = (
 
 
 class PeersAbsent(Exception):
-    """Why they cannot be measured here, and what to do."""
+    """Ray and TransferQueue cannot be measured here: says why, and what to do."""
 
 
 async def start(arms: Sequence[str], rows: int, directory: str) -> RoleProcess:

@@ -127,7 +127,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def _began_s(timeline: Path, started_ns: int) -> float:
-    """When the engine had its first weights: sampling, and so training, begins there."""
+    """Returns when the engine had its first weights: sampling, and so training, begins there."""
     if not timeline.exists():
         return 0.0
     spans = [json.loads(line) for line in timeline.read_text(encoding="utf-8").splitlines()]

@@ -35,7 +35,7 @@ class Settings:
 
 
 def reached(rewards: list[float], settings: Settings) -> bool:
-    """Whether the moving average over the last `window` steps, all of them there, is at the threshold."""
+    """Returns whether the mean of the last `window` rewards, if there are as many, is at the threshold."""
     last = rewards[-settings.window :]
     return len(last) == settings.window and sum(last) / len(last) >= settings.threshold
 

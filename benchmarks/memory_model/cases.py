@@ -1,4 +1,4 @@
-"""What is measured: a stage of a model in a parallelism, at a length and a concurrency."""
+"""The cases that are measured: a stage of a model in a parallelism, at a length and a concurrency."""
 
 from __future__ import annotations
 

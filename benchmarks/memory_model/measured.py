@@ -1,4 +1,4 @@
-"""How much memory of its own a process had at most, as the kernel counts it.
+"""The peak of the memory that a process had of its own, as the kernel counts it.
 
 What is mapped from files and what lies in arenas (shared memory) belongs to others and is left out.
 """

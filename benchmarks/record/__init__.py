@@ -1,1 +1,1 @@
-"""How results come to stand in benchmarks/results/: append-only, each with its commit, machine and load."""
+"""Writes results into benchmarks/results/: append-only, each with its commit, machine and load."""

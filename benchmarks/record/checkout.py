@@ -62,7 +62,7 @@ def git(root: Path, *arguments: str) -> str | None:
 
 
 def in_record(results: Path) -> bool:
-    """Whether this directory is the checkout's own benchmarks/results/, or lies in it."""
+    """Returns whether this directory is the checkout's own benchmarks/results/, or lies in it."""
     record = ROOT / RESULTS_FOLDER
     return results.resolve() == record or record in results.resolve().parents
 

@@ -44,7 +44,7 @@ def of_torch() -> dict[str, Any]:
 
 
 def load() -> dict[str, float | None]:
-    """How busy the machine is now.
+    """Measures how busy the machine is now.
 
     load_1m: processes that ran or waited to, mean of the last minute. busy_share: of all cores, 0..1, what
     others than this process used in a sample of SAMPLE_S, the time that a hypervisor took included; null

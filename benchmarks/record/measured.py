@@ -1,4 +1,4 @@
-"""Which code a benchmark measures, and the identity of that code's content.
+"""The code that a benchmark measures, and the identity of that code's content.
 
 A benchmark names the files and folders that decide its figures as MEASURED_CODE of its module. Its results
 keep git's object id of each. The ids depend on names and content alone, so a result can be compared with

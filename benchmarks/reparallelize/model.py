@@ -28,7 +28,7 @@ HEADS, KV_HEADS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where engines find the weights."""
+    """The weights that were published, where engines find them."""
 
     redis_url: str
     data_plane: str

@@ -177,7 +177,7 @@ async def _switched(
 def figures(
     work: SwitchWork, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchOutcome]
 ) -> dict[str, Any]:
-    """What the switches cost, and whether the switched sequences differ from those left alone."""
+    """Returns what the switches cost, and whether the switched sequences differ from the others."""
     stalls = sorted(1e3 * stall for sequence in switched for stall in sequence.stalls_s)
     compared = [_compare(a, b) for a, b in zip(alone, switched, strict=True)]
     stalled = "live_ms" if work.engine == "torch" else f"{work.engine}_stall_ms"

@@ -36,7 +36,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What each rank runs. parallelisms: in turn; the ranks begin in the last."""
+    """The work of each rank. parallelisms: in turn; the ranks begin in the last."""
 
     model: str
     redis_url: str

@@ -57,7 +57,7 @@ class Slice:
 
 
 def layouts(spec: ModelSpec, case: ReshardCase) -> dict[str, MeshLayout]:
-    """How each tensor lies over the trainer ranks, which stand row-major on a mesh (tp, dp)."""
+    """Returns the layout of each tensor over the trainer ranks, which stand row-major on a mesh (tp, dp)."""
     owners = tuple(map(str, range(case.trainers)))
     by_tensor: dict[str, MeshLayout] = {}
     for name, shape in spec.shapes().items():

@@ -1,4 +1,4 @@
-"""What is done elsewhere: full tensors gathered on one rank, broadcast to the readers, then split, over gloo.
+"""The usual way, over gloo: full tensors gathered on one rank, broadcast to the readers, then split.
 
     trainer ranks ─ gather a bucket ─► rank 0 ─ join tensors ─ broadcast ─► readers ─ copy their slices
 
@@ -23,7 +23,7 @@ BUCKET_BYTES = 64 << 20
 
 
 class Buckets:
-    """How tensors are put into buckets, and where their parts lie. Elements, not bytes."""
+    """The assignment of tensors to buckets, with the place of each part. Elements, not bytes."""
 
     def __init__(self, spec: ModelSpec, case: ReshardCase) -> None:
         self.shapes = spec.shapes()

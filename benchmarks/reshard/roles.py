@@ -54,7 +54,7 @@ def key(version: int, trainer: int) -> str:
 
 
 class ReshardProcess:
-    """What trainer ranks and readers share: the case, the data plane, and a loop run on demand."""
+    """The part that trainer ranks and readers share: the case, the data plane, and a loop run on demand."""
 
     def __init__(self, role: dict[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -174,7 +174,7 @@ class ReaderProcess(ReshardProcess):
         return {}
 
     def check(self, work: dict[str, Any]) -> dict[str, Any]:
-        """Whether every element is right. Afterwards every element is wrong for any version."""
+        """Returns whether every element is right. Afterwards every element is wrong for any version."""
         bits = VERSIONS[work["version"]]
         right = all(
             np.array_equal(self.targets[name], expected ^ bits) for name, expected in self.expected.items()

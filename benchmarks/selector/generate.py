@@ -28,7 +28,7 @@ KINDS = ("growth", "bursts", "oscillation", "load")
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """What a device and a model need, in seconds and in fractions of a device's memory.
+    """The needs of a device and a model, in seconds and in fractions of a device's memory.
 
     A step of B sequences on a replica of tp devices waits for the weights (`weights_s` / tp), for attention
     over the longest sequence, which no other sequence's work hides (`tail_s` a token / tp), computes

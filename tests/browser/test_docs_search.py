@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def address_of(site: Path, scheme: str) -> Iterator[str]:
-    """Where the site is: on the disk, or at a server of this test."""
+    """Yields the address of the site: on the disk, or at a server of this test."""
     if scheme == "file":
         yield site.as_uri()
         return

@@ -270,7 +270,7 @@ async def test_a_host_that_does_not_listen():
 
 
 class Hashed(Sound):
-    """What it says follows from the order of a set: the same in a process, another in the next."""
+    """An environment whose text follows from the order of a set, which differs from process to process."""
 
     def observation(self, word):
         return Observation(

@@ -1,4 +1,4 @@
-"""What every engine promises (engines/contract/engine.py): sampling, sessions and the queue."""
+"""Checks what every engine promises (engines/contract/engine.py): sampling, sessions and the queue."""
 
 import asyncio
 

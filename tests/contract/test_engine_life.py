@@ -1,4 +1,4 @@
-"""What every engine promises (engines/contract/engine.py): interruption, weights, life and death."""
+"""Checks what every engine promises (engines/contract/engine.py): interruption, weights, life and death."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""What every transport promises, once for each: `shm`, `ucx` and `nixl` run the same tests."""
+"""Checks what every transport promises, once for each: `shm`, `ucx` and `nixl` run the same tests."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def survivor_is_well(plane: Plane) -> None:
 
 
 async def read_or_lost(plane: Plane, owner: OwnerProcess, into: np.ndarray) -> str:
-    """What became of a read: never a hang, never wrong bytes."""
+    """Returns what became of a read: never a hang, never wrong bytes."""
     try:
         await plane.read(owner.key, "x", into)
     except (PeerLost, RegionGone) as error:
@@ -85,7 +85,7 @@ async def until(condition: Callable[[], bool], poll_s: float) -> None:
 
 
 def dialling(address: str) -> bool:
-    """Whether this process has a connection to host:port."""
+    """Returns whether this process has a connection to host:port."""
     port = int(address.rpartition(":")[2])
     return any(c.raddr and c.raddr.port == port for c in psutil.Process().net_connections("tcp"))
 

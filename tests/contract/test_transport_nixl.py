@@ -1,4 +1,4 @@
-"""What only `nixl` promises: its wire is what it says, and it gets along with ucxx in one process."""
+"""Checks what only `nixl` promises: its wire is what it says, and it gets along with ucxx in one process."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ async def test_a_server_killed_in_the_middle_is_peer_lost(held: Held, step: int)
 
 
 async def served(held: Held) -> bool:
-    """Whether it is answered; a killed server's successor is not at once there."""
+    """Returns whether it is answered; a killed server's successor is not at once there."""
     try:
         found = await held.read(SHAPES["half rows"])
     except PeerLost:

@@ -21,7 +21,7 @@ WAIT_S = 90.0
 
 
 class Watch:
-    """What the scheduler says of the run; each look checks the ledger's equation."""
+    """The run as the scheduler reports it; each look checks the ledger's equation."""
 
     def __init__(self, stack: Stack, bus: Bus) -> None:
         self._client = OperatorClient(stack.scheduler)
@@ -35,7 +35,7 @@ class Watch:
         return status
 
     async def trained(self, steps: int) -> RunStatus:
-        """When this many more steps are done."""
+        """Waits until this many more steps are done."""
         wanted = (await self.look()).version + steps
         async with asyncio.timeout(WAIT_S):
             while (status := await self.look()).version < wanted:  # noqa: ASYNC110
@@ -43,13 +43,13 @@ class Watch:
         return status
 
     async def plays(self, worker: str) -> None:
-        """When a trajectory of this worker has been accepted."""
+        """Waits until a trajectory of this worker has been accepted."""
         events = self._bus.follow(await self._bus.last_id(trajectories=True), trajectories=True)
         while (await until(events, "trajectory_ready", WAIT_S)).worker != worker:
             pass
 
     async def left(self, worker: str, after: str) -> str:
-        """Why this worker left, once it has."""
+        """Returns why this worker left, once it has."""
         events = self._bus.follow(after)
         while (fact := await until(events, "worker_left", WAIT_S)).worker.name != worker:
             pass

@@ -84,7 +84,7 @@ def started(command: list[str], log: Path, **environment: str) -> subprocess.Pop
 
 
 def _address(process: subprocess.Popen[str], log: Path) -> str:
-    """What the process announces within READY_S."""
+    """Returns the address that the process announces within READY_S."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], READY_S)
     line = process.stdout.readline() if readable else ""

@@ -33,7 +33,7 @@ class Remote(Sums):
 
 
 async def kept(finished: Finished) -> float:
-    """Whether the server holds the note that the task asked for; half of it for the answer alone."""
+    """Returns whether the server holds the note that the task asked for; half of it for the answer alone."""
     if finished.task["question"] == "broken":
         raise RuntimeError("the verifier is broken")
     state = await finished.call("notes", {})

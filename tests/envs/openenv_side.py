@@ -19,7 +19,7 @@ class Guess(Action):
 
 
 class Hint(Observation):
-    """What the agent sees."""
+    """The observation of the agent."""
 
     text: str
     turn: int

@@ -25,7 +25,7 @@ def told(*command: str | Path) -> str:
 
 
 def handed_on(tokens: Path, role: Role) -> str:
-    """What the file of a role holds: env hosts are dialled with any of theirs, a viewer only sends."""
+    """Returns the content of a role's file: env hosts are dialled with any of theirs, a viewer only sends."""
     found = [entry.token + "\n" for entry in token_file.read(tokens) if entry.role == role]
     return "".join(found if role is Role.ENVIRONMENT else found[-1:])
 

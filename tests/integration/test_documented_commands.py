@@ -115,7 +115,7 @@ class Reading:
 
 
 def learns(run: Path) -> bool:
-    """Whether it has taken a step, so that there is something to keep and to look at."""
+    """Returns whether it has taken a step, so that there is something to keep and to look at."""
     metrics = run / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
 

@@ -23,7 +23,7 @@ SEVERAL = [name for name in CASES if name not in ONE]
 
 @functools.cache
 def engine_base_bytes() -> int:
-    """What an engine of a few kilobytes takes, measured once for all cases of this process."""
+    """Returns what an engine of a few kilobytes takes, measured once for all cases of this process."""
     first = next(case for case in CASES.values() if case.stage == "rollout")
     return asyncio.run(engine.measure(first.tiny))
 

@@ -38,7 +38,7 @@ def configuration(tmp_path: Path, dp: int, tp: int, warmup: int = 0) -> RunConfi
 
 
 def direct(directory: Path, sequences: list[Sequence]) -> list[np.ndarray]:
-    """What the decoder of that directory itself gives, sequence by sequence."""
+    """Returns what the decoder of that directory itself gives, sequence by sequence."""
     torch.set_num_threads(1)
     decoder = Decoder(load_spec(directory))
     load_decoder(decoder, directory)

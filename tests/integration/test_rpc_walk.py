@@ -81,7 +81,7 @@ async def described(channel: grpc.aio.Channel, token: str) -> AsyncIterator[Meth
 
 
 async def called(channel: grpc.aio.Channel, method: Method, token: str, timeout: float) -> Exception | None:
-    """What a call with an empty message fails with; None if it does not, or is one that waits that long.
+    """Returns the error of a call with an empty message; None if it has none, or is one that waits that long.
 
     Any other call has to be answered, be it with an error: without an answer the test fails.
     """

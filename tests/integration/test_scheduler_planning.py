@@ -1,4 +1,4 @@
-"""What happens while a batch that was planned is being made ready for its trainer."""
+"""Checks what happens while a batch that was planned is being made ready for its trainer."""
 
 from __future__ import annotations
 

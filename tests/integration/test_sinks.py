@@ -45,8 +45,8 @@ def records_of(data: bytes) -> Iterator[bytes]:
 
 
 def wandb_of(directory: Path) -> list[dict[str, float]]:
-    """What an offline run's file holds for each logged point, once W&B's own process has ended: it writes
-    them for as long as it runs."""
+    """Returns what an offline run's file has for each logged point, once W&B's own process has ended: it
+    writes them for as long as it runs."""
     from wandb.proto import wandb_internal_pb2
 
     found = []

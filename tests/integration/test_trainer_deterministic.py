@@ -45,7 +45,7 @@ def deterministic() -> RunConfig:
 
 
 def batch(batch_id: int, first_ticket: int, shuffle: int | None = None) -> TrainingPlan:
-    """What a trainer decodes when the scheduler sends the batch's sequences in some order."""
+    """Returns what a trainer decodes when the scheduler sends the batch's sequences in some order."""
     plan = plan_of(items_of(1000 * batch_id, 30), 1, batch_id)
     items = list(plan.ranks[0])
     if shuffle is not None:

@@ -30,7 +30,7 @@ REST = [
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank made of each configuration; directory holds the others' files."""
+    """The results of one rank for each configuration; directory holds the others' files."""
 
     directory: Path
     group: Group

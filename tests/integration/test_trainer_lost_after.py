@@ -1,4 +1,4 @@
-"""When workers count as lost, as a worker learns it from a real scheduler whose fleet grows."""
+"""Checks when workers count as lost, as a worker learns it from a real scheduler whose fleet grows."""
 
 from __future__ import annotations
 

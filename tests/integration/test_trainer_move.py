@@ -23,7 +23,7 @@ def movers() -> Iterator[list[Forked]]:
 
 @pytest.fixture(scope="module")
 def moved(movers: list[Forked]) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """Returns what each rank found."""
     return [rank.receive(MOVES_S) for rank in movers]
 
 

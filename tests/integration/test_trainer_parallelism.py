@@ -30,7 +30,7 @@ DP2, TP2, CP2 = (2, 1, 1), (1, 2, 1), (1, 1, 2)
 
 
 class Told:
-    """What the trainer says to commands, while episodes are played."""
+    """The answers of the trainer to commands, while episodes are played."""
 
     def __init__(self, address: str, rollout: PlayedRollout) -> None:
         self.client = Client(address, TrainerServiceStub)

@@ -15,7 +15,7 @@ from tools.install import torch_arguments
 
 
 def ran(command: list[str | Path], directory: Path) -> str:
-    """What a command printed to stdout. It has to succeed, without the checkout on Python's path."""
+    """Returns what a command printed to stdout. It has to succeed, without the checkout on Python's path."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         command,

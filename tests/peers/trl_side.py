@@ -1,4 +1,4 @@
-"""What TRL makes of given trajectories: `.venv-trl/bin/python tests/peers/trl_side.py DIRECTORY`.
+"""Lets TRL train on given trajectories: `.venv-trl/bin/python tests/peers/trl_side.py DIRECTORY`.
 
 Runs GRPOTrainer's own code, unchanged, in TRL's environment; imports nothing of EARL. DIRECTORY holds
 request.json, whose keys are those of tests/peers/cases.py, and the model directories that it names;

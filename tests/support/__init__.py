@@ -1,1 +1,1 @@
-"""What integration tests share: real processes of a run, started and ended one by one."""
+"""Support for integration tests: real processes of a run, started and ended one by one."""

@@ -1,4 +1,4 @@
-"""What one host serves to the tests of all adapters."""
+"""The environments that one host serves to the tests of all adapters."""
 
 from earl.env.adapters import gymnasium, open_spiel, open_spiel_games, reasoning_gym, skyrl_gym, textarena
 from earl.env.base import Environment

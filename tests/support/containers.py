@@ -40,7 +40,7 @@ IMAGE: str = tool.IMAGE
 
 
 def podman(*arguments: str, timeout_s: float = 120.0, check: bool = True) -> str:
-    """What podman printed. An error shows what it said."""
+    """Returns what podman printed. An error shows what it said."""
     done = subprocess.run(
         ["podman", *arguments], env=tool.environment(), capture_output=True, text=True,
         timeout=timeout_s, check=False,
@@ -84,7 +84,7 @@ def make_secrets(directory: Path, script: str = "compose/secrets.sh", *hosts: st
 
 
 def place(secrets: Path, name: str) -> Path:
-    """Where a file of the secrets lies: compose has directories for some, Kubernetes makes its own."""
+    """Returns the path of a file of the secrets: compose has directories for some, Kubernetes its own."""
     (found,) = secrets.rglob(name)
     return found
 

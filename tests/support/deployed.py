@@ -38,7 +38,7 @@ def container(maker: Object) -> dict[str, Any]:
 
 
 def programs(words: list[Any]) -> set[str]:
-    """What a command of a container calls: the first word, and what a shell is told to become."""
+    """Returns what a command of a container calls: the first word, and what a shell is told to become."""
     told = [str(word) for word in words if word not in ("tini", "--")]
     found = {"tini"} & {str(word) for word in words}
     if not told:
@@ -49,5 +49,5 @@ def programs(words: list[Any]) -> set[str]:
 
 
 def working_module(service: dict[str, Any]) -> str:
-    """Which of EARL's services a container of compose is: "services.trainer"; "" for none."""
+    """Returns which of EARL's services a container of compose is: "services.trainer"; "" for none."""
     return next((str(word) for word in service.get("command", []) if str(word).startswith("services.")), "")

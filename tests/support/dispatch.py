@@ -1,4 +1,4 @@
-"""What tests of the data plane share: one owner here with one reader, owners in their own processes."""
+"""Support for tests of the data plane: one owner here with one reader, owners in their own processes."""
 
 from __future__ import annotations
 

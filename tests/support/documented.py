@@ -264,7 +264,7 @@ def commands_of(path: Path) -> Iterator[Command]:
 
 
 def spoken(path: Path) -> Iterator[Command]:
-    """What stands in the page's sentences and tables of other programs, with an argument."""
+    """Yields the commands of other programs in the page's sentences and tables, with an argument."""
     page = path.relative_to(ROOT).as_posix()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         for quoted in re.findall(r"`([^`]+)`", line):
@@ -274,7 +274,7 @@ def spoken(path: Path) -> Iterator[Command]:
 
 
 def inline(path: Path) -> Iterator[Command]:
-    """What stands in the page's sentences and tables as `earl ...`, also after variables or a container."""
+    """Yields each `earl ...` in the page's sentences and tables, also after variables or a container."""
     page = path.relative_to(ROOT).as_posix()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         for quoted in re.findall(r"`([^`]+)`", line):

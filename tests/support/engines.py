@@ -59,7 +59,7 @@ SLOTS, WAITING, CONTEXT = 4, 24, 1024
 
 @dataclass(frozen=True)
 class Traits:
-    """What the suite may expect of an engine on a CPU.
+    """The properties that the suite may expect of an engine on a CPU.
 
     prefix_block_tokens: prefixes are used again in whole blocks of so many tokens. counts_sessions: stats()
     counts the sessions whose KV was evicted, and `retained` are those whose KV is there. reproduces_seeds: a
@@ -219,7 +219,7 @@ def steady(engine: EngineProcess) -> dict[str, Any]:
 
 
 def whole_blocks(engine: EngineProcess, tokens: int) -> int:
-    """How much of a prefix of `tokens` the engine can use again."""
+    """Returns how much of a prefix of `tokens` the engine can use again."""
     block_tokens = TRAITS[engine.spec.engine].prefix_block_tokens
     return tokens // block_tokens * block_tokens
 

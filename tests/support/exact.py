@@ -43,7 +43,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What must be equal, bit for bit. steps: version -> digests of tokens, batch and weights.
+    """The results that must be equal, bit for bit. steps: version -> digests of tokens, batch and weights.
 
     evaluations: name -> version, mean reward, win rate. files: SHA-256 of the last checkpoint's tensors
     (parameters and moments) and of the exported model.

@@ -31,7 +31,7 @@ def without_texts(svg: str) -> str:
 
 
 def animated(svg: str) -> int:
-    """How many parts move; each has its keyframes, in their order."""
+    """Counts the parts that move; each has its keyframes, in their order."""
     names = re.findall(r"@keyframes (\w+)\{0\.00%", svg)
     for name in names:
         stops = re.search(rf"@keyframes {name}\{{(.*?\}})\}}", svg)

@@ -189,7 +189,7 @@ class Staged:
 
 
 def told(outbox: list[Any]) -> list[Any]:
-    """What is in the outbox, as plain values without times; empties it."""
+    """Returns what is in the outbox, as plain values without times; empties it."""
     replies = [msgspec.to_builtins(reply)[:7] for reply in outbox]
     outbox.clear()
     return replies

@@ -1,4 +1,4 @@
-"""Whether processes sleep while nothing is to be done.
+"""Measures whether processes sleep while nothing is to be done.
 
 What polls wakes up, again and again, however fast the machine; what spins uses a whole core. Both are counted
 by the kernel and divided by however long the stretch took: a machine that is busy with other things makes
@@ -41,7 +41,7 @@ async def assert_sleeps(pids: Sequence[int], wakeups_per_s: float, cores: float 
 
 
 async def activities(pids: Sequence[int]) -> list[Activity]:
-    """What each process does during one stretch."""
+    """Returns what each process does during one stretch."""
     began_s = time.monotonic()
     before = [(_wakeups(pid), _cpu_s(pid)) for pid in pids]
     await asyncio.sleep(STRETCH_S)
@@ -57,7 +57,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _wakeups(pid: int) -> int:
-    """How often the threads of a process gave up the processor of their own accord."""
+    """Returns how often the threads of a process gave up the processor of their own accord."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         try:

@@ -115,5 +115,5 @@ class Cluster:
 
 
 def pods() -> list[dict[str, Any]]:
-    """What `podman pod ps` lists."""
+    """Returns what `podman pod ps` lists."""
     return yaml.safe_load(podman("pod", "ps", "--format", "json") or "[]") or []

@@ -1,4 +1,4 @@
-"""What the files below deploy/k8s use of kustomize, so that they can be rendered where there is none.
+"""The part of kustomize that the files below deploy/k8s use, so that they can be rendered without it.
 
 resources (files and directories), namespace, labels, configMapGenerator and secretGenerator of files, images,
 patches in JSON 6902 form. Names get no hash. Anything else in a kustomization.yaml is refused.

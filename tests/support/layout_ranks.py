@@ -40,7 +40,7 @@ def config_of(name: str) -> RunConfig:
 
 
 def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> dict[str, torch.Tensor]:
-    """What came of two batches in this cut, by names; a collective."""
+    """Returns what came of two batches in this cut, by names; a collective."""
     stepper = stepper_for(group, directory / "model", config_of(name), layout)
     found: dict[str, torch.Tensor] = {}
     for batch in (1, 2):

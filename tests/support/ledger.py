@@ -61,7 +61,7 @@ class Crash(Exception):
 
 
 class Image:
-    """What Redis holds: applies changes as the store's script does, or refuses."""
+    """The content of Redis: applies changes as the store's script does, or refuses."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], bytes] = {}
@@ -80,7 +80,7 @@ class Image:
         self.facts += changes.facts
 
     def load(self) -> list[tuple[str, str, bytes]]:
-        """What a scheduler that starts now reads; it owns the image from then on."""
+        """Returns what a scheduler that starts now reads; it owns the image from then on."""
         return self.peek()
 
     def peek(self) -> list[tuple[str, str, bytes]]:

@@ -1,4 +1,4 @@
-"""What tests need of the machine beside EARL's own environment.
+"""The needs of tests that EARL's own environment does not meet: programs and packages of the machine.
 
 A test whose need is not met is skipped, and says what is missing and how to get it. With
 EARL_TEST_NEEDS=required it fails instead: for a machine that is said to have everything.

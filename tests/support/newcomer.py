@@ -64,7 +64,7 @@ class Going:
 
 
 def git(where: Path, *arguments: str) -> str:
-    """What git says there."""
+    """Returns what git printed in the directory of the clone."""
     done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"git {' '.join(arguments)}: {done.stderr}"
     return done.stdout
@@ -112,7 +112,7 @@ class Newcomer:
         )
 
     def says(self, line: str, typed: str = "", code: int = 0) -> str:
-        """What the command says, on both streams, having ended with this code."""
+        """Returns what the command says, on both streams, having ended with this code."""
         # It would install the clone into the environment that the clone only links to.
         assert not line.startswith(("make setup", "make demo")), line
         keep = f'{{ printf "%s\\0" "$PWD"; env -0; }} >{shlex.quote(str(self._state))}'
@@ -138,7 +138,7 @@ class Newcomer:
         return going
 
     def sees(self, line: str, text: str, keys: str) -> str:
-        """What its screen was sent until it was left with `keys`, pressed once `text` was there."""
+        """Returns what its screen was sent until it was left with `keys`, pressed once `text` was there."""
         near, far = pty.openpty()
         fcntl.ioctl(far, termios.TIOCSWINSZ, SIZE)
         self.environment["TERM"] = "xterm-256color"

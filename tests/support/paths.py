@@ -1,4 +1,4 @@
-"""Where the repository lies, for tests that read its files."""
+"""The path of the repository, for tests that read its files."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ MODEL = ModelSpec("llama", 16, 1, 4, 4, 4, 16, VOCABULARY)
 
 
 def next_token(ids: list[int]) -> int:
-    """What the policy says after ids, whichever engine is asked."""
+    """Returns what the policy says after ids, whichever engine is asked."""
     return (sum(ids) * 31 + len(ids) * 7) % VOCABULARY
 
 

@@ -66,7 +66,7 @@ class PreloadedProcess:
 
 
 class _Starts:
-    """What takes the place of asyncio.create_subprocess_exec while a block of `preloaded` is open."""
+    """A stand-in for asyncio.create_subprocess_exec while a block of `preloaded` is open."""
 
     begin_anew = staticmethod(asyncio.create_subprocess_exec)
     open_blocks = 0

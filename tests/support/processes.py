@@ -31,7 +31,7 @@ def ranks(main: Callable[..., None], count: int, *arguments: Any) -> Iterator[li
 
 
 def run_ranks(main: Callable[..., None], count: int, *arguments: Any, timeout_s: float = 100.0) -> list[Any]:
-    """What each rank sent first, in order of the ranks, all of which have ended with exit code 0."""
+    """Returns what each rank sent first, in order of the ranks, all of which have ended with exit code 0."""
     with ranks(main, count, *arguments) as started:
         results = [rank.receive(timeout_s) for rank in started]
         assert [rank.wait(timeout_s) for rank in started] == [0] * count

@@ -1,4 +1,4 @@
-"""What a report, or the page of `earl compare`, holds."""
+"""Reads what a report, or the page of `earl compare`, holds."""
 
 from __future__ import annotations
 

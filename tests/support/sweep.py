@@ -34,7 +34,7 @@ MAX_RESULT_BYTES = 64 << 10
 def swept(
     cls: type[Environment], task: dict[str, Any], says: str, texts: tuple[str, ...] = MALFORMED
 ) -> dict[str, Any]:
-    """What two episodes, each twice, and texts that mean nothing lead to. fault: the first that is wrong."""
+    """Plays two episodes, each twice, with texts that mean nothing too. fault: the first that is wrong."""
     digest = hashlib.sha256()
     try:
         for seed in SEEDS:
@@ -59,7 +59,7 @@ def swept(
 
 
 def started(cls: type[Environment]) -> dict[str, Any]:
-    """What a game starts with of which another variant was played."""
+    """Returns what a game starts with of which another variant was played."""
     environment: Any = cls()
     try:
         return {"fault": "", "digest": environment.reset(SEEDS[0], {}).text}

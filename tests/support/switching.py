@@ -38,7 +38,7 @@ DEVICES = 4
 
 @dataclass(frozen=True)
 class Reaction:
-    """What a worker makes of a command. message: it rolls the switch back, for this reason."""
+    """A worker's reaction to a command. message: it rolls the switch back, for this reason."""
 
     message: str = ""
     figures: SwitchFigures = field(default_factory=SwitchFigures)
@@ -135,7 +135,7 @@ class World:
         return self.switching.stage(STAGE)
 
     def commands(self) -> list[WorkerCommand]:
-        """What is to be told now, stored; what ended is in `ended`."""
+        """Returns what is to be told now, stored; what ended is in `ended`."""
         self.ended += self.switching.advance(self.now)
         commands = self.switching.commands(self.now)
         self.image.apply(self.tables.take_changes())

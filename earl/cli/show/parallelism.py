@@ -65,7 +65,7 @@ def run_as_option(args: list[str], commands: Collection[str], exists: Callable[[
 
 
 def word_places(args: list[str]) -> Iterator[int]:
-    """Where the arguments that are neither options nor their values are."""
+    """Yields the positions of the arguments that are neither options nor values of options."""
     for place, word in enumerate(args):
         if not word.startswith("-") and (not place or args[place - 1] != "--run"):
             yield place

@@ -10,7 +10,7 @@ class Facts(vf.Toolset[vf.ToolsetConfig]):
 
     @vf.tool
     def lookup(self, name: str) -> str:
-        """What somebody is known for."""
+        """Looks up what somebody is known for."""
         return FACTS.get(name, "nothing")
 
 

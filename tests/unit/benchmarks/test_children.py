@@ -1,4 +1,4 @@
-"""How a benchmark ends when a process of its own fails or stays."""
+"""Checks how a benchmark ends when a process of its own fails or stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `earl bench e2e` gives both sides and how it judges them."""
+"""Checks what `earl bench e2e` gives both sides and how it judges them."""
 
 from __future__ import annotations
 

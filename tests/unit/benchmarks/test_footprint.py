@@ -1,4 +1,4 @@
-"""What a benchmark finds of a run's processes in /proc."""
+"""Checks what a benchmark finds of a run's processes in /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the learning benchmark says of its runs, and that a run that was finished is never thrown away."""
+"""Checks what the learning benchmark says of its runs, and that it never throws a finished run away."""
 
 from __future__ import annotations
 

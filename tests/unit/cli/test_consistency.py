@@ -1,4 +1,4 @@
-"""What holds of every command and of every error: examples that parse, --json, exit codes, remedies."""
+"""Checks what holds of every command and error: examples that parse, --json, exit codes, remedies."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def documented() -> dict[int, set[str]]:
 
 
 def owns_code(kind: type[EarlError]) -> bool:
-    """Whether an error has an exit code that the error it derives from has not."""
+    """Returns whether an error has an exit code that the error it derives from has not."""
     return kind is EarlError or kind.exit_code != getattr(kind.__base__, "exit_code", None)
 
 

@@ -1,4 +1,4 @@
-"""What a process says that cannot begin: one line, the documented exit code, and never that it is ready."""
+"""Checks what a process that cannot begin says: one line, the documented exit code, no readiness."""
 
 from __future__ import annotations
 

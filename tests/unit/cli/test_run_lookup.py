@@ -1,4 +1,4 @@
-"""How a run is named on the command line: every command about one finds it in the same way."""
+"""Checks how a run is named on the command line: every command about one finds it in the same way."""
 
 from __future__ import annotations
 

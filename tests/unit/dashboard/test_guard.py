@@ -1,4 +1,4 @@
-"""Who may look at the dashboard: every route demands the cookie, and a link gives it once."""
+"""Checks who may look at the dashboard: every route demands the cookie, and a link gives it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard shows: sections made of a run's files and of what its services say, and their stream."""
+"""Checks the dashboard's sections, made of a run's files and of what its services say, and their stream."""
 
 from __future__ import annotations
 

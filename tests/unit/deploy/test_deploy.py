@@ -53,7 +53,7 @@ def test_containers_of_compose_may_do_nothing_that_they_need_not() -> None:
 
 
 def paths(service: dict[str, Any]) -> set[str]:
-    """What a container of compose is told to read, by its variables."""
+    """Returns what a container of compose is told to read, by its variables."""
     return {value for value in service["environment"].values() if value.startswith("/run/")}
 
 

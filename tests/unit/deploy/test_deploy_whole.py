@@ -1,4 +1,4 @@
-"""What a run in containers needs in order to start, to be looked at and to grow is all there."""
+"""Checks what a run in containers needs in order to start, to be looked at and to grow is all there."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def there_security(there: list[Object]) -> dict[str, Any]:
 
 
 def modules(config: RunConfig) -> set[str]:
-    """What the launcher of one machine would start of EARL's services."""
+    """Returns what the launcher of one machine would start of EARL's services."""
     return {spec.arguments[1] for spec in plan(config, Path("run.json")) if "services." in spec.arguments[1]}
 
 

@@ -46,7 +46,7 @@ def fenced() -> list[Command]:
 
 
 def forgotten(command: Command) -> str:
-    """What is to be done about a command that nothing executes; "" if something does, or cannot."""
+    """Returns what to do about a command that nothing executes; "" if something does, or cannot."""
     if command.program not in PROGRAMS:
         return (
             f"{where(command)} has `{command.text}` in a block without a language, which holds commands: "
@@ -68,7 +68,7 @@ def test_a_command_is_executed_as_written_or_says_why_not(command: Command):
 
 
 def unsaid(command: Command) -> str:
-    """What is to be done about a command of another program that stands between words; "" if nothing."""
+    """Returns what to do about a command of another program that stands between words; "" if nothing."""
     program, *rest = command.text.split()
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     if program == "make" and rest[0] in targets:
@@ -163,7 +163,7 @@ def described(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def strange(text: str) -> list[str]:
-    """What a call of `earl` names that is not there: options, keys of a run file, files of the repository."""
+    """Returns what a call of `earl` names that is not there: options, keys of a run file, committed files."""
     plain = re.sub(r"[\[\]…]|\.\.\.|\\", " ", re.split(r"\s[|&>]", text)[0])
     words = shlex.split(plain.partition("earl ")[2])
     if not words or words[0].startswith("-"):

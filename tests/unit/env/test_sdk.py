@@ -156,7 +156,7 @@ def test_admission():
 
 
 class Sent:
-    """What a runner sends; `next` waits for it."""
+    """The messages that a runner sends; `next` waits for it."""
 
     def __init__(self):
         self.queue: asyncio.Queue[env_pb2.HostMessage] = asyncio.Queue()

@@ -1,5 +1,5 @@
-"""What becomes of the sessions of a host that is lost, and what a listing says; with a clock that the test
-moves."""
+"""Checks what becomes of the sessions of a host that is lost, and what a listing says. The test moves the
+clock."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an environment host answers is held against what its environment declared."""
+"""Checks that the answers of an environment host are held against what its environment declared."""
 
 from __future__ import annotations
 

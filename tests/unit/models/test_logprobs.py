@@ -1,4 +1,4 @@
-"""What the decoders compute in one autograd step equals the plain expressions, forward and backward."""
+"""Checks that one autograd step of the decoders equals the plain expressions, forward and backward."""
 
 from __future__ import annotations
 

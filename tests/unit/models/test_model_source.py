@@ -1,4 +1,4 @@
-"""Where models come from: packages and their GGUF files, the cache, what is said if something is missing."""
+"""Checks where models come from: packages and their GGUF files, the cache, and errors if one is missing."""
 
 import importlib.metadata
 import multiprocessing

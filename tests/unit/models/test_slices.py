@@ -1,4 +1,4 @@
-"""What a tensor-parallel rank's parameters are made of, against modules cut by hand."""
+"""Checks what a tensor-parallel rank's parameters are made of, against modules cut by hand."""
 
 from __future__ import annotations
 

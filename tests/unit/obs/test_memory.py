@@ -1,4 +1,4 @@
-"""How full devices are: a host is one device, and a process holds a part of it."""
+"""Checks how full devices are: a host is one device, and a process holds a part of it."""
 
 from __future__ import annotations
 

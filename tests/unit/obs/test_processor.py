@@ -1,4 +1,4 @@
-"""Which processors compute bfloat16, told by their instruction sets."""
+"""Checks which processors compute bfloat16, told by their instruction sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sinks are given: every number once, under names that group, and nothing that is nobody's business."""
+"""Checks what sinks are given: every number once, under names that group, and nothing confidential."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which tickets are traced, what leaves a process, and that it leaves as told."""
+"""Checks which tickets are traced, what leaves a process, and that it leaves as told."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Who did what: lines of real calls, without secrets, bounded, from several writers."""
+"""Checks who did what: lines of real calls, without secrets, bounded, from several writers."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -16,7 +16,7 @@ from earl.v1 import env_pb2, env_pb2_grpc
 
 
 def told(*arguments):
-    """What `earl certs` prints; raises what it raises."""
+    """Returns what `earl certs` prints; raises what it raises."""
     result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception

@@ -1,4 +1,4 @@
-"""How often a service that cannot be reached is called."""
+"""Checks how often a service that cannot be reached is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why gRPC itself failed a call, in words."""
+"""Checks why gRPC itself failed a call, in words."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def files(tls: TlsFiles) -> tuple[Path, Path]:
 
 
 async def renewed_while(address: str, tls: TlsFiles, caplog: pytest.LogCaptureFixture) -> None:
-    """What listens there shows what lies on the disk, half of a renewal excepted."""
+    """Checks that what listens there shows what lies on the disk, but never half of a renewal."""
     certificate, key = files(tls)
     first = await shown(address, tls)
     assert first == on_disk(tls) == await shown(address, tls, "localhost")

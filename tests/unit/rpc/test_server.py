@@ -375,7 +375,7 @@ async def test_stop_lets_calls_finish(server, client, scripted):
 
 
 async def refused_by_stopping(scripted: Scripted) -> list[grpc.aio.AioRpcError]:
-    """What 20 callers, who call again and again, get from a server that stops."""
+    """Returns what 20 callers, who call again and again, get from a server that stops."""
     scripted.entered.clear()
     server = make_server(scripted)
     async with grpc.aio.insecure_channel(await server.start()) as channel:

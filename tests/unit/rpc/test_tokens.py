@@ -270,7 +270,7 @@ def test_the_first_role_that_has_a_token_is_sent(path):
 
 
 def told(*arguments):
-    """What `earl tokens` prints; raises what it raises."""
+    """Returns what `earl tokens` prints; raises what it raises."""
     result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception

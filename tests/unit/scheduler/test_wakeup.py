@@ -1,4 +1,4 @@
-"""Who waits is woken in turn, and nobody waits longer than asked for."""
+"""Checks that waiters are woken in turn, and that nobody waits longer than asked for."""
 
 from __future__ import annotations
 

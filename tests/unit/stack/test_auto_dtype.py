@@ -35,7 +35,7 @@ NARROW = {"dtype": "bfloat16", "device": "cpu"}
 
 @pytest.fixture
 def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What this machine's /proc/cpuinfo is for the test."""
+    """A file that is /proc/cpuinfo for the test."""
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(processor, "CPUINFO", file)
     return file

@@ -1,4 +1,4 @@
-"""Why a run ended: one sentence for each way."""
+"""Checks why a run ended: one sentence for each way."""
 
 from __future__ import annotations
 

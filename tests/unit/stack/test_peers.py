@@ -1,4 +1,4 @@
-"""What a service learns from its environment: peers, secrets in files, how it is reached, its run file."""
+"""Checks what a service learns from its environment: peers, secrets in files, address, run file."""
 
 from __future__ import annotations
 

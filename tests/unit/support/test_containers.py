@@ -1,4 +1,4 @@
-"""What tests in containers read out of logs."""
+"""Checks what tests in containers read out of logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not there skips a test and says how to get it, or fails it where everything is said to be there."""
+"""Checks that a missing program skips a test, and fails it with EARL_TEST_NEEDS=required."""
 
 import sys
 from pathlib import Path

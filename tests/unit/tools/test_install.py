@@ -1,4 +1,4 @@
-"""What make and the images install: the lock beside pyproject.toml, and the part of it that extras need."""
+"""Checks what make and the images install: the lock beside pyproject.toml, the part that extras need."""
 
 from __future__ import annotations
 

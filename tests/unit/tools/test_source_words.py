@@ -27,6 +27,8 @@ def findings(source: str) -> list[str]:
         'def f():\n    """Of one run."""',
         'def f():\n    """These files of a run."""',
         '"""From now on, everywhere."""',
+        'def f():\n    """Whether a host is there."""',
+        '"""What a run writes, and where."""',
         'option(help="Of this version.")',
         "own_port = 1",
         "class Seen: ...",

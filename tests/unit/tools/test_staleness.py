@@ -1,4 +1,4 @@
-"""Which commits count as changes of what a benchmark measures, and which only move it."""
+"""Checks which commits count as changes of what a benchmark measures, and which only move it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a trainer waits until a lost worker is known as lost."""
+"""Checks how long a trainer waits until a lost worker is known as lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_plan_that_was_trained_begins_it_anew() -> None:
 
 
 def gives_up(lost_after_s: float | None, others: bool) -> bool:
-    """Whether a rank raises on its next plan that cannot be trained. lost_after_s: None on
+    """Returns whether a rank raises on its next plan that cannot be trained. lost_after_s: None on
     other ranks than rank 0. others: how the other ranks vote."""
     rank = SimpleNamespace(
         _budget=RetryBudget(LEAST_PLANS - 1, time.monotonic() - 1.0),

@@ -22,9 +22,9 @@ BEGINNING = 240
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which trajectories to show; a None admits any. kind: "training", "evaluation", or an evaluation's name;
-    reward: "positive", "zero", "negative"; step: from first to last. text: part of any message,
-    in upper or lower case."""
+    """The choice of trajectories to show; a None admits any. kind: "training", "evaluation", or an
+    evaluation's name; reward: "positive", "zero", "negative"; step: from first to last. text: part of any
+    message, in upper or lower case."""
 
     kind: str | None = None
     ending: str | None = None

@@ -1,4 +1,4 @@
-"""What the workers of `earl bench control` send is what the contract's messages say."""
+"""Checks that the workers of `earl bench control` send what the contract's messages say."""
 
 from __future__ import annotations
 

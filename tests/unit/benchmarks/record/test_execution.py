@@ -1,4 +1,4 @@
-"""What `earl bench` saves and records: nothing is overwritten, nothing of an uncommitted tree is accepted."""
+"""Checks what `earl bench` records: nothing is overwritten, nothing of an uncommitted tree accepted."""
 
 from __future__ import annotations
 

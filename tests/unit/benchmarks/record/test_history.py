@@ -37,7 +37,7 @@ def versions(root: Path) -> dict[str, list[str]]:
 
 
 def faults(root: Path) -> list[str]:
-    """What the working tree has lost or changed of the results in its history."""
+    """Returns what the working tree has lost or changed of the results in its history."""
     found = []
     for path, blobs in versions(root).items():
         file = root / path
@@ -59,7 +59,7 @@ def faults(root: Path) -> list[str]:
 
 
 def no_history(root: Path) -> str:
-    """Why the history of a working tree cannot be read; "" if it can."""
+    """Returns why the history of a working tree cannot be read; "" if it can."""
     inside = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, check=False)
     if inside.returncode:
         return "no git history: this is no checkout"

@@ -1,4 +1,4 @@
-"""What `earl bench reparallelize` says of sequences that were switched and sequences that were not."""
+"""Checks what `earl bench reparallelize` says of sequences that were switched and sequences that were not."""
 
 import pytest
 

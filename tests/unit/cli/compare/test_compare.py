@@ -23,7 +23,7 @@ SWITCH = {
 
 
 def told(*arguments: object) -> str:
-    """What it prints on standard output; raises what it raises."""
+    """Returns what it prints on standard output; raises what it raises."""
     result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception

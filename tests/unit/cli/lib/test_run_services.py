@@ -1,4 +1,4 @@
-"""Where a run's services listen, from its run.json alone."""
+"""Checks where a run's services listen, from its run.json alone."""
 
 from __future__ import annotations
 

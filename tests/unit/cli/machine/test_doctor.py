@@ -1,4 +1,4 @@
-"""What `earl doctor` makes of what its probes found, and of probes that end badly."""
+"""Checks what `earl doctor` makes of what its probes found, and of probes that end badly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `earl doctor` makes of a machine and of a run file's servers: what fails says what to do."""
+"""Checks what `earl doctor` makes of a machine and of a run file's servers: what fails says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report reads: records as they were written, without what a crash or a roll-back made void."""
+"""Checks what the report reads: records as written, without what a crash or a roll-back made void."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves when it has ended: a report, or the reason why there is none, and its figures always."""
+"""Checks what an ended run leaves: a report, or the reason why there is none, and its figures always."""
 
 from __future__ import annotations
 

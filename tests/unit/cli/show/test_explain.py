@@ -30,7 +30,7 @@ def decided(directory: Path, *means: float, stage: str = "rollout", longest: flo
 
 
 def told(*arguments: object) -> str:
-    """What it prints; raises what it raises."""
+    """Returns what it prints; raises what it raises."""
     result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception

@@ -25,7 +25,7 @@ STEPS = HostLatency(1000, 0.0004, 0.001, counts(1000, 0), 0.2)
 
 
 def screen_of(app: Top) -> list[str]:
-    """What stands on the screen, line by line, without colours."""
+    """Returns what stands on the screen, line by line, without colours."""
     lines = app.screen._compositor.render_strips()
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
@@ -110,7 +110,7 @@ class Painted(Top):
         super()._display(screen, renderable)
 
     async def refreshed(self, pilot: Any) -> list[set[int]]:
-        """What is drawn when r is pressed."""
+        """Returns what is drawn when r is pressed."""
         self.updates.clear()
         await pilot.press("r")
         await self.workers.wait_for_complete()

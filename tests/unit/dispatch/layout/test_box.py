@@ -45,7 +45,7 @@ def layout_of(shape: tuple[int, ...], parts: list[Box]) -> Layout:
 
 
 def mask(shape: tuple[int, ...], parts: list[Box]) -> np.ndarray:
-    """How many of the boxes hold each element."""
+    """Returns how many of the boxes hold each element."""
     counts = np.zeros(shape, np.int64)
     for box in parts:
         counts[box.slices()] += 1

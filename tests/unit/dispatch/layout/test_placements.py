@@ -39,7 +39,7 @@ def placed(draw, zigzag: bool = False):
 
 
 def local_by_torch(whole: torch.Tensor, mesh, placements, at) -> torch.Tensor:
-    """What torch gives the rank at these coordinates, without any process."""
+    """Returns what torch gives the rank at these coordinates, without any process."""
     for count, placement, index in zip(mesh, to_torch(placements), at, strict=True):
         if not isinstance(placement, Replicate):
             whole = placement._split_tensor(whole, count, with_padding=False)[0][index]

@@ -1,4 +1,4 @@
-"""What ranks send each other as cuts change: all once, replicas in turn, rounds within their bound."""
+"""Checks what ranks send each other as cuts change: all once, replicas in turn, rounds within their bound."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def recuts(draw) -> list[Reshard]:
 
 
 def counted(reshard: Reshard, pieces: list[ReshardPiece]) -> list[np.ndarray]:
-    """How often each rank gets each element of its box."""
+    """Returns how often each rank gets each element of its box."""
     times = [np.zeros(reshard.shape, np.int64) for _ in reshard.after]
     for piece in pieces:
         assert reshard.before[piece.source].contains(piece.box)

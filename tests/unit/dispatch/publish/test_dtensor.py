@@ -138,7 +138,7 @@ def test_strided_shards_that_do_not_say_what_a_rank_holds_are_refused(
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (2, 1, 0)])
 @pytest.mark.parametrize("rows", [24, 13, 5])
 def test_shards_in_an_order_of_their_own(rows: int, order: tuple[int, ...]):
-    """What torch's redistribution gives each rank when it is told in which order the mesh cuts."""
+    """Each rank gets what torch's redistribution gives it when told in which order the mesh cuts."""
     whole = torch.arange(float(rows * 2)).reshape(rows, 2)
 
     def make(mesh: DeviceMesh, rank: int) -> DTensor:

@@ -40,7 +40,7 @@ def plan(kept: Repeated, owners: Owners, turn: int = 0) -> list[FromArena]:
 
 @pytest.fixture
 def planned(monkeypatch) -> list[int]:
-    """How many reads were planned, each time that any were."""
+    """A list of how many reads were planned, each time that any were."""
     calls: list[int] = []
     real = cached_plan.resolve
 

@@ -1,4 +1,4 @@
-"""What holds for every adapter: a package that is missing, and a page that says what is not served."""
+"""Checks what holds for every adapter: a package that is missing, and a page that says what is not served."""
 
 import builtins
 import sys

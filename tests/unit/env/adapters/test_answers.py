@@ -1,4 +1,4 @@
-"""What counts as a final answer, and what its checks make of it."""
+"""Checks what counts as a final answer, and what its checks make of it."""
 
 import pytest
 

@@ -42,7 +42,7 @@ def test_every_seat_is_played():
 
 
 def test_hidden_cards_stay_hidden():
-    """What another player holds changes nothing of what the agent is shown at first."""
+    """The cards of another player change nothing of what the agent is shown at first."""
     texts = {GAMES["leduc_poker"]().reset(seed, {}).text for seed in range(40)}
     assert len(texts) == 6  # one for each card of the agent's own
 

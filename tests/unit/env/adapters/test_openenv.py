@@ -1,4 +1,4 @@
-"""What an OpenEnv server may say, and what is made of it; a real server is tests/envs/test_openenv.py's."""
+"""Checks what an OpenEnv server may say. A real server is in tests/envs/test_openenv.py."""
 
 import json
 

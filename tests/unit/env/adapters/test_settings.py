@@ -1,4 +1,4 @@
-"""What a task may say, and which move a text says."""
+"""Checks what a task may say, and which move a text says."""
 
 import pytest
 

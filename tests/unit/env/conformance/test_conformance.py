@@ -1,4 +1,4 @@
-"""What `earl env test` decides by: trends, the random policy, recorded episodes, the rules of the stream."""
+"""Checks what `earl env test` decides by: trends, the random policy, recorded episodes, stream rules."""
 
 import json
 import random
@@ -62,7 +62,7 @@ class Tools(ToolEnvironment):
 
     @tool
     def find(self, words: list[str], exact: bool, at_least: float) -> str:
-        "What is found."
+        "Finds nothing."
         return ""
 
 

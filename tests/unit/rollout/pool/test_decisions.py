@@ -1,4 +1,4 @@
-"""What a switch decides without engines: parallelisms, places, move or compute, memory, joined turns,
+"""Checks what a switch decides without engines: parallelisms, places, move or compute, memory, joined turns,
 messages."""
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a worker does before a host serves the run's environment: it waits, says so, and gives up typed."""
+"""Checks a worker before a host serves the run's environment: it waits, says so, and gives up typed."""
 
 from __future__ import annotations
 

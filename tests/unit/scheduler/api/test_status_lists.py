@@ -1,4 +1,4 @@
-"""What scheduler and gateway say to an operator one by one: tickets under way, and environment hosts."""
+"""Checks what scheduler and gateway list for an operator: tickets in progress, and environment hosts."""
 
 from __future__ import annotations
 

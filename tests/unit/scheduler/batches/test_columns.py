@@ -47,7 +47,7 @@ class ColumnRegistryMachine(RuleBasedStateMachine):
     # --- the oracle -------------------------------------------------------------------------
 
     def able(self, role: str) -> list[int]:
-        """What may be leased, oldest first."""
+        """Returns what may be leased, oldest first."""
         free = self.live.keys() - self.leased[role].keys() - self.done[role].keys()
         return sorted(free)
 

@@ -1,4 +1,4 @@
-"""Which tickets the scheduler traces, what it computes for that, and what of each leaves."""
+"""Checks which tickets the scheduler traces, what it computes for that, and what of each leaves."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ HALF = tracing.TracedTickets("run", 7, 0.5)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How often a ticket's traceparent was computed."""
+    """Counts how often each ticket's traceparent is computed."""
     counts: Counter[int] = Counter()
     parent = tracing.TracedTickets.parent
 

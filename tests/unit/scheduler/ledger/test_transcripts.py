@@ -1,4 +1,4 @@
-"""Which conversations are asked for, and how they are kept in bounded size."""
+"""Checks which conversations are asked for, and how they are kept in bounded size."""
 
 from __future__ import annotations
 

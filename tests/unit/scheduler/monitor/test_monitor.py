@@ -1,4 +1,4 @@
-"""What the run does, as the selector sees it: each step its own, the past only where it should count."""
+"""Checks the run as the selector sees it: each step its own, the past only where it should count."""
 
 from __future__ import annotations
 

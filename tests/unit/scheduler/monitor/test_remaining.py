@@ -1,4 +1,4 @@
-"""How long a phase will still take."""
+"""Checks how long a phase will still take."""
 
 from __future__ import annotations
 

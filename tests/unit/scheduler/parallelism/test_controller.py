@@ -1,4 +1,4 @@
-"""What becomes of decisions in a run: carried out, held, priced by what switches took, bounded."""
+"""Checks what becomes of decisions in a run: carried out, held, priced by what switches took, bounded."""
 
 from __future__ import annotations
 

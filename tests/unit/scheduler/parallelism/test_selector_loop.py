@@ -131,7 +131,7 @@ def test_of_a_step_that_was_rolled_back_the_last_line_counts(tmp_path: Path) -> 
 
 
 def test_after_a_roll_back_the_layout_is_that_of_the_steps_that_stayed(tmp_path: Path) -> None:
-    """Whether the scheduler lived through it or began anew."""
+    """The same whether the scheduler lived through it or began anew."""
     for name in ("lived", "anew"):
         one = selecting(tmp_path / name)
         for step, mean in ((1, 50.0), (2, 120.0), (3, 130.0)):

@@ -1,4 +1,4 @@
-"""Which commands follow from what is wanted and what workers say: lost, twice, late, refused, restarted."""
+"""Checks which commands follow from the goal and from reports: lost, twice, late, refused, restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which point of a profile comes next, within a bounded time, and what the points amount to."""
+"""Checks which point of a profile comes next, within a bounded time, and what the points amount to."""
 
 from __future__ import annotations
 

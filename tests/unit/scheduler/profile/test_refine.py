@@ -1,4 +1,4 @@
-"""What a run observes corrects a profile: bounded, local, and never by one step alone."""
+"""Checks that what a run observes corrects a profile: bounded, local, and never by one step alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_stays_so_is_followed(ratio, length, count):
 
 @given(st.floats(1 / BOUND, BOUND))
 def test_others_are_corrected_too_until_they_have_observations_of_their_own(ratio):
-    """What all parallelisms share must not make the one in use look worse or better than the rest."""
+    """An error that all parallelisms share makes the one in use look neither worse nor better."""
     refinement = learned([(TP1, 1000, 16, 100.0, 100.0 * ratio)] * 40)
     own, other = refinement.factor(TP1, 1000, 16), refinement.factor(TP2, 1000, 8)
     assert abs(math.log(own / other)) < 0.25

@@ -1,4 +1,4 @@
-"""What a profile predicts: at its rows, between them, beyond them, and what does not fit."""
+"""Checks what a profile predicts: at its rows, between them, beyond them, and what does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to measure of a stage, what is kept of it, and what a wrong question is answered."""
+"""Checks what there is to measure of a stage, what is kept of it, and what a wrong question is answered."""
 
 from __future__ import annotations
 

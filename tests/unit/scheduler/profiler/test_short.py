@@ -1,4 +1,4 @@
-"""Which layouts a launch measures by itself, how long that is predicted to take, and what is left out."""
+"""Checks which layouts a launch measures by itself, how long that should take, and what is left out."""
 
 from __future__ import annotations
 

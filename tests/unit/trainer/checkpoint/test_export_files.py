@@ -1,4 +1,4 @@
-"""What an export says about its run: generation_config.json, earl.json, the model card, the printed lines."""
+"""Checks what an export says about its run: generation_config.json, earl.json, model card, printed lines."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
 def cached() -> int:
-    """How many operations DTensor has laid out: each entry holds its mesh, and so the mesh's groups."""
+    """Counts the operations that DTensor has laid out: each entry holds its mesh and the mesh's groups."""
     fast = sum(debug._get_fast_path_sharding_prop_cache_stats())
     return fast + debug._get_python_sharding_prop_cache_info().currsize
 

@@ -1,4 +1,4 @@
-"""What a rank of the reference stage holds goes when its trajectories do, whenever it hears of that."""
+"""Checks that a rank of the reference stage drops what it holds when its trajectories are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells the ranks of a stage: each command is carried out once, until one ends the process."""
+"""Checks what rank 0 tells the ranks of a stage: each command is carried out once, until one ends all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences share a forward pass, and what of them is computed once."""
+"""Checks which sequences share a forward pass, and what of them is computed once."""
 
 from __future__ import annotations
 

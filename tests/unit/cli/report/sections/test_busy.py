@@ -1,4 +1,4 @@
-"""Who was busy when, and the warnings of a run's processes, read on as their files grow."""
+"""Checks the times that processes were busy, and their warnings, read on as their files grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run did not measure, each with its reason."""
+"""Checks what a run did not measure, each with its reason."""
 
 from __future__ import annotations
 

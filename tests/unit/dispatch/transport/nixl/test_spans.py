@@ -1,4 +1,4 @@
-"""What NIXL reads for pieces must give what a direct copy gives; and which wire it takes."""
+"""Checks that what NIXL reads for pieces equals what a direct copy gives, and which wire it takes."""
 
 from __future__ import annotations
 

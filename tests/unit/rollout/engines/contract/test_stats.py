@@ -1,4 +1,4 @@
-"""What every engine reports: transfers of its ranks, busy periods."""
+"""Checks what every engine reports: transfers of its ranks, busy periods."""
 
 from __future__ import annotations
 

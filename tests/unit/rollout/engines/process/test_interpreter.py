@@ -1,4 +1,4 @@
-"""Which Python runs an engine."""
+"""Checks which Python runs an engine."""
 
 from __future__ import annotations
 

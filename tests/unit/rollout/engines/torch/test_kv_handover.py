@@ -1,4 +1,4 @@
-"""Which rows are handed over, and what is kept of what arrived: against caches of plain lists."""
+"""Checks which rows are handed over, and what is kept of what arrived: against caches of plain lists."""
 
 import threading
 
@@ -25,7 +25,7 @@ class Side(Run):
         self.handover = SlotHandover("unit", self.kv)
 
     def rows(self, moving: KvInTransit) -> list[list[Row | None]]:
-        """What a rank copies, at whatever moment."""
+        """Returns what a rank copies, at whatever moment."""
         return [self.cache.rows[one.slot][one.first : one.first + one.count] for one in moving.rows]
 
     def write(self, moving: KvInTransit, rows: list[list[Row | None]]) -> None:
@@ -43,7 +43,7 @@ def offer_of(moving: KvInTransit, sessions: list[KvSession]) -> KvOffer:
 
 
 class Drawn:
-    """What hypothesis makes two engines do."""
+    """The actions of two engines that Hypothesis draws."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.draw = data.draw
