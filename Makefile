@@ -130,6 +130,7 @@ check: $(STAMP)
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python tools/check_proto.py
 	$(BIN)/python tools/check_source.py
+	$(BIN)/python tools/check_sentences.py
 	$(BIN)/python tools/check_commits.py
 	$(BIN)/python tools/slow_tests.py check
 	$(BIN)/python tools/check_keys.py
