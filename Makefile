@@ -10,6 +10,7 @@
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 #   make lock    requirements.lock again, after a change of pyproject.toml
 #   make docs    the documentation as a site, into site/
+#   make pictures                           the documentation's pictures from real runs, about ten minutes, with chromium
 
 PYTHON ?= python3
 VENV := .venv
@@ -38,7 +39,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs clean
+.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -136,6 +137,7 @@ check: $(STAMP)
 	$(BIN)/python tools/check_keys.py
 	$(BIN)/python -m tools.lock check
 	$(BIN)/python tools/figures.py
+	$(BIN)/python tools/picture_record.py
 	$(BIN)/python tools/check_typescript.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -147,6 +149,9 @@ proto: $(STAMP)
 
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(STAMP)
+	@$(BIN)/python tools/pictures.py
 
 clean:
 	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site

@@ -1,6 +1,6 @@
 """Makes a picture of a run's dashboard: `python tools/dashboard_picture.py RUN_DIR OUT.png [--dark]`.
 
-The one in docs/dashboard.md is of a real run of examples/growing_context.toml, as a browser draws it.
+Shows a real run as a browser draws it. tools/pictures.py makes the picture in docs/dashboard.md with it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The output is the commands' own, with its colours. They run in the current directory, so run them from where
 `runs/` lies: a path that stands in the picture is then relative, and one of this machine is refused.
-README.md has `earl explain RUN --stage rollout --step 14` of a run of examples/growing_context.toml.
+tools/pictures.py makes pictures of `earl status` and `earl explain` with it.
 """
 
 from __future__ import annotations

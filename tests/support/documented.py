@@ -58,7 +58,10 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
             "takes the environment that the page writes: tests/integration/test_readme_path.py",
         ),
     },
-    "CONTRIBUTING.md": dict.fromkeys(("make check", "make test", "make docs", "make proto"), SUITE),
+    "CONTRIBUTING.md": {
+        **dict.fromkeys(("make check", "make test", "make docs", "make proto"), SUITE),
+        "make pictures": "takes minutes and a browser; its parts: tests/unit/tools/test_pictures.py",
+    },
     "docs/quickstart.md": {"make demo": MINUTES.format("`earl bench demo`")},
     "docs/install.md": dict.fromkeys(
         (

@@ -1,0 +1,107 @@
+"""Checks the record of the documentation's pictures, and what a picture is made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record.measured import object_ids
+from tests.support.paths import ROOT
+from tools import picture_record, pictures
+from tools.picture_record import SOURCES, PictureRecord, faults, note, read, stale
+
+NAME = "status.svg"
+SOURCE = "earl/cli/show/status.py"
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+    done = subprocess.run(["git", *who, *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(root: Path, source: str) -> str:
+    """Commits this text as the picture's source; the commit's id."""
+    (root / SOURCE).write_text(source)
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "A commit")
+    return git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for folder in (Path(SOURCE).parent, picture_record.FIGURES):
+        (tmp_path / folder).mkdir(parents=True)
+    git(tmp_path, "init", "--quiet")
+    return tmp_path
+
+
+def test_every_picture_has_a_record_and_sources_that_exist() -> None:
+    records = read()
+    assert list(faults(records, picture_record.pictures())) == []
+    assert records.keys() == SOURCES.keys()
+    assert [path for paths in SOURCES.values() for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_picture_stands_in_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [name for name in SOURCES if f"figures/{name})" not in text] == []
+
+
+def test_a_picture_without_a_record_and_a_record_without_a_picture_are_faults() -> None:
+    record = PictureRecord("0123456789ab", "2026-01-01", "a.toml")
+    records = {NAME: record, "dashboard.png": record, "old.png": record}
+    wrong = list(faults(records, {NAME, "terminal.svg", "new.png", "old.png"}))
+    assert [line.partition(":")[0] for line in wrong] == [
+        "docs/figures/new.png",
+        "docs/figures/old.png",  # nothing makes it
+        "docs/figures/terminal.svg",
+        "docs/figures/pictures.json",
+    ]
+    assert "dashboard.png" in wrong[-1]
+
+
+def test_a_picture_whose_source_changed_much_is_listed(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture_record, "LIMIT", 1)
+    first = commit(repository, "a = 1\n")
+    note(NAME, first[:12], "2026-01-01", "a.toml", repository)
+    assert read(repository)[NAME].source == object_ids(repository, [SOURCE])
+    commit(repository, "a = 2\n")
+    commit(repository, '"""Says what it does, which changes nothing."""\na = 2\n')
+    assert stale(read(repository), repository) == []
+    commit(repository, "a = 3\n")
+    (line,) = stale(read(repository), repository)
+    assert line.startswith(f"stale: {NAME}") and "2 commits" in line
+
+
+def test_a_commit_that_is_not_in_the_history_is_told(repository: Path) -> None:
+    first = commit(repository, "a = 1\n")
+    source = object_ids(repository, [SOURCE], first)
+    (line,) = stale({NAME: PictureRecord("0123456789ab", "2026-01-01", "a.toml", source)}, repository)
+    assert line.startswith(f"stale? {NAME}") and "same code" in line
+
+
+def test_the_switch_that_is_explained_is_the_first_that_the_selector_decided(tmp_path: Path) -> None:
+    def line(**fields: object) -> str:
+        switch = {
+            "epoch": 1,
+            "before": {"dp": 4, "tp": 1},
+            "after": {"dp": 1, "tp": 4},
+            "stage": "rollout",
+            "by": "selector",
+        }
+        return json.dumps({**switch, **fields}) + "\n"
+
+    file = tmp_path / "switches.jsonl"
+    file.write_text(line(stage="trainer", step=3) + line(step=0) + line(step=4, rolled_back=True))
+    with pytest.raises(LookupError, match="no switch"):
+        pictures.explained(tmp_path)
+    file.write_text(file.read_text() + line(step=7) + line(step=9))
+    switch = pictures.explained(tmp_path)
+    assert switch.step == 7 and (str(switch.before), str(switch.after)) == pictures.DESCRIBED
