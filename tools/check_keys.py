@@ -65,7 +65,7 @@ def tables(model: type[BaseModel], section: str = "") -> list[str]:
 
 
 def lacking(key: str, comment: KeyComment, unit_name: str | None) -> list[str]:
-    """What a key lacks, a line for each. unit_name: "" for no unit, None if that is not decided."""
+    """Lines that say what a key lacks. unit_name: "" for no unit, None if that is not decided."""
     lacks: list[str] = []
     if len(comment.meaning.split()) < 3:
         lacks.append(f"{key} has no description; write above its field what it is")
@@ -81,7 +81,7 @@ def lacking(key: str, comment: KeyComment, unit_name: str | None) -> list[str]:
 
 
 def incomplete() -> list[str]:
-    """What the keys of a run file lack."""
+    """Lines that say what the keys of a run file lack."""
     return [
         line
         for key, field in keys.leaves().items()

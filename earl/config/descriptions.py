@@ -1,5 +1,5 @@
-"""What each key of a run file means and when to change it: the comment above its field, read from the source
-when somebody asks.
+"""The meaning of each key of a run file, and when to change it: the comment above its field, read from the
+source when somebody asks.
 
 A comment has two paragraphs, with an empty comment line between them:
 

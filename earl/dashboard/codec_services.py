@@ -70,7 +70,9 @@ def name_of(kind: Any, number: int, prefix: str) -> str:
 
 
 def fleet(environments: Sequence[GatewayEnvironment], hosts: Any, now_s: float) -> dict[str, Any]:
-    """What a gateway lists, those with something wrong first, at most ROWS of each; `more`: the others.
+    """The hosts and faults that a gateway lists, at most ROWS of each; `more`: the others.
+
+    Those with something wrong come first.
 
     waiting: sentences about episodes that no host can take; quarantines: about hosts without sessions; both
     as commands word them. served: names of the environments that have a host. now_s: Unix seconds.

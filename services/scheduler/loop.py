@@ -133,7 +133,7 @@ class RunLoop:
 
     @property
     def _ending_reason(self) -> str:
-        """Why the run has ended, in the words of every command."""
+        """The reason for the end of the run, in the words of every command."""
         step, steps = phases.step(self.ledger)
         status = RunStatus(phase=phases.phase(self.ledger), step=step, steps=steps, message=self.message)
         return ending_reason("complete" if self.done else "stopped", status, {})

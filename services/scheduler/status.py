@@ -136,7 +136,7 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
 
 
 def step_figures(loop: RunLoop, elapsed_s: float) -> dict[str, float]:
-    """How far the step in progress is, or an evaluation that the trainer waits for; empty while neither is.
+    """The progress of the step that runs, or an evaluation that the trainer waits for; empty without.
 
     step_spent_s, step_left_s: seconds of its present part, which is to play the step's episodes, to train on
     them, or to evaluate; the estimate may be missing. step_played, step_episodes: episodes of the step.

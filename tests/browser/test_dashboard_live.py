@@ -22,7 +22,7 @@ from tests.support.recorded import recorded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
-# By then a run of six steps is over, on a busy machine too.
+# By then a run of sixty short steps is over, on a busy machine too.
 END_S = 120
 
 
@@ -99,7 +99,7 @@ async def test_a_page_outlives_its_server(browser: Browser, tmp_path: Path):
 async def test_a_real_run_from_its_start_to_its_end(browser: Browser, tmp_path: Path):
     keys = {
         "--runs-dir": str(tmp_path), "--warmup.batches": "2", "--warmup.batch_episodes": "64",
-        "--warmup.minibatches": "2", "--evaluation.episodes": "32", "--scheduler.steps": "6",
+        "--warmup.minibatches": "2", "--evaluation.episodes": "32", "--scheduler.steps": "60",
         "--scheduler.group_size": "4", "--scheduler.batch_groups": "8", "--name": "seen",
     }  # fmt: skip
     command = [sys.executable, "-m", "earl.cli.main", "train", str(TICTACTOE), "--plain"]

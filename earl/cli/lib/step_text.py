@@ -1,4 +1,4 @@
-"""How far the step in progress is, in a line: what is waited for, since when, how long still. Pure."""
+"""One line of progress for the step that runs: what is waited for, since when, how long still. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _evaluating(status: RunStatus) -> EvaluationStatus | None:
 
 
 def _awaited(status: RunStatus) -> str:
-    """What a step waits for whose episodes have all been played."""
+    """The part of a step that is waited for, of one whose episodes have all been played."""
     for role in status.roles:
         missing = role.waiting + role.leased
         if role.name != "trainer" and missing:

@@ -119,7 +119,7 @@ def without_time_left(status: RunStatus) -> RunStatus:
 
 
 def progress_line(status: RunStatus) -> str:
-    """What the run waits for, how far it is and how long still; "" before the scheduler answers."""
+    """A line of what the run waits for, how far it is, how long still; "" before the scheduler answers."""
     if status.done:
         return f"{status.message or 'the run has ended'}: the workers save and exit"
     return ", ".join(filter(None, (phase_text(status), step_text(status))))

@@ -55,7 +55,7 @@ def headline(snapshot: RunSnapshot) -> str:
 
 
 def step_line(snapshot: RunSnapshot) -> str:
-    """How far the step in progress is; "" unless the scheduler of a running run has just told."""
+    """A line of progress for the step that runs; "" unless the scheduler of a running run has just told."""
     known = snapshot.state is RunState.RUNNING and "scheduler" not in snapshot.silent
     return step_text(snapshot.status) if known else ""
 

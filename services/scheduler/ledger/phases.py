@@ -76,7 +76,7 @@ def step(ledger: Ledger) -> tuple[int, int]:
 
 
 def work(ledger: Ledger) -> StepWork | None:
-    """What the run is doing within its step; None before a trainer is there, and once all is done."""
+    """The part of its step that the run is in; None before a trainer is there, and once all is done."""
     rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
     if tables.batch is not None:
         return StepWork(Doing.TRAINING, version, len(tables.batch.tickets))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Doing(Enum):
-    """What a run waits for before its next version, or its next phase."""
+    """A thing that a run waits for before its next version, or its next phase."""
 
     PLAYING = "playing"
     TRAINING = "training"
@@ -21,7 +21,7 @@ class Doing(Enum):
 
 
 class StepWork(NamedTuple):
-    """What is being done with which version, and the episodes that it is done with."""
+    """A part of a step: what is done, with which version and with which episodes."""
 
     doing: Doing
     version: int

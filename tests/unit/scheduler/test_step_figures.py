@@ -1,4 +1,4 @@
-"""How far the step in progress is, as the scheduler's status tells it."""
+"""The progress of a step, as the scheduler's status tells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a step is, in words."""
+"""The progress of a step, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the present part of a step has taken, and will still take; times are numbers."""
+"""The time that the present part of a step has taken, and will still take; times are numbers."""
 
 from __future__ import annotations
 

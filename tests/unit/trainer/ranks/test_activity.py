@@ -1,4 +1,4 @@
-"""What a rank reports of what it does now."""
+"""A rank's reports of what it does now."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\x1b[3
 
 
 def write_faults(directory: Path, *texts: str, environment: str = "game", host: str = "bad") -> None:
-    """What a gateway's process writes that counts these faults, the last of which starts a quarantine."""
+    """Writes the file of a gateway that counts these faults, the last of which starts a quarantine."""
     faults, file = FaultTexts(), FaultFile(directory)
     for text in texts:
         faults.note((host, environment), text)
