@@ -2,8 +2,8 @@
 
     play the step's episodes ─► train on them ─► the next version: evaluate it?, play the next step's …
 
-The duration of the same work in the step before counts, as far as it is known; beyond it, and in the first
-step, the speed since the work was asked about first.
+The seconds an episode took of the same work in the step before count, as far as they are known; beyond
+them, and in the first step, the speed since the work was asked about first.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class StepWork(NamedTuple):
 
 
 class StepClock:
-    """Knows the work of now, and how long that of the step before took. Times are seconds of the run."""
+    """Knows the work of now, and how fast that of the step before was. Times are seconds of the run."""
 
     def __init__(self) -> None:
         self._work: StepWork | None = None
         self._began_s = 0.0
-        # Duration of the last work of each kind and size.
-        self._took_s: dict[tuple[Doing, int], float] = {}
+        # Seconds an episode of the last work of each kind.
+        self._episode_s: dict[Doing, float] = {}
         # (fraction, time) when its progress was asked for first.
         self._first: tuple[float, float] | None = None
 
@@ -44,7 +44,7 @@ class StepClock:
         if work == self._work:
             return
         if self._work is not None:
-            self._took_s[self._work.doing, self._work.episodes] = now_s - self._began_s
+            self._episode_s[self._work.doing] = (now_s - self._began_s) / self._work.episodes
         self._work, self._began_s, self._first = work, now_s, None
 
     def spent_s(self, now_s: float) -> float:
@@ -57,9 +57,9 @@ class StepClock:
             return None
         if self._first is None:
             self._first = fraction, now_s
-        took_s = self._took_s.get((self._work.doing, self._work.episodes), 0.0)
-        if took_s > self.spent_s(now_s):
-            return took_s - self.spent_s(now_s)
+        as_before_s = self._episode_s.get(self._work.doing, 0.0) * self._work.episodes
+        if as_before_s > self.spent_s(now_s):
+            return as_before_s - self.spent_s(now_s)
         first, since_s = self._first
         if fraction <= first or now_s <= since_s:
             return None

@@ -35,11 +35,11 @@ def test_from_the_second_step_on_the_same_part_of_the_one_before_counts():
     assert clock.left_s(0.5, 211.0) == 26.0
 
 
-def test_a_part_of_another_size_is_no_measure():
+def test_a_part_of_another_size_is_measured_by_its_episodes():
     clock = StepClock()
     clock.observe(StepWork(Doing.EVALUATING, 1, 512), 0.0)
     clock.observe(None, 100.0)
     clock.observe(StepWork(Doing.EVALUATING, 9, 64), 200.0)
-    assert clock.left_s(0.0, 201.0) is None
+    assert clock.left_s(0.0, 201.0) == 64 * 100 / 512 - 1
     clock.observe(None, 210.0)
     assert clock.left_s(0.0, 211.0) is None
