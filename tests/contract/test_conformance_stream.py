@@ -1,6 +1,7 @@
 """`earl env test` finds what a host in any language gets wrong: here one that speaks the stream by hand."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -116,15 +117,24 @@ class HonestHost:
 
 
 @asynccontextmanager
+async def dialling(host: HonestHost) -> AsyncIterator[None]:
+    """The host dials as long as this lasts. It is cancelled until it has ended: a cancellation that meets the
+    end of its call may be lost."""
+    running = asyncio.create_task(host.run())
+    try:
+        yield
+    finally:
+        async with asyncio.timeout(20):
+            while not running.done():
+                running.cancel()
+                await asyncio.wait({running}, timeout=0.5)
+
+
+@asynccontextmanager
 async def benched(host: type[HonestHost], *only: str, lease_s: float = 5.0, **plan: Any):
     bounds: dict[str, Any] = {"lease_s": lease_s, "max_text_bytes": 64 << 10}
-    async with examining("127.0.0.1:0", TOKEN, **bounds) as examiner:
-        serving = asyncio.create_task(host(examiner.address).run())
-        try:
-            yield Bench(await examiner.host(20), ExamPlan(**PLAN | plan, only=frozenset(only)))
-        finally:
-            serving.cancel()
-            await asyncio.wait({serving})
+    async with examining("127.0.0.1:0", TOKEN, **bounds) as examiner, dialling(host(examiner.address)):
+        yield Bench(await examiner.host(20), ExamPlan(**PLAN | plan, only=frozenset(only)))
 
 
 async def carded(host: type[HonestHost], *only: str, **options: Any) -> Card:
@@ -380,12 +390,7 @@ class FirstWords(HonestHost):
     ("host", "words"), [(NoInstance, "instance is 0"), (FirstWords, "first message of a host is not Hello")]
 )
 async def test_a_host_that_cannot_be_examined_says_why(host: type[HonestHost], words: str):
-    async with examining("127.0.0.1:0", TOKEN) as examiner:
-        serving = asyncio.create_task(host(examiner.address).run())
-        try:
-            await refused(examiner)
-            with pytest.raises(EnvProtocolError, match=words):
-                await examiner.host(0.3)
-        finally:
-            serving.cancel()
-            await asyncio.wait({serving})
+    async with examining("127.0.0.1:0", TOKEN) as examiner, dialling(host(examiner.address)):
+        await refused(examiner)
+        with pytest.raises(EnvProtocolError, match=words):
+            await examiner.host(0.3)

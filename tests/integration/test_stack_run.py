@@ -39,7 +39,7 @@ from tests.support.report_file import report_data
 pytestmark = pytest.mark.timeout(300)
 # Steps of a run in whose middle something is killed: one takes a tenth of a second, and the view says every
 # two seconds how far the run is.
-LONG = 120
+LONG = 60
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_a_run_with_tokens_and_tls(launched: Launched, tmp_path: Path, monkeypat
     monkeypatch.setenv("EARL_TLS_KEY", str(tls.key))
     monkeypatch.setenv("EARL_TLS_CA", str(tls.authority))
     # Processes are looked at while the run works.
-    launched.start(scheduler__steps="40")
+    launched.start(scheduler__steps="24")
     launched.until(r"version [1-9]")
     seen = environments(launched)
     hosts = [one for command, one in seen.items() if "earl.env.host" in command]
