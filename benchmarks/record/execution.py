@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 
 from benchmarks.record.checkout import Checkout, UncommittedTree, checkout, in_record, require_committed
 from benchmarks.record.machine import load
+from benchmarks.record.progress import Progress, told
 from benchmarks.record.run_log import RunLog
 
 ARGUMENTS = "earl.bench.arguments"
@@ -47,8 +48,11 @@ CURRENT: ContextVar[Execution | None] = ContextVar("benchmark in progress", defa
 
 
 class RecordedCommand(TyperCommand):
-    """The command of a benchmark. `earl bench NAME` is recorded in runs.jsonl; a command that is invoked
-    without `earl bench` in front of it, as tests do, is not."""
+    """The command of a benchmark, with notices of its phases on a terminal (benchmarks.record.progress).
+
+    `earl bench NAME` is recorded in runs.jsonl; a command that is invoked without `earl bench` in front of
+    it, as tests do, is not.
+    """
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         given = list(args)
@@ -59,7 +63,8 @@ class RecordedCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         state = checkout()
         log = RunLog.default(state) if ctx.parent is not None else RunLog(None)
-        with recorded(str(ctx.info_name), ctx.meta[ARGUMENTS], ctx.params["results"], state, log):
+        name = str(ctx.info_name)
+        with recorded(name, ctx.meta[ARGUMENTS], ctx.params["results"], state, log), told(Progress(name)):
             return super().invoke(ctx)
 
 
