@@ -21,6 +21,7 @@ from benchmarks.children import REPORT, MeasurementWrong, ended, within
 from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import counted, phase
 from benchmarks.record.results import publish
 from earl.errors import EngineNotInstalled
 from earl.models.source import resolve
@@ -91,6 +92,7 @@ def engine(
     work = measure(spec, sizes, new_tokens, repetitions, with_vllm=vllm, deterministic=deterministic)
     measured = asyncio.run(work)
     if sums:
+        phase("the sum of two ranks")
         measured |= tp_sum.measure()
     settings = {
         "model": model,
@@ -108,6 +110,7 @@ async def measure(
     spec: EngineSpec, sizes: list[int], new: int, repetitions: int, *, with_vllm: bool, deterministic: bool
 ) -> dict[str, Any]:
     """Starts every way, takes turns, and returns the figures by batch size."""
+    phase("starting the engines")
     async with AsyncExitStack() as stack:
         ways: dict[str, Way] = {
             "torch": await _engine(stack, spec),
@@ -129,11 +132,12 @@ async def measure(
         generator = np.random.default_rng(0)
         rows = []
         for size in sizes:
+            phase(f"warm-up of batches of {size}")
             # Once unmeasured: memory, threads and kernels warm up.
             await _turn(ways, _prompts(generator, size, vocabulary), min(new, 8))
             turns = [
                 await _turn(ways, _prompts(generator, size, vocabulary), new, first=number)
-                for number in range(repetitions)
+                for number in counted(f"rounds of batches of {size}", range(repetitions))
             ]
             rows.append(_row(size, turns))
             sys.stderr.write(f"{json.dumps(rows[-1])}\n")

@@ -18,6 +18,7 @@ from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.progress import counted, own_view, phase
 from earl.cli.compare.command import plain
 from earl.cli.compare.figures import figures
 from earl.cli.report.curves import TRAIN, smooth
@@ -82,6 +83,7 @@ def growing_context(
 ) -> None:
     """Compare the selector with every static layout that survives a run whose contexts grow."""
     given = overrides_of(ctx, runs_dir=runs_dir)
+    phase("finding the layouts that survive")
     ways = {OURS: [("scheduler.selector", "on")], START: [("scheduler.selector", "static")]}
     ways |= dict(static_ways(load_run(run_file, given), all_layouts=all_layouts))
     runs: list[dict[str, Any]] = []
@@ -92,10 +94,10 @@ def growing_context(
 
     about = {"compares": COMPARES, "run_file": run_file.name}
     with published("growing-context", about, runs, summed, results, as_json=as_json):
-        for repetition in range(repetitions):
-            for way in list(ways)[:: 1 if repetition % 2 == 0 else -1]:
-                records.append(one_run(run_file, [*given, *ways[way]], way))
-                runs.append({"way": way, **kept(records[-1])})
+        turns = [way for number in range(repetitions) for way in list(ways)[:: 1 if number % 2 == 0 else -1]]
+        for way in counted("runs", turns):
+            records.append(one_run(run_file, [*given, *ways[way]], way))
+            runs.append({"way": way, **kept(records[-1])})
 
 
 def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, list[Override]]]:
@@ -135,7 +137,8 @@ def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> Recorded
     config = config.model_copy(update={"name": free_name(config, name)})
     sys.stderr.write(f"{way}: {config.runs_dir}/{config.name}\n")
     try:
-        outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
+        with own_view():
+            outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
     except EarlError as error:
         # How a layout ends that cannot hold its sequences is what is asked: the record says it.
         sys.stderr.write(f"{way} ended: {error}\n")

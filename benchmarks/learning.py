@@ -18,6 +18,7 @@ import typer
 
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.progress import counted, own_view, phase
 from benchmarks.record.results import publish
 from earl.cli.lib.figures import bounds, figures
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
@@ -104,7 +105,7 @@ def learning(
     with published(name, about, runs, summary, results, as_json=as_json):
         over_seeds(whole_numbers(seeds), config_of, runs, tasks_by_seed(configs))
         if imitation and configs[0].warmup.batches:
-            for run in runs:
+            for run in counted("seeds with imitation alone", runs):
                 overrides = imitating(run["trained"], configs[0].warmup.batch_episodes)
                 alone.append(imitated(config_of(run["seed"], overrides, "-imitation"), run["trained"]))
 
@@ -173,7 +174,7 @@ def over_seeds(
     tasks: texts of the tasks by seed; a seed without any has no counts of them.
     """
     tasks = tasks or {}
-    for seed in seeds:
+    for seed in counted("seeds", seeds):
         config = config_of(seed)
         outcome = to_end(config)
         directory = Path(config.runs_dir) / config.name
@@ -199,6 +200,7 @@ def tasks_by_seed(configs: Sequence[RunConfig]) -> dict[int, TaskTexts]:
     """
     if not configs[0].environment.serve:
         return {}
+    phase("listing the tasks of the runs")
     try:
         return {config.seed: asyncio.run(_task_texts(config)) for config in configs}
     except EarlError as error:
@@ -279,7 +281,8 @@ def first_step(directory: Path, seconds: float) -> dict[str, Any]:
 
 def to_end(config: RunConfig) -> LaunchOutcome:
     """Makes a whole run in new processes; ends the command if it is stopped."""
-    outcome = run_to_end(config, resume=False, plain=False, started_at=time.monotonic())
+    with own_view():
+        outcome = run_to_end(config, resume=False, plain=False, started_at=time.monotonic())
     if not outcome.complete:
         sys.stderr.write(f"earl: {config.name} was stopped; {resume_hint(outcome)}\n")
         raise typer.Exit(INTERRUPTED)

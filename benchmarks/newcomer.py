@@ -26,6 +26,7 @@ from benchmarks.footprint import MARK, Place
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import phase
 from benchmarks.record.results import publish
 from earl.errors import ProcessFailed
 from earl.obs.metrics import read_lines
@@ -105,16 +106,24 @@ def measured(checkout: Path, commit: str = "") -> dict[str, Any]:
     fails. Nothing stays, whatever happens.
     """
     mark = uuid.uuid4().hex
+
+    def enter(number: int, doing: str) -> None:
+        phase(f"{doing}, of {commit or 'this checkout'} ({number} of 4)")
+
     with footprint.fresh("newcomer", mark, "earl/runs/*") as place:
         clone = place.directory / "earl"
         session = NewcomerSession(environment(mark), place, clone)
         cloning = ["git", "clone", "--quiet", "--no-hardlinks", str(checkout), str(clone)]
+        enter(1, "git clone")
         session.type("clone", cloning, place.directory)
         if commit:
             subprocess.run(["git", "-C", str(clone), "checkout", "--quiet", commit], check=True)
+        enter(2, f"make {setup_target(clone)}")
         session.type("setup", ["make", setup_target(clone)], clone)
+        enter(3, "make demo")
         session.type("demo", ["make", "demo"], clone)
         figures = session.figures() | {"left": len(place.left())}
+        enter(4, "--help, status and top")
         earl = clone / ".venv" / "bin" / "earl"
         return figures | (every_day(earl, clone, session.environment) if earl.exists() else {})
 
@@ -136,7 +145,7 @@ class NewcomerSession:
         self._risen_s: float | None = None
         self._rise: dict[str, Any] | None = None
 
-    def type(self, phase: str, command: list[str], directory: Path) -> None:
+    def type(self, name: str, command: list[str], directory: Path) -> None:
         """Runs a command to its end. Raises ProcessFailed if it fails or takes longer than COMMAND_S."""
         began_s = time.monotonic()
         with self._log.open("wb") as log:
@@ -147,12 +156,12 @@ class NewcomerSession:
         while (code := self._exit_code(process)) is None:
             self._observe()
             if time.monotonic() - began_s > COMMAND_S:
-                raise self._failed(phase, command, f"has not ended within {COMMAND_S:g} s")
+                raise self._failed(name, command, f"has not ended within {COMMAND_S:g} s")
         if code:
-            raise self._failed(phase, command, f"ended with {code}")
+            raise self._failed(name, command, f"ended with {code}")
         self._observe()
-        self._phases[f"{phase}_s"] = time.monotonic() - began_s
-        sys.stderr.write(f"{' '.join(command[:2])}: {self._phases[f'{phase}_s']:.1f} s\n")
+        self._phases[f"{name}_s"] = time.monotonic() - began_s
+        sys.stderr.write(f"{' '.join(command[:2])}: {self._phases[f'{name}_s']:.1f} s\n")
 
     def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
         """The exit code; None if the process is still running after POLL_S."""
@@ -171,10 +180,10 @@ class NewcomerSession:
             if rise := risen(steps, read_lines(run / "evaluations.jsonl")):
                 self._risen_s, self._rise = time.monotonic() - self._began_s, rise
 
-    def _failed(self, phase: str, command: list[str], how: str) -> ProcessFailed:
+    def _failed(self, name: str, command: list[str], how: str) -> ProcessFailed:
         output = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
         error = ProcessFailed(
-            f"{phase}: `{' '.join(command[:2])}` {how}" + (f": {output[-1].strip()}" if output else ""),
+            f"{name}: `{' '.join(command[:2])}` {how}" + (f": {output[-1].strip()}" if output else ""),
             "nothing was written; type it in a clone of your own to see all that it says",
         )
         error.add_note("\n".join(output))

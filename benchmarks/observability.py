@@ -27,6 +27,7 @@ from benchmarks.footprint import MARK, Place
 from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.progress import counted
 from benchmarks.role import RoleProcess
 from benchmarks.usage import Usage, Used, between
 from earl.cli.run.demo import RUN_FILE, demo_config, example
@@ -98,7 +99,7 @@ def observability(
     limit_s = START_S + STEP_S * steps
     runs: list[dict[str, Any]] = []
     with published("observability", about, runs, summary, results, as_json=as_json):
-        for number in range(rounds):
+        for number in counted("pairs of runs", range(rounds)):
             runs += asyncio.run(pair(number, chosen, given, limit_s))
             sys.stderr.write(f"pair {number + 1} of {rounds}: {summary_line(summary(runs[-2:]))}\n")
 

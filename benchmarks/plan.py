@@ -26,6 +26,7 @@ from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.plan_copies import PackedSequences, copies_of, ragged_index
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import phase
 from benchmarks.record.results import publish
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, split_of
@@ -91,6 +92,7 @@ def plan(
 
 def in_fresh_process(name: str, owners: int, repetitions: int) -> dict[str, Any]:
     """The figures of one case, measured in a process of its own."""
+    phase(f"the plan of {name}")
     command = [sys.executable, "-m", "benchmarks.plan", name, str(owners), str(repetitions)]
     line = last_line(command, f"the plan of {name}", CASE_S, ROOT)
     sys.stderr.write(f"{name}: {line}\n")

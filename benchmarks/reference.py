@@ -16,6 +16,7 @@ import typer
 from benchmarks.children import REPORT
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import counted
 from benchmarks.record.results import publish
 from benchmarks.reference_roles import Deal
 from benchmarks.role import RoleProcess
@@ -112,7 +113,9 @@ async def measure(deals: list[Deal], rounds: int, transport: str) -> list[dict[s
         }  # fmt: skip
         stages = [(await start(role="stage", rank=rank, **common))[0] for rank in range(RANKS)]
         trainers = [(await start(role="trainer", rank=rank, **common))[0] for rank in range(RANKS)]
-        return [await batch(controller, stages, trainers, dealt, rounds) for dealt in deals]
+        return [
+            await batch(controller, stages, trainers, dealt, rounds) for dealt in counted("batches", deals)
+        ]
 
 
 async def batch(

@@ -13,6 +13,7 @@ reported as "oom", not tried on the machine.
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import signal
@@ -29,6 +30,7 @@ from benchmarks.children import ended
 from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import counted
 from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
@@ -66,12 +68,11 @@ def trainer_memory(
         "threads": threads,
     }
     runs: list[dict[str, Any]] = []
-    for chunked in (True, False):
-        for checkpointed in (True, False):
-            case = {"chunked_logprobs": chunked, "activation_checkpointing": checkpointed}
-            figures = in_fresh_process({**shape, **case, "limit_gib": limit_gib})
-            sys.stderr.write(f"{case}: {figures}\n")
-            runs.append({**case, **figures})
+    for chunked, checkpointed in counted("cases", list(itertools.product((True, False), repeat=2))):
+        case = {"chunked_logprobs": chunked, "activation_checkpointing": checkpointed}
+        figures = in_fresh_process({**shape, **case, "limit_gib": limit_gib})
+        sys.stderr.write(f"{case}: {figures}\n")
+        runs.append({**case, **figures})
     result = {**shape, "limit_gib": limit_gib, "runs": runs, **summary(runs)}
     publish("trainer-memory", result, results, as_json=as_json)
 

@@ -21,6 +21,7 @@ from benchmarks.children import last_line
 from benchmarks.footprint import Place
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.progress import counted
 from benchmarks.record.results import publish
 from earl.cli.run.demo import RUN_FILE, example
 from earl.cli.run.launch import overrides_of
@@ -59,7 +60,7 @@ def up(
     dotted = [text for key, value in overrides_of(ctx) for text in (f"--{key}", value)]
     runs: list[dict[str, Any]] = []
     mark = f"bench-{secrets.token_hex(4)}"
-    for number in range(2 * repetitions):
+    for number in counted("starts and ends", range(2 * repetitions)):
         with footprint.fresh("up", f"{mark}-{number}", "*") as place:
             runs.append(measured(place, file, dotted, now=bool(number % 2)))
         sys.stderr.write(f"{json.dumps(runs[-1])}\n")

@@ -22,6 +22,7 @@ from typing import Any
 from msgspec import structs
 
 from benchmarks.control.processes import BenchProcesses, ControlLoad, started
+from benchmarks.record.progress import counted, phase
 from earl.bus import Bus, EmbeddedValkey
 from earl.errors import EarlError
 from earl.v1 import scheduler_pb2
@@ -80,6 +81,7 @@ async def steady(
 ) -> dict[str, Any]:
     """Figures of a steady rate until so many tickets are closed."""
     path = directory / "profile.json" if profile else None
+    phase("steady: tickets", 0, tickets)
     async with started(directory, load, path) as made:
         began = time.monotonic()
         await made.play(period_s=load.workers * load.credit / rate, hold_s=load.hold_s, kill=0.0, repeat=0.0)
@@ -88,6 +90,7 @@ async def steady(
         windows, each = Windows(made), []
         while not each or each[-1].closed < tickets:
             each.append(await windows.next())
+            phase("steady: tickets", min(each[-1].closed, tickets), tickets)
             if each[-1].tickets == 0:
                 raise EarlError(
                     f"no ticket was closed within {WINDOW_S:g} s: {await made.status()}",
@@ -116,10 +119,11 @@ async def steady(
 
 async def most(directory: Path, load: ControlLoad, seconds: float, rounds: int) -> dict[str, Any]:
     """The rate without pauses, with each of Valkey's two ways to store in turn."""
+    phase("most: starting the processes")
     rates: dict[str, list[float]] = {"always": [], "everysec": []}
     async with started(directory, load) as made:
         await made.play(period_s=0.0, hold_s=0.0, kill=0.0, repeat=0.0)
-        for number in range(rounds):
+        for number in counted("most: rounds", range(rounds)):
             order = ("always", "everysec") if number % 2 == 0 else ("everysec", "always")
             for fsync in order:
                 await made.durability(fsync)
@@ -140,6 +144,7 @@ async def drill(
 ) -> dict[str, Any]:
     """kill: share of the workers that die in that time; repeat: of reports that are sent twice."""
     period_s = load.workers * load.credit / rate
+    phase(f"drill of {seconds:g} s")
     async with started(directory, load) as made:
         await made.play(period_s=period_s, hold_s=load.hold_s, kill=kill * period_s / seconds, repeat=repeat)
         await asyncio.sleep(seconds)
@@ -221,6 +226,7 @@ def answered_wrongly(
 
 async def script(directory: Path, seconds: float) -> dict[str, Any]:
     """The script on changes that were packed before, SCRIPT_CHANGES a call, one call after the other."""
+    phase(f"the script alone, for {seconds:g} s")
     valkey = EmbeddedValkey()
     bus = await Bus.connect(await valkey.start(directory), "bench-script", source="benchmark")
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dispatch.busy_roles import PIECES
+from benchmarks.record.progress import counted
 from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 
@@ -64,7 +65,7 @@ async def pairs(
     latencies_us: list[float] = []
     losses: list[dict[str, float]] = []
     await consumer.ask(**{**work, "interval_s": 0.1})
-    for number in range(rounds):
+    for number in counted(f"busy: rounds of {transport}, {piece}", range(rounds)):
         interval_of: dict[bool, dict[str, Any]] = {}
         for reading in (number % 2 == 0, number % 2 == 1):
             if reading:

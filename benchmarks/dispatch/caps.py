@@ -17,6 +17,7 @@ from benchmarks.children import REPORT
 from benchmarks.dispatch.hosts import Plan
 from benchmarks.dispatch.nic import Nics, bytes_per_second, central_seconds, direct_seconds
 from benchmarks.dispatch.pattern import MIB, ROW_BYTES
+from benchmarks.record.progress import counted, phase
 from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch, ConfigError
@@ -83,6 +84,7 @@ def busy_since(before: tuple[int, int]) -> float:
 
 async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[str, Any]:
     """The curve up to `most` hosts; both ways in turn, medians over the rounds."""
+    phase(f"capped: starting {most} hosts")
     rate, rows = bytes_per_second(gbps), int(host_mib * MIB) // ROW_BYTES
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
@@ -117,7 +119,7 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
             seconds: dict[str, list[float]] = {way: [] for way in WAYS}
             carried: dict[str, list[int]] = {}
             load: dict[str, list[float]] = {way: [] for way in WAYS}
-            for turn in range(rounds + WARM_UP):
+            for turn in counted(f"capped: rounds of {hosts} hosts", range(rounds + WARM_UP)):
                 for way in WAYS:
                     took, used = await one_round(fleet, plan, way, next(numbers), gate, nics)
                     if turn >= WARM_UP:

@@ -24,6 +24,7 @@ from benchmarks.dispatch import peers
 from benchmarks.dispatch.arms import ARMS
 from benchmarks.dispatch.member import Round
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
+from benchmarks.record.progress import counted, phase
 from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch
@@ -170,10 +171,11 @@ async def measure(arms: Sequence[str], sizes_mib: Sequence[float], rounds: int) 
     """Figures by size (MiB a worker) and arm. Within a round of a size every arm has its turn."""
     numbers = count(1)
     by_size: dict[str, dict[str, Any]] = {}
+    phase(f"starting the processes of {len(arms)} arms")
     async with started(arms, max(Pattern.of(size).rows for size in sizes_mib)) as fleet:
         for size in sizes_mib:
             samples = {arm: RoundSamples() for arm in arms}
-            for turn in range(rounds + WARM_UP):
+            for turn in counted(f"rounds of {size:g} MiB a worker", range(rounds + WARM_UP)):
                 for arm in arms:
                     round_ = Round(arm, Pattern.of(size).rows, next(numbers))
                     figures = await one_round(fleet, round_)

@@ -36,6 +36,7 @@ from benchmarks.e2e.settings import Settings, Trace
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import phase
 from benchmarks.record.results import publish
 from earl.errors import ConfigError, ProcessFailed
 
@@ -57,6 +58,8 @@ TRIAL_STEPS = 5
 MODEL_S = 1_200.0
 # Held-out questions that both final models answer at the end, not timed.
 HELD_OUT = 512
+# The names of both sides, as the phase of a seed has them.
+SIDES = {"earl": "EARL", "trl": "TRL"}
 DEFAULTS = Settings()
 
 
@@ -99,12 +102,14 @@ def compare(
     started_s = time.monotonic()
     if start is None:
         say("teaching the model that both start from")
+        phase("teaching the model")
         start = directory / "start"
         model_process(start)
     taught_s = time.monotonic() - started_s
     trials: dict[str, float] = {}
     if generation == "auto":
         for way in GENERATIONS:
+            phase(f"trial of TRL's {way}")
             trial = replace(settings, steps=TRIAL_STEPS, threshold=2.0)
             try:
                 trace = run_trl(trial, start, directory / f"trial-{way}", way)
@@ -121,7 +126,8 @@ def compare(
         place = directory / f"seed-{seed}"
         # In turns, so that neither side always finds the machine as the other left it.
         order = ("earl", "trl") if number % 2 == 0 else ("trl", "earl")
-        runs.append(one_seed(replace(settings, seed=seed), start, place, generation, order))
+        turn = f"seed {seed} ({number + 1} of {len(seeds)})"
+        runs.append(one_seed(replace(settings, seed=seed), start, place, generation, order, turn))
     return {
         "compared": __doc__,
         "settings": settings.as_dict(),
@@ -134,11 +140,15 @@ def compare(
 
 
 def one_seed(
-    settings: Settings, start: Path, place: Path, generation: str, order: tuple[str, ...]
+    settings: Settings, start: Path, place: Path, generation: str, order: tuple[str, ...], turn: str
 ) -> dict[str, Any]:
-    """Both sides on one seed: their figures, what was earned when, and on held-out questions at the end."""
+    """Both sides on one seed: their figures, what was earned when, and on held-out questions at the end.
+
+    turn: the seed as its phase names it.
+    """
     sides: dict[str, Any] = {"seed": settings.seed}
     for side in order:
+        phase(f"{turn}: {SIDES[side]}")
         if side == "earl":
             trace, final = earl_side.run(settings, start, place), earl_side.final_model(place)
         else:

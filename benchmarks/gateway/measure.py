@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.fleet import GatewayFleet, fleet
+from benchmarks.record.progress import counted, phase
 from benchmarks.role import RoleProcess
 
 HOSTS = 4
@@ -52,9 +53,10 @@ async def _play(role: RoleProcess, work: GatewayWork, seconds: float) -> dict[st
 
 async def throughput(directory: Path, work: GatewayWork) -> dict[str, Any]:
     """Figures of sessions that step all the time, then of sessions that are only open."""
+    phase("throughput: starting the processes")
     async with fleet(directory, HOSTS, work.open_sessions) as made, playing(made) as player:
         rounds: list[dict[str, Any]] = []
-        for _ in range(work.rounds):
+        for _ in counted("throughput: rounds", range(work.rounds)):
             before = made.gateway.cpu_s, sum(host.cpu_s for host in made.hosts.values())
             figures = await _play(player, work, work.seconds)
             after = made.gateway.cpu_s, sum(host.cpu_s for host in made.hosts.values())
@@ -73,6 +75,7 @@ async def throughput(directory: Path, work: GatewayWork) -> dict[str, Any]:
             "rounds": rounds,
         }
         if work.open_sessions:
+            phase(f"opening {work.open_sessions:,} sessions")
             idle_mib = made.gateway.rss_mib
             opened = await player.ask(do="open", sessions=work.open_sessions)
             result["open_sessions"] = opened["sessions"]
@@ -85,9 +88,11 @@ async def throughput(directory: Path, work: GatewayWork) -> dict[str, Any]:
 
 async def drills(directory: Path) -> dict[str, Any]:
     """Figures of a host that is killed and of another that is frozen."""
+    phase("drills: starting the processes")
     async with fleet(directory, HOSTS, 1_024) as made, playing(made) as player:
         figures = {}
         for name, host, send in (("killed", "host-0", "SIGKILL"), ("frozen", "host-1", "SIGSTOP")):
+            phase(f"drill of a host that is {name}")
             drill = await player.ask(
                 do="drill", sessions=DRILL_SESSIONS, pid=made.hosts[host].pid, host=host, send=send
             )
@@ -103,8 +108,9 @@ async def isolation(directory: Path, work: GatewayWork) -> dict[str, Any]:
     """
     good = [f"host-{number}" for number in range(HOSTS - 1)]
     pairs: list[dict[str, float]] = []
+    phase("isolation: starting the processes")
     async with fleet(directory, HOSTS - 1, work.sessions // HOSTS) as made, playing(made) as player:
-        for number in range(work.rounds):
+        for number in counted("isolation: rounds", range(work.rounds)):
             pair: dict[str, Any] = {}
             # In turn, so that a drift of the machine favours neither.
             for fails in (False, True) if number % 2 == 0 else (True, False):

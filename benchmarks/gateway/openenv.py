@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, STEPS_PER_EPISODE, WARM_S, GatewayWork
+from benchmarks.record.progress import counted, phase
 from benchmarks.role import RoleProcess
 from earl.errors import EarlError
 
@@ -19,6 +20,7 @@ async def measure(python: str, work: GatewayWork) -> dict[str, Any]:
     """openenv_steps_per_s and its latencies; None and the reason without a Python that has openenv."""
     if not python:
         return {"openenv_steps_per_s": None, "openenv_absent": "no --openenv-python was given"}
+    phase("openenv: starting the processes")
     async with AsyncExitStack() as stack:
 
         async def started(**role: Any) -> tuple[RoleProcess, dict[str, Any]]:
@@ -34,7 +36,7 @@ async def measure(python: str, work: GatewayWork) -> dict[str, Any]:
         except (OSError, EarlError) as error:
             return {"openenv_steps_per_s": None, "openenv_absent": f"{python}: {error}"}
         rounds = []
-        for _ in range(work.rounds):
+        for _ in counted("openenv: rounds", range(work.rounds)):
             figures = await player.ask(
                 sessions=work.sessions, warm_s=WARM_S, seconds=work.seconds, steps=STEPS_PER_EPISODE
             )

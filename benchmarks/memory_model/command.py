@@ -14,6 +14,7 @@ from benchmarks.memory_model import engine, ranks
 from benchmarks.memory_model.cases import CASES, HELD_OUT, MemoryCase
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import counted
 from benchmarks.record.results import publish
 from services.scheduler import memory
 
@@ -79,7 +80,7 @@ async def measure(cases: Mapping[str, MemoryCase], base_bytes: int | None = None
     base_bytes: what an engine of a few kilobytes takes, as engine.measure gives it; None: to be measured.
     """
     runs: list[dict[str, Any]] = []
-    for name, case in cases.items():
+    for name, case in counted("cases", list(cases.items())):
         if case.stage == "rollout":
             if base_bytes is None:
                 base_bytes = await engine.measure(case.tiny)

@@ -11,6 +11,7 @@ import typer
 
 from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import phase
 from benchmarks.record.results import publish
 from benchmarks.reparallelize import trainer
 from benchmarks.reparallelize.model import config_of, published, write_model
@@ -108,12 +109,14 @@ async def _measure(
     threads: int,
 ) -> dict[str, Any]:
     model = directory / "model"
+    phase("writing the model")
     spec = write_model(model, config)
     figures: dict[str, Any] = {"parameters": spec.parameters}
     async with published(model, spec, directory) as weights:
         if work is not None:
             figures |= await measure(work, model, weights)
         if trainer_parallelisms:
+            phase(f"{len(trainer_parallelisms)} switches of a trainer")
             job = trainer.Job(
                 str(model), weights.redis_url, str(directory / "trained"), trainer_parallelisms, threads
             )

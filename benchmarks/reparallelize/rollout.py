@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.children import MeasurementWrong
+from benchmarks.record.progress import phase
 from benchmarks.reparallelize.model import RUN, Published
 from earl.config.scheduler import SwitchDeadlines
 from earl.errors import EarlError
@@ -89,6 +90,7 @@ class Sequence:
 async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str, Any]:
     """Figures of a switched run, with the unswitched one that it is compared to."""
     devices = max(work.tp_values)
+    phase("starting the engines")
     base = EngineSpec(
         name="bench",
         model_dir=str(model),
@@ -117,6 +119,7 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
         switched, reports = await _switched(pool, work, devices, prompts)
         _say(f"unswitched, {max(len(sequence.ids) for sequence in switched)} tokens")
         alone = [Sequence(number, ids) for number, ids in enumerate(prompts)]
+        phase("the same sequences, unswitched")
         await asyncio.gather(
             *(
                 sequence.turn(pool, "alone", len(other.ids))
@@ -152,15 +155,18 @@ async def _switched(
             sequence.lost = str(error)
             _say(f"sequence {sequence.number} is lost: {error}")
 
+    phase("prefill of all sequences")
     generating = asyncio.gather(*(generate(sequence) for sequence in sequences))
     try:
         async with asyncio.timeout(PREFILL_S):
             await asyncio.gather(*(event.wait() for event in begun))
+        phase("switches", 0, len(work.tp_values) - 1)
         reports = []
         for epoch, tp in enumerate(work.tp_values[1:], start=1):
             command = SwitchCommand(epoch, Parallelism(devices // tp, tp), DEADLINES)
             reports.append(await pool.reparallelize(command))
             _say(f"tp {tp}: {reports[-1]}")
+            phase("switches", epoch, len(work.tp_values) - 1)
             await asyncio.sleep(SETTLE_S)
         if generating.done():
             raise MeasurementWrong(

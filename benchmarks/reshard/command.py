@@ -18,6 +18,7 @@ import typer
 from benchmarks.children import REPORT
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import counted, phase
 from benchmarks.record.results import publish
 from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, ReshardCase, needed_bytes
 from benchmarks.reshard.gather import Buckets
@@ -85,6 +86,7 @@ async def measure(
     spec: ModelSpec, case: ReshardCase, rounds: int, arenas: str = "/dev/shm"
 ) -> dict[str, Any]:
     """The figures of one case. Raises ChecksumMismatch when a reader ends with a wrong element."""
+    phase(f"starting the processes of {case.name}")
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
         shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir=arenas))
@@ -109,7 +111,7 @@ async def measure(
         await asyncio.gather(*(role.ask(do="join", trainers=slots) for role in (*trainers, *readers)))
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         read: list[list[dict[str, Any]]] = []
-        for turn in range(rounds + WARM_UP):
+        for turn in counted(f"rounds of {case.name}", range(rounds + WARM_UP)):
             for way in WAYS:
                 senders = trainers if way == "gather_broadcast" else []
                 # gloo's buffers are packed of the first version alone.

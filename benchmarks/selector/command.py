@@ -19,6 +19,7 @@ import typer
 
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import own_view
 from benchmarks.record.results import publish
 from benchmarks.selector import generate
 from services.scheduler.profile.table import ProfileTable
@@ -56,15 +57,16 @@ def selector(
     outcomes: dict[str, dict[str, list[replay.Totals]]] = {
         name: {kind: [] for kind in generate.KINDS} for name in (*POLICIES, "static-best")
     }
-    for number in range(tables):
-        draw = random.Random(f"{seed}/{number}")
-        table = generate.table(draw)
-        for kind in generate.KINDS:
-            steps = generate.trace(kind, table, draw)
-            cost_s = mean_step_s(table, steps) * 10 ** draw.uniform(-2.3, 0.0)
-            for name, totals in judged(table, steps, cost_s).items():
-                outcomes[name][kind].append(totals)
-        sys.stderr.write(f"\rtables: {number + 1} of {tables}")
+    with own_view():
+        for number in range(tables):
+            draw = random.Random(f"{seed}/{number}")
+            table = generate.table(draw)
+            for kind in generate.KINDS:
+                steps = generate.trace(kind, table, draw)
+                cost_s = mean_step_s(table, steps) * 10 ** draw.uniform(-2.3, 0.0)
+                for name, totals in judged(table, steps, cost_s).items():
+                    outcomes[name][kind].append(totals)
+            sys.stderr.write(f"\rtables: {number + 1} of {tables}")
     sys.stderr.write("\n")
     policies = {name: figures(by_kind) for name, by_kind in outcomes.items()}
     ours, paper = outcomes["earl"], outcomes["earl-paper"]
