@@ -25,8 +25,10 @@ import typer
 from benchmarks.children import within
 from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import phase
 from benchmarks.record.results import publish
 from benchmarks.trainer_memory import SMOLLM2
+from earl.cli.lib.notices import Count
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, spec_of
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
@@ -108,15 +110,16 @@ def profile(
     settings = {"dtype": computed, "threads": threads, "layers": layers, "vocabulary": vocabulary}
     with tempfile.TemporaryDirectory(prefix="earl-bench-profile-") as temporary:
         directory = Path(temporary)
+        phase("writing the model")
         model = write_model(directory / "model", layers, vocabulary, computed)
         config = run_config(model, computed, threads, max(*grid[0], *held[0]))
         started = time.monotonic()
-        table = measured(config, names, grid, 60 * minutes, directory / "grid")
+        table = measured(config, names, grid, 60 * minutes, directory / "grid", "points of the grid")
         profile_s = time.monotonic() - started
-        after = measured(config, names, held, 60 * held_minutes, directory / "held")
+        after = measured(config, names, held, 60 * held_minutes, directory / "held", "held-out points")
         # At the middle of the grid's lengths, with fewest and most sequences.
         same = ([grid[0][len(grid[0]) // 2]], sorted({min(grid[1]), max(grid[1])}))
-        again = measured(config, names, same, AGAIN_S, directory / "again")
+        again = measured(config, names, same, AGAIN_S, directory / "again", "points measured again")
         result = {"machine_drift": drift(rows_of(table), rows_of(again)), **figures(table, after)}
         if any(row.stage == "rollout" for row in rows_of(table)):
             result |= whole_step(config, model, whole[0], whole[1], rows_of(table))
@@ -151,15 +154,26 @@ def figures(table: list[MeasuredProfile], after: list[MeasuredProfile]) -> dict[
 
 
 def measured(
-    config: RunConfig, stages: list[str], grid: tuple[list[int], list[int]], seconds: float, kept: Path
+    config: RunConfig,
+    stages: list[str],
+    grid: tuple[list[int], list[int]],
+    seconds: float,
+    kept: Path,
+    counted_as: str,
 ) -> list[MeasuredProfile]:
-    """Returns what `earl profile` measures at the points of `grid`."""
+    """Returns what `earl profile` measures at the points of `grid`. counted_as: the benchmark's phase."""
     profiles: list[MeasuredProfile] = []
+    points = Count()
+    phase(counted_as)
 
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")
+        phase(counted_as, *points())
 
-    asyncio.run(measure(config, stages, *grid, seconds=seconds, say=say, measured=profiles, kept=kept))
+    work = measure(
+        config, stages, *grid, seconds=seconds, say=say, measured=profiles, kept=kept, points=points
+    )
+    asyncio.run(work)
     return profiles
 
 
@@ -217,6 +231,7 @@ def whole_step(
         max_context_tokens=length,
         start_s=STEP_S,
     )
+    phase(f"a step of {count} sequences of {length} tokens")
     seconds = asyncio.run(_step(spec, length, count))
     return {
         "step": {

@@ -11,13 +11,14 @@ import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from earl.cli.lib.exit_code import INTERRUPTED
-from earl.cli.lib.notices import waiting
+from earl.cli.lib.notices import Count, waiting
 from earl.cli.run.launch import OverridableCommand, overrides_of
 from earl.config.load import load_run
 from earl.config.run import RunConfig
@@ -26,7 +27,8 @@ from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.stack.auto_dtype import settle
 from services.scheduler.profile.rows import STAGES, ProfileRow, dump
-from services.scheduler.profile.stages import plan_of
+from services.scheduler.profile.stages import StagePlan, plan_of
+from services.scheduler.profiler.cache import Cache
 from services.scheduler.profiler.facts import cache_of
 from services.scheduler.profiler.measure import LONGEST_S, Measuring, Say
 
@@ -81,10 +83,18 @@ def profile(
     measured: list[MeasuredProfile] = []
     interrupted = False
     try:
+        points = Count()
         measuring = measure(
-            config, stages, *grid, seconds=60 * minutes, fresh=fresh, say=_say, measured=measured
+            config,
+            stages,
+            *grid,
+            seconds=60 * minutes,
+            fresh=fresh,
+            say=_say,
+            measured=measured,
+            points=points,
         )
-        with waiting("measuring", 60 * minutes):
+        with waiting("measuring points", 60 * minutes, progress=points):
             asyncio.run(_until_stopped(measuring))
     except asyncio.CancelledError:
         interrupted = True
@@ -116,12 +126,20 @@ async def measure(
     measured: list[MeasuredProfile],
     kept: Path | None = None,
     window_s: float = LONGEST_S,
+    points: Count | None = None,
 ) -> None:
     """Measures the stages in turn; `measured` gets each as far as it came, also where this is cancelled.
 
-    kept: directory of what was measured; None: below EARL's cache. window_s: of one window at most. Raises
+    kept: directory of what was measured; None: below EARL's cache. window_s: of one window at most. points:
+    gets the number of points that are not known yet, and of those that have become known. Raises
     ConfigError, ProcessFailed.
     """
+    points = Count() if points is None else points
+
+    def told(line: str) -> None:
+        points.done += 1  # a line for every point that is known
+        say(line)
+
     ends = time.monotonic() + seconds * USED
     with tempfile.TemporaryDirectory(prefix="earl-profile-") as temporary:
         directory = Path(temporary)
@@ -129,10 +147,11 @@ async def measure(
         spec = load_spec(model)
         # All of what was asked is checked before anything is measured.
         plans = [plan_of(stage, config, spec, contexts, concurrencies) for stage in stages]
-        for number, plan in enumerate(plans):
-            cache = cache_of(plan.stage, config, spec, kept)
+        caches = [cache_of(plan.stage, config, spec, kept) for plan in plans]
+        points.total = sum(map(partial(unknown, fresh=fresh), plans, caches))
+        for number, (plan, cache) in enumerate(zip(plans, caches, strict=True)):
             with cache.held(fresh=fresh):
-                work = Measuring(plan, config, model, directory, cache, say, window_s)
+                work = Measuring(plan, config, model, directory, cache, told, window_s)
                 try:
                     await work.run((ends - time.monotonic()) / (len(plans) - number))
                 finally:
@@ -142,6 +161,13 @@ async def measure(
                         for point in points
                     ]
                     measured.append(MeasuredProfile(plan.stage, cache.rows(), lacking, cache.path))
+
+
+def unknown(plan: StagePlan, cache: Cache, *, fresh: bool) -> int:
+    """The number of points of the plan that are to be measured. fresh: all, whatever the cache has."""
+    if fresh:
+        return sum(map(len, plan.points.values()))
+    return sum(len(progress.lacking()) for progress in cache.known(plan.points).values())
 
 
 async def _until_stopped(work: Coroutine[None, None, None]) -> None:
