@@ -20,6 +20,7 @@ from earl.config.check import check_scratch
 from earl.config.model import ModelConfig, ScratchModel
 from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
+from earl.models.partial import partial_path
 from earl.models.source import resolve
 from earl.models.spec import spec_of
 from earl.models.tokenizer import SPECIALS, Tokenizer, scratch_tokenizer
@@ -59,7 +60,7 @@ def write_scratch(directory: Path, scratch: ScratchModel, seed: int, dtype: str)
     decoder = Decoder(spec_of(config))
     initialise(decoder, seed, scratch.embedding_std)
     weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in decoder.state_dict().items()}
-    partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
+    partial = partial_path(directory, os.getpid())
     partial.mkdir(parents=True)
     try:
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from earl.dispatch.layout.box import Box
 from earl.errors import ModelNotFound, UnsupportedModel
 from earl.models.module import Decoder
+from earl.models.partial import partial_path
 from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec, load_spec
 
@@ -135,7 +136,7 @@ def written_whole(directory: str | Path) -> Iterator[Path]:
     safetensors makes files that only their owner reads, and copies have the mode of their source.
     """
     target = Path(directory)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = partial_path(target, os.getpid())
     partial.mkdir(parents=True)
     try:
         yield partial

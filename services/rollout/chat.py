@@ -20,6 +20,7 @@ from rich.text import Text
 from earl.cli.env.games import at_host
 from earl.cli.env.play import ending, show
 from earl.cli.lib import completion
+from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.find_run import NEWEST, directory_of, pick_run
 from earl.cli.lib.notices import waiting
 from earl.cli.lib.run_directory import config_of
@@ -99,7 +100,7 @@ def exported(model: str, *, version: int, best: bool) -> Iterator[tuple[Path, Ru
         to = Path(temporary) / "model"
         which = ["--best"] if best else ["--version", str(version)]
         command = [sys.executable, "-m", "earl.cli.main", "export", str(directory), "--to", str(to), *which]
-        with waiting("writing the checkpoint as a model"):
+        with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, directory)):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["earl export printed nothing; see its code"])[-1]

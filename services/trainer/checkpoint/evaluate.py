@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from earl.cli import STARTED_AT
+from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.find_run import AsJson, RunDir, pick_run
 from earl.cli.lib.notices import waiting
 from earl.cli.run.launch import OverridableCommand, finish, overrides_of, run_to_end
@@ -58,7 +59,7 @@ def evaluate(
             source = pick_run(run, ended=True)
             config = RunConfig.model_validate_json((source / "run.json").read_bytes())
             model = Path(directory) / "model"
-            with waiting("writing the checkpoint as a model"):
+            with waiting("writing the checkpoint as a model, MB", progress=export_progress(model, source)):
                 exported = write(source, model, "best" if best else version or "latest")
             number = exported.checkpoint.name.removeprefix("step-")
             which = f"version {number}" if number.isdecimal() else "the model that began"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.find_run import AsJson, RunDir, pick_run
-from earl.cli.lib.notices import waiting
+from earl.cli.lib.notices import nothing_counted, waiting
 from earl.config.run import RunConfig
 from earl.errors import CheckpointError, ConfigError
 
@@ -56,7 +57,9 @@ def export(
             "--version, --best and --latest are three ways to choose the version", "give one of them"
         )
     source = pick_run(run, ended=True)
-    with waiting(f"writing {to}"):
+    # The size of adapters alone is not known beforehand.
+    progress = export_progress(to, source, dtype) if not adapter else nothing_counted
+    with waiting(f"writing {to}{'' if adapter else ', MB'}", progress=progress):
         exported = write(source, to, "best" if best else version or "latest", dtype, adapter=adapter)
     from services.trainer.checkpoint.model_card import summary
 
