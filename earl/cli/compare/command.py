@@ -19,6 +19,7 @@ from earl.cli.compare.figures import Figure, MeasuredFigure, Value, figures, rat
 from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import directory_of
+from earl.cli.lib.notices import waiting
 from earl.cli.report.data import RecordedRun, read_run
 from earl.cli.report.document import document
 from earl.errors import ConfigError
@@ -52,9 +53,11 @@ def compare(
     Ratios are to the first run. Reads the runs' directories only, also while a run is running.
     """
     names, runs = read_all([directory_of(run) for run in run_dirs])
-    compared = [(figure, [figure.of(run) for run in runs]) for figure in figures(result_word(runs))]
+    with waiting("computing the figures"):
+        compared = [(figure, [figure.of(run) for run in runs]) for figure in figures(result_word(runs))]
     if html is not None:
-        write(html, page(names, runs, compared))
+        with waiting(f"writing {html}"):
+            write(html, page(names, runs, compared))
     if as_json:
         print(json.dumps(as_object(names, runs, compared)))
     else:
@@ -72,13 +75,15 @@ def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RecordedRun]]
     twice = [given for given, path in zip(directories, whole, strict=True) if whole.count(path) > 1]
     if twice:
         raise ConfigError(f"{twice[0]} is named twice", "name each run once")
-    runs = []
-    for directory in directories:
-        runs.append(read_run(directory))
-        if not steps(runs[-1]):
-            raise ConfigError(
-                f"{directory} has no training step yet (metrics.jsonl)", "compare it after its first step"
-            )
+    runs: list[RecordedRun] = []
+    with waiting("reading runs", progress=lambda: (len(runs), len(directories))):
+        for directory in directories:
+            run = read_run(directory)
+            if not steps(run):
+                raise ConfigError(
+                    f"{directory} has no training step yet (metrics.jsonl)", "compare it after its first step"
+                )
+            runs.append(run)
     names = [path.name for path in whole]
     alike = len(set(names)) < len(names)
     return [str(path) for path in directories] if alike else names, runs

@@ -7,6 +7,7 @@ import json
 import typer
 
 from earl.cli.lib.find_run import AsJson, RunDir, pick_run
+from earl.cli.lib.notices import waiting
 from earl.cli.report.page import write_report
 
 app = typer.Typer(add_completion=False)
@@ -18,5 +19,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's HTML report again, from what its directory holds; prints its path."""
-    path = write_report(pick_run(run, ended=True))
+    directory = pick_run(run, ended=True)
+    with waiting(f"writing the report of {directory}"):
+        path = write_report(directory)
     print(json.dumps({"report": str(path)}) if as_json else path)

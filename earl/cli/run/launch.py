@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from earl.cli.lib.exit_code import INTERRUPTED
 from earl.cli.lib.figures import closing_lines, figures
+from earl.cli.lib.notices import waiting
 from earl.cli.lib.usage import is_unknown_option
 from earl.cli.report.page import write_report
 from earl.cli.run.view import open_view
@@ -83,7 +84,9 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
     with open_view(plain=plain, hint=hint(config)) as view:
         outcome = asyncio.run(launched())
     if outcome.begun:
-        sys.stderr.write(f"report: {write_results(outcome, config)}\n")
+        with waiting("writing the report"):
+            report = write_results(outcome, config)
+        sys.stderr.write(f"report: {report}\n")
     return outcome
 
 

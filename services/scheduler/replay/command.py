@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from earl.cli.lib.notices import waiting
 from earl.errors import ConfigError
 from services.scheduler.profile import rows
 from services.scheduler.profile.table import ProfileTable
@@ -60,15 +61,18 @@ def replay(
         raise ConfigError(
             f"--plot {plot}: there is no directory {plot.parent}", "make it, or write elsewhere"
         )
-    table = _table(profile, stage)
-    steps = trace.parse(_text(trace_file), str(trace_file))
+    with waiting("reading the profile and the trace"):
+        table = _table(profile, stage)
+        steps = trace.parse(_text(trace_file), str(trace_file))
     chosen = policy_of(policy, table, switch_cost_s)
-    path, oracle_seconds = oracle(table, steps, switch_cost_s)
+    with waiting(f"computing what the oracle does in {len(steps):,} steps"):
+        path, oracle_seconds = oracle(table, steps, switch_cost_s)
     taken: list[Taken] = []
-    for step in run(chosen, table, steps, switch_cost_s):
-        taken.append(step)
-        if as_json:
-            _print(_line(step))
+    with waiting("replaying steps", progress=lambda: (len(taken), len(steps))):
+        for step in run(chosen, table, steps, switch_cost_s):
+            taken.append(step)
+            if as_json:
+                _print(_line(step))
     sums = totals(taken, oracle_seconds)
     if as_json:
         _print(asdict(sums))
@@ -78,7 +82,8 @@ def replay(
         from services.scheduler.replay.plot import draw
 
         try:
-            draw(plot, table, steps, taken, path, chosen.name)
+            with waiting(f"drawing {plot}"):
+                draw(plot, table, steps, taken, path, chosen.name)
         except OSError as error:
             raise ConfigError(f"--plot {plot} cannot be written: {error}", "write elsewhere") from None
         sys.stderr.write(f"written: {plot}\n")
