@@ -32,6 +32,7 @@ from earl.stack.rundir import RunDirectory
 from earl.stack.status import RunStatus
 from earl.stack.supervisor import Supervisor
 from tests.support.disk import full_at
+from tests.support.notices import heard_notices
 from tests.support.runs import tictactoe
 
 TRAINING = RunStatus(phase="train", step=3, steps=40, message="stopped by earl stop (SIGTERM)")
@@ -117,6 +118,30 @@ def test_down_asks_and_down_now_hurries(tmp_path: Path, now: bool, first: signal
         finally:
             launcher.kill()
     assert launcher.returncode == first
+
+
+def test_stop_tells_what_it_waits_for_until_the_launcher_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The launcher ends neither at SIGTERM nor at SIGUSR1: each wait tells what it waits for."""
+    heard = heard_notices(monkeypatch, stop)
+    lines: list[str] = []
+
+    def wait_all(_: list[int], bound_s: float) -> bool:
+        if bound_s != stop.WARDEN_S:
+            lines.append(heard.next_line())
+        return False
+
+    monkeypatch.setattr(stop, "opened", lambda _: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr(stop.warden, "send", lambda *_: None)
+    monkeypatch.setattr(stop.warden, "wait_all", wait_all)
+    config = tictactoe(tmp_path, stack={"stop_s": 30.0})
+    stop.stop_launcher(tmp_path, config, now=False)
+    assert lines == [
+        f"{tmp_path} ends its step and saves a checkpoint: 0 of at most 120 s",
+        f"{tmp_path} ends: 0 of at most 20 s",
+    ]
+    assert "has not ended within 120 s: signalled again" in capsys.readouterr().err
 
 
 async def test_a_launcher_that_is_told_so_hurries():

@@ -1,0 +1,52 @@
+"""`earl chat` tells what it waits for before the first message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from earl.errors import CheckpointError, EngineLost
+from services.rollout import chat
+from tests.support.notices import heard_notices
+from tests.support.runs import tictactoe
+
+
+def test_it_tells_how_far_the_export_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").write_text(tictactoe(tmp_path).model_dump_json())
+    heard = heard_notices(monkeypatch, chat)
+    lines: list[str] = []
+
+    def export(*_: object, **__: object) -> SimpleNamespace:
+        lines.append(heard.next_line())
+        return SimpleNamespace(returncode=CheckpointError.exit_code, stderr="earl: error: damaged; export it")
+
+    monkeypatch.setattr(chat, "export_progress", lambda to, run: lambda: (120, 538))
+    monkeypatch.setattr(chat.subprocess, "run", export)
+    with (
+        pytest.raises(CheckpointError, match="damaged"),
+        chat.exported(str(tmp_path), version=0, best=False),
+    ):
+        pass
+    assert lines == ["writing the checkpoint as a model, MB: 120 of 538 in 0 s, about 0 s left"]
+
+
+async def test_it_tells_that_the_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = heard_notices(monkeypatch, chat)
+    lines: list[str] = []
+
+    class FailingEngine:
+        def __init__(self, spec: object) -> None:
+            pass
+
+        async def start(self) -> None:
+            lines.append(heard.next_line())
+            raise EngineLost("it has ended", "see its log")
+
+    monkeypatch.setattr(chat, "EngineProcess", FailingEngine)
+    monkeypatch.setattr(chat, "load_spec", lambda _: SimpleNamespace(max_positions=128))
+    with pytest.raises(EngineLost):
+        async with chat._engine_of(tmp_path, None, frozenset()):
+            pass
+    assert lines == ["starting the engine: 0 of at most 300 s"]
