@@ -18,7 +18,7 @@ from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
-from benchmarks.record.progress import counted, own_view, phase
+from benchmarks.record.progress import counted, phase, view_drawn
 from earl.cli.compare.command import plain
 from earl.cli.compare.figures import figures
 from earl.cli.report.curves import TRAIN, smooth
@@ -137,7 +137,7 @@ def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> Recorded
     config = config.model_copy(update={"name": free_name(config, name)})
     sys.stderr.write(f"{way}: {config.runs_dir}/{config.name}\n")
     try:
-        with own_view():
+        with view_drawn():
             outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
     except EarlError as error:
         # How a layout ends that cannot hold its sequences is what is asked: the record says it.

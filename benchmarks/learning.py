@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.overridable import RecordedOverridableCommand
-from benchmarks.record.progress import counted, own_view, phase
+from benchmarks.record.progress import counted, phase, view_drawn
 from benchmarks.record.results import publish
 from earl.cli.lib.figures import bounds, figures
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
@@ -281,7 +281,7 @@ def first_step(directory: Path, seconds: float) -> dict[str, Any]:
 
 def to_end(config: RunConfig) -> LaunchOutcome:
     """Makes a whole run in new processes; ends the command if it is stopped."""
-    with own_view():
+    with view_drawn():
         outcome = run_to_end(config, resume=False, plain=False, started_at=time.monotonic())
     if not outcome.complete:
         sys.stderr.write(f"earl: {config.name} was stopped; {resume_hint(outcome)}\n")

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from benchmarks.record.checkout import Checkout, UncommittedTree, checkout, in_record, require_committed
 from benchmarks.record.machine import load
-from benchmarks.record.progress import Progress, told
+from benchmarks.record.progress import Progress, notices_shown
 from benchmarks.record.run_log import RunLog
 
 ARGUMENTS = "earl.bench.arguments"
@@ -64,7 +64,10 @@ class RecordedCommand(TyperCommand):
         state = checkout()
         log = RunLog.default(state) if ctx.parent is not None else RunLog(None)
         name = str(ctx.info_name)
-        with recorded(name, ctx.meta[ARGUMENTS], ctx.params["results"], state, log), told(Progress(name)):
+        with (
+            recorded(name, ctx.meta[ARGUMENTS], ctx.params["results"], state, log),
+            notices_shown(Progress(name)),
+        ):
             return super().invoke(ctx)
 
 

@@ -78,7 +78,7 @@ def counted(text: str, items: Sequence[Item]) -> Iterator[Item]:
 
 
 @contextmanager
-def own_view() -> Iterator[None]:
+def view_drawn() -> Iterator[None]:
     """Leaves the terminal to the block, which shows itself how far it is; the phase is written before."""
     progress = IN_PROGRESS.get()
     if progress is None:
@@ -94,7 +94,9 @@ def own_view() -> Iterator[None]:
 
 
 @contextmanager
-def told(progress: Progress, *, every_s: float = NOTICE_S, file: IO[str] | None = None) -> Iterator[None]:
+def notices_shown(
+    progress: Progress, *, every_s: float = NOTICE_S, file: IO[str] | None = None
+) -> Iterator[None]:
     """Makes `progress` that of the benchmark in progress, and writes its notices where there is a terminal.
 
     file: standard error if none is given.

@@ -19,7 +19,7 @@ import typer
 
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
-from benchmarks.record.progress import own_view
+from benchmarks.record.progress import view_drawn
 from benchmarks.record.results import publish
 from benchmarks.selector import generate
 from services.scheduler.profile.table import ProfileTable
@@ -57,7 +57,7 @@ def selector(
     outcomes: dict[str, dict[str, list[replay.Totals]]] = {
         name: {kind: [] for kind in generate.KINDS} for name in (*POLICIES, "static-best")
     }
-    with own_view():
+    with view_drawn():
         for number in range(tables):
             draw = random.Random(f"{seed}/{number}")
             table = generate.table(draw)

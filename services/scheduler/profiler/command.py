@@ -136,7 +136,7 @@ async def measure(
     """
     points = Count() if points is None else points
 
-    def told(line: str) -> None:
+    def count_and_say(line: str) -> None:
         points.done += 1  # a line for every point that is known
         say(line)
 
@@ -151,7 +151,7 @@ async def measure(
         points.total = sum(map(partial(unknown, fresh=fresh), plans, caches))
         for number, (plan, cache) in enumerate(zip(plans, caches, strict=True)):
             with cache.held(fresh=fresh):
-                work = Measuring(plan, config, model, directory, cache, told, window_s)
+                work = Measuring(plan, config, model, directory, cache, count_and_say, window_s)
                 try:
                     await work.run((ends - time.monotonic()) / (len(plans) - number))
                 finally:

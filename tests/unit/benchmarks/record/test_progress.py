@@ -6,6 +6,7 @@ import io
 import sys
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from benchmarks.record import execution, progress
 from benchmarks.record.checkout import Checkout
 from benchmarks.record.execution import RecordedCommand
-from benchmarks.record.progress import IN_PROGRESS, Progress, counted, own_view, phase, told
+from benchmarks.record.progress import IN_PROGRESS, Progress, counted, notices_shown, phase, view_drawn
 
 
 class Terminal(io.StringIO):
@@ -72,7 +73,7 @@ def test_a_phase_that_counts_tells_how_far_it_is_and_how_long_it_will_take() -> 
 
 def test_items_are_counted_while_they_are_worked_on() -> None:
     bench = Progress("engine", Clock())
-    with told(bench, file=io.StringIO()):
+    with notices_shown(bench, file=io.StringIO()):
         lines = [(item, bench.line()) for item in counted("batch sizes", "ab")]
     assert lines == [
         ("a", "earl bench engine, batch sizes: 0 of 2 in 0 s"),
@@ -82,13 +83,13 @@ def test_items_are_counted_while_they_are_worked_on() -> None:
 
 def test_phases_outside_of_a_benchmark_are_ignored() -> None:
     phase("nobody is told")
-    with own_view():
+    with view_drawn():
         assert list(counted("letters", "ab")) == ["a", "b"]
 
 
 def test_notices_come_while_the_block_runs_and_end_with_it() -> None:
     terminal = Terminal()
-    with told(Progress("demo", Clock()), every_s=0.001, file=terminal):
+    with notices_shown(Progress("demo", Clock()), every_s=0.001, file=terminal):
         phase("seed 0")
         assert terminal.next_line() == "earl bench demo, seed 0: 0 s"
         threads = [thread.name for thread in threading.enumerate()]
@@ -98,7 +99,7 @@ def test_notices_come_while_the_block_runs_and_end_with_it() -> None:
 
 def test_nothing_is_written_and_no_thread_started_where_there_is_no_terminal() -> None:
     pipe = io.StringIO()
-    with told(Progress("demo", Clock()), every_s=0.001, file=pipe):
+    with notices_shown(Progress("demo", Clock()), every_s=0.001, file=pipe):
         assert "notices" not in [thread.name for thread in threading.enumerate()]
         phase("seed 0")
     assert not pipe.getvalue()
@@ -111,13 +112,13 @@ def test_a_block_with_a_view_of_its_own_is_left_alone(monkeypatch: pytest.Monkey
 
     def repeating(line, **_):
         lines.append(line())
-        with own_view():
+        with view_drawn():
             lines.append(line())
         lines.append(line())
         return nullcontext()
 
     monkeypatch.setattr(progress, "repeating", repeating)
-    with told(bench):
+    with notices_shown(bench):
         pass
     said = "earl bench demo: 0 s"
     assert lines == [said, "", said] and terminal.getvalue() == f"{said}\n"
@@ -130,7 +131,7 @@ def test_every_benchmark_has_progress_and_its_json_is_alone_on_standard_output(
     lines: list[str] = []
 
     @app.command(cls=RecordedCommand)
-    def fast(results: str) -> None:
+    def fast(results: Path) -> None:
         bench = IN_PROGRESS.get()
         assert bench is not None
         lines.append(bench.line())
