@@ -34,9 +34,6 @@ class FaultFile:
         self._limit_bytes = limit_bytes
         self._file: LineFile | None = None
         self._full = False
-        self._count = 0
-        # Faults by environment that lines have told.
-        self._written: dict[str, int] = {}
 
     def quarantined(self, environment: str, host: str, reason: str) -> None:
         """Writes that a quarantine began."""
@@ -44,20 +41,15 @@ class FaultFile:
 
     def update(self, faults: FaultTexts) -> None:
         """Writes a line for each environment that had faults since the last call."""
-        if faults.count == self._count:
-            return
-        self._count = faults.count
-        for environment, summary in faults.by_environment().items():
-            new = summary.count - self._written.get(environment, 0)
-            if not new:
-                continue
-            self._written[environment] = summary.count
+        for environment, count in list(faults.unreported.items()):
+            summary = faults.summary(faults.hosts(environment))
             texts = {
                 "last": summary.last,
                 "commonest": summary.commonest,
                 "commonest_count": summary.commonest_count,
             }
-            self._write({"environment": environment, "faults": new, **texts})
+            self._write({"environment": environment, "faults": count, **texts})
+            faults.reported(environment)
 
     def close(self) -> None:
         if self._file is not None:

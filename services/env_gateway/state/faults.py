@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Key = tuple[str, str]
@@ -39,13 +39,20 @@ class FaultTexts:
 
     def __init__(self) -> None:
         self._texts: dict[Key, _Texts] = {}
+        # The pairs of each environment.
+        self._pairs: dict[str, list[Key]] = {}
+        self._unreported: dict[str, int] = {}
         self._number = 0
 
     def note(self, key: Key, text: str) -> None:
         """Counts a fault. Texts that differ in numbers alone count as one."""
         text = text[:MOST_CHARACTERS]
         kind = re.sub(r"\d+", "0", text)
-        texts = self._texts.setdefault(key, _Texts(Counter(), {}))
+        texts = self._texts.get(key)
+        if texts is None:
+            texts = self._texts[key] = _Texts(Counter(), {})
+            self._pairs.setdefault(key[1], []).append(key)
+        self._unreported[key[1]] = self._unreported.get(key[1], 0) + 1
         if kind not in texts.counts and len(texts.counts) >= MOST_TEXTS:
             rarest = min(texts.counts, key=texts.counts.__getitem__)
             del texts.counts[rarest], texts.newest[rarest]
@@ -70,17 +77,14 @@ class FaultTexts:
         return FaultSummary(sum(texts.count for texts in noted), last, newest[kind], commonest)
 
     @property
-    def count(self) -> int:
-        """All faults that were noted."""
-        return self._number
+    def unreported(self) -> Mapping[str, int]:
+        """Faults of each environment since it was last `reported`; the longest waiting comes first."""
+        return self._unreported
 
-    def by_environment(self) -> dict[str, FaultSummary]:
-        """The faults of each environment that had any, of all its hosts."""
-        keys: dict[str, list[Key]] = {}
-        for key in self._texts:
-            keys.setdefault(key[1], []).append(key)
-        return {environment: self.summary(pairs) for environment, pairs in sorted(keys.items())}
+    def reported(self, environment: str) -> None:
+        """Takes note that the environment's faults so far were written down."""
+        self._unreported.pop(environment, None)
 
-    def hosts(self, environment: str) -> list[Key]:
+    def hosts(self, environment: str) -> Sequence[Key]:
         """The pairs of an environment that had faults."""
-        return [key for key in self._texts if key[1] == environment]
+        return self._pairs.get(environment, ())

@@ -44,8 +44,8 @@ def test_a_line_has_the_faults_since_the_line_before(tmp_path: Path):
             "commonest_count": 1,
         },
         {"environment": "game", "host": "a", "reason": "return 7 is outside"},
-        {"environment": "chess", "faults": 1, "last": "boom", "commonest": "boom", "commonest_count": 1},
         {"environment": "game", "faults": 1, "last": "return 7 is outside", **common},
+        {"environment": "chess", "faults": 1, "last": "boom", "commonest": "boom", "commonest_count": 1},
     ]
 
 

@@ -14,6 +14,7 @@ from earl.v1 import common_pb2, env_pb2
 from services.env_gateway import results
 from services.env_gateway.state import sessions as sm
 from services.env_gateway.state.counts import WAITS_S
+from services.env_gateway.state.faults import FaultTexts
 from services.env_gateway.state.pool import HostState, Pool, ServedEnvironment
 from services.env_gateway.state.quarantine import MAX_FACTOR, Quarantine
 from services.env_gateway.state.sessions import Arrival, GatewaySession, StepVerdict
@@ -262,3 +263,18 @@ def test_silence_and_forgiveness(pool):
     assert pool.expired(4.0, 5.0) == [(host, "lost its stream and did not come back")]
     pool.forgive(1.0)
     assert pool.expired(4.0, 5.0) == []
+
+
+# --- faults ----------------------------------------------------------------------------------
+
+
+def test_environments_with_new_faults_are_listed_until_they_are_reported():
+    faults = FaultTexts()
+    for host, environment in (("a", "game"), ("a", "chess"), ("b", "game")):
+        faults.note((host, environment), "boom")
+    assert list(faults.unreported.items()) == [("game", 2), ("chess", 1)]
+    faults.reported("game")
+    faults.note(("c", "game"), "boom")
+    assert list(faults.unreported.items()) == [("chess", 1), ("game", 1)]
+    assert faults.hosts("game") == [("a", "game"), ("b", "game"), ("c", "game")]
+    assert faults.summary(faults.hosts("game")).count == 3 and not faults.hosts("go")
