@@ -15,7 +15,8 @@ from earl.expendable import ExpendableFile
 class LineFile:
     """Appends lines to `path`. A line that a crash or a full disk truncated is ended before the next one.
 
-    A file that cannot be opened is tried again with every line.
+    A file that cannot be opened is tried again with every line. size_bytes: the file's length as far as this
+    writer knows it, 0 until it is open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,6 +24,7 @@ class LineFile:
         self._expendable = ExpendableFile(path)
         self._file: FileIO | None = None
         self._truncated = False
+        self.size_bytes = 0
         with self._expendable.written():
             self._file = self._open()
 
@@ -46,6 +48,7 @@ class LineFile:
             count = self._file.write(rest) or 0
             self._truncated = rest[count - 1] != ord("\n") if count else self._truncated
             rest = rest[count:]
+            self.size_bytes += count
 
     def close(self) -> None:
         if self._file is not None:
@@ -54,7 +57,8 @@ class LineFile:
     def _open(self) -> FileIO:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._path.open("ab", buffering=0)
-        if file.tell():
+        self.size_bytes = file.tell()
+        if self.size_bytes:
             with self._path.open("rb") as written:
                 written.seek(-1, 2)
                 self._truncated = written.read(1) != b"\n"

@@ -22,7 +22,7 @@ from services.env_gateway.api.host_dialer import HostDialer
 from services.env_gateway.api.metrics import figures
 from services.env_gateway.api.servicer import SERVICE, EnvGatewayServicer, add_to_server
 from services.env_gateway.events import QuarantineEvents
-from services.env_gateway.fault_file import PERIOD_S, FaultFile
+from services.env_gateway.fault_file import FaultFile
 from services.env_gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
@@ -80,13 +80,14 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
             task.result()
     finally:
         await server.set_serving(SERVICE, False)
-        faults.update(gateway.pool.faults)  # those before the end: it cuts episodes short, which is no fault
+        # Draining truncates episodes, which is no fault: the file ends before it.
+        faults.update(gateway.pool.faults, most=None)
+        faults.close()
         await servicer.drain(DRAIN_S)
         for task in (stopping, *tasks):
             task.cancel()
         await metrics.close()
         await server.stop()
-        faults.close()
         log.info("counted in all", extra={"fields": gateway.counts.fields()})
 
 
@@ -104,5 +105,5 @@ async def _report(gateway: Gateway) -> None:
 async def _record(gateway: Gateway, faults: FaultFile) -> None:
     """Writes the faults of environments into the run's directory, until cancelled."""
     while True:
-        await asyncio.sleep(PERIOD_S)
+        await asyncio.sleep(faults.period_s)
         faults.update(gateway.pool.faults)

@@ -50,8 +50,8 @@ def report(tmp_path: Path) -> str:
     recorded(tmp_path, steps=24, text=ENDING + EVIL)
     faults, file = FaultTexts(), FaultFile(tmp_path)
     faults.note(("host-1", "open_spiel/tic_tac_toe"), ENDING + EVIL)
-    file.update(faults)
     file.quarantined("open_spiel/tic_tac_toe", "host-1", ENDING + EVIL)
+    file.update(faults)
     file.close()
     return write_report(tmp_path).as_uri()
 

@@ -73,10 +73,11 @@ class FaultTable:
 
 def _add_quarantine(recorded: RecordedFaults, line: Mapping[str, Any]) -> None:
     host = text_of(line["host"])
-    recorded.quarantines += 1
+    count = number_of(line.get("quarantines", 1))
+    recorded.quarantines += count
     recorded.reason = text_of(line.get("reason"))
     if host in recorded.hosts or len(recorded.hosts) < HOSTS:
-        recorded.hosts[host] = recorded.hosts.get(host, 0) + 1
+        recorded.hosts[host] = recorded.hosts.get(host, 0) + count
 
 
 def _add_faults(recorded: RecordedFaults, line: Mapping[str, Any]) -> None:

@@ -16,12 +16,15 @@ from tests.support.report_file import report_data
 EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\x1b[31m"
 
 
-def write_faults(directory: Path, *texts: str, environment: str = "game", host: str = "bad") -> None:
-    """Writes the file of a gateway that counts these faults, the last of which starts a quarantine."""
+def write_faults(
+    directory: Path, *texts: str, environment: str = "game", host: str = "bad", quarantines: int = 1
+) -> None:
+    """Writes the file of a gateway that counts these faults and quarantines."""
     faults, file = FaultTexts(), FaultFile(directory)
     for text in texts:
         faults.note((host, environment), text)
-    file.quarantined(environment, host, texts[-1])
+    for _ in range(quarantines):
+        file.quarantined(environment, host, texts[-1])
     file.update(faults)
     file.close()
 
@@ -38,12 +41,12 @@ def test_a_run_without_faults_has_none(tmp_path: Path):
 def test_faults_of_all_launches_are_added_up(tmp_path: Path):
     recorded(tmp_path, steps=1)
     write_faults(tmp_path, "return 7 is outside", "reward inf", "return 9 is outside")
-    write_faults(tmp_path, "boom", host="other")
+    write_faults(tmp_path, "boom", host="other", quarantines=2)
     write_faults(tmp_path, "late", environment="chess")
     chess, game = sorted(section(tmp_path), key=lambda row: row["environment"])
-    assert (game["faults"], game["last"], game["quarantines"]) == (4, "boom", 2)
+    assert (game["faults"], game["last"], game["quarantines"]) == (4, "boom", 3)
     assert (game["commonest"], game["commonest_count"]) == ("return 9 is outside", 2)
-    assert game["hosts"] == [{"name": "bad", "quarantines": 1}, {"name": "other", "quarantines": 1}]
+    assert game["hosts"] == [{"name": "bad", "quarantines": 1}, {"name": "other", "quarantines": 2}]
     assert game["reason"] == "boom" and game["time_ms"] > 1.7e12
     assert (chess["faults"], chess["quarantines"], chess["hosts"][0]["name"]) == (1, 1, "bad")
     # The one with the most stands first.
@@ -76,5 +79,5 @@ def test_whatever_a_file_holds_is_bounded():
 def test_a_line_of_the_file_is_what_the_table_takes(tmp_path: Path):
     write_faults(tmp_path, "boom")
     quarantine, faults = read_lines(tmp_path / "faults.jsonl")
-    assert set(quarantine) == {"time_ns", "environment", "host", "reason"}
+    assert set(quarantine) == {"time_ns", "environment", "host", "quarantines", "reason"}
     assert set(faults) == {"time_ns", "environment", "faults", "last", "commonest", "commonest_count"}
