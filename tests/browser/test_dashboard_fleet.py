@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page
 
+from earl.obs.metrics import LineFile
 from earl.rpc import Server
 from earl.v1 import common_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.browser import chromium, opened, until
@@ -18,6 +19,10 @@ from tests.support.recorded import recorded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 EVIL = "<img src=x onerror='window.owned = 1'>\x1b[2J" + "boom" * 2000
+
+# Environment, faults and last fault of each row.
+ROWS = """[...document.querySelectorAll('#faults tbody tr')].map((row) =>
+  [...row.cells].slice(0, 3).map((cell) => cell.textContent).join(""))"""
 
 
 class Gateway(env_pb2_grpc.EnvGatewayServiceServicer):
@@ -132,3 +137,22 @@ async def test_episodes_that_wait_for_an_environment_without_a_host_are_told(
         world.host("late", capacity=3, environments=("chess",))
         await page.locator("#alerts").wait_for(state="hidden")
         await until(page, "!document.getElementById('hosts').textContent.includes('wait for a host')")
+
+
+async def test_the_larger_of_recorded_and_listed_faults_is_shown(
+    browser: Browser, world: World, link: str, tmp_path: Path
+):
+    file = LineFile(tmp_path / "faults.jsonl")
+    for environment in ("game", "other"):
+        file.append({"time_ns": 10**18, "environment": environment, "faults": 2, "last": "recorded"})
+    file.append({"time_ns": 2 * 10**18, "environment": "game", "host": "bad", "reason": "recorded"})
+    host = world.host("bad", environments=("game", "other", "third"))
+    for environment, faults in (("game", 3), ("other", 1), ("third", 1)):
+        for _ in range(faults):
+            world.gateway.pool.faults.note((host.name, environment), "listed")
+    async with opened(browser, link) as page:
+        await shows(page, "#faults", "Of the whole run.", "third")
+        assert await page.evaluate(ROWS) == ["game3listed", "other2recorded", "third1listed"]
+        file.append({"time_ns": 3 * 10**18, "full": True})
+        await shows(page, "#faults", "Recorded until 18 May 2033", "those of the gateway since it began")
+    file.close()

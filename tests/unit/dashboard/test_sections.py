@@ -63,7 +63,7 @@ def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
     assert phases == ["evaluate:start", "train", "evaluate:final"]
     begun = [time_ms for _, time_ms in learning["phases"]]
     assert [time_ms - begun[0] for time_ms in begun] == [0, 5000, 120_000]
-    assert sections["endings"]["truncated"] == 6 and sections["faults"] == []
+    assert sections["endings"]["truncated"] == 6 and sections["faults"]["rows"] == []
     assert sections["moved"][0]["path"] == "shm"
 
 

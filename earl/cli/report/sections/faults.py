@@ -34,26 +34,38 @@ class FaultTable:
 
     def __init__(self) -> None:
         self._environments: dict[str, RecordedFaults] = {}
+        # When the last line was written that tells of an environment.
+        self._last_ns = 0
+        self._full = False
 
     def clear(self) -> None:
         self._environments.clear()
+        self._last_ns, self._full = 0, False
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Takes further lines of the file; those that are none of its own are left out."""
         for line in lines:
-            name = text_of(line.get("environment"))
-            if not name or (name not in self._environments and len(self._environments) >= ENVIRONMENTS):
+            self._full = self._full or line.get("full") is True
+            name, time_ns = text_of(line.get("environment")), number_of(line.get("time_ns"))
+            if not name:
+                continue
+            self._last_ns = max(self._last_ns, time_ns)
+            if name not in self._environments and len(self._environments) >= ENVIRONMENTS:
                 continue
             recorded = self._environments.setdefault(name, RecordedFaults())
-            recorded.time_ns = max(recorded.time_ns, number_of(line.get("time_ns")))
+            recorded.time_ns = max(recorded.time_ns, time_ns)
             if "host" in line:
                 _add_quarantine(recorded, line)
             else:
                 _add_faults(recorded, line)
 
-    def section(self) -> list[dict[str, Any]]:
-        """An environment each, the one with the most faults first."""
-        return [
+    def section(self) -> dict[str, Any]:
+        """The page's section.
+
+        rows: an environment each, the one with the most faults first. until_ms: Unix milliseconds up to which
+        a full file tells; None if it is not full.
+        """
+        rows = [
             {
                 "environment": name,
                 "faults": recorded.faults,
@@ -69,6 +81,7 @@ class FaultTable:
                 self._environments.items(), key=lambda item: (-item[1].faults, -item[1].quarantines, item[0])
             )
         ]
+        return {"rows": rows, "until_ms": self._last_ns // 10**6 if self._full else None}
 
 
 def _add_quarantine(recorded: RecordedFaults, line: Mapping[str, Any]) -> None:

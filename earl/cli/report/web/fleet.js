@@ -69,8 +69,8 @@ export class Fleet {
       more?.environments > 0 && h("p", { class: "note" }, `And ${plural(more.environments, "more environment")}.`));
   }
 
-  faults(recorded) {
-    this.faulty.recorded(recorded);
+  faults(record) {
+    this.faulty.recorded(record);
   }
 }
 

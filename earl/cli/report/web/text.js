@@ -58,6 +58,11 @@ export function clock(unix) {
   return new Date(unix * 1000).toLocaleTimeString("en-GB");
 }
 
+/** Date and wall-clock time of Unix seconds, to the minute. */
+export function minute(unix) {
+  return new Date(unix * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+}
+
 export const plural = (amount, what) => `${count(amount)} ${what}${amount === 1 ? "" : "s"}`;
 
 /** 512, 4K: a power of two of tokens. */
