@@ -104,8 +104,8 @@ def environment(entry: GatewayEnvironment) -> dict[str, Any]:
 
 
 def host(state: Any, now_s: float) -> dict[str, Any]:
-    """A host's row. quarantines: each with `until`, Unix seconds; wrong: whether it takes fewer sessions than
-    it could."""
+    """A host's row. quarantines: each with `until`, Unix seconds; more: those that the gateway only counts;
+    wrong: whether it takes fewer sessions than it could."""
     connection = "reconnecting" if not state.attached else "draining" if state.draining else "attached"
     held = [
         {
@@ -122,6 +122,7 @@ def host(state: Any, now_s: float) -> dict[str, Any]:
         "open": state.open_sessions,
         "state": connection,
         "quarantines": held,
+        "more": max(0, len(state.quarantined) - len(held)),
         "probation": probation,
         "wrong": bool(held or probation or connection != "attached"),
     }

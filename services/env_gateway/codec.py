@@ -15,6 +15,9 @@ from services.env_gateway.state.faults import FaultSummary
 from services.env_gateway.state.pool import ListedEnvironment, Pool, ServedEnvironment
 
 PROTOCOL = 1
+# Quarantines of a host that ListHosts describes, and of an environment that ListEnvironments does. A host may
+# have 1,000 environments, each with a reason of its own.
+MOST_QUARANTINES = 32
 
 
 def served(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
@@ -80,7 +83,8 @@ def listing(entries: dict[str, ListedEnvironment], counts: Counts) -> env_pb2.Li
             reset=latency(counts.resets.get(name)),
             step=latency(counts.steps.get(name)),
         )
-        fill(entry, listed, without=("faults",))
+        fill(entry, listed, without=("faults", "quarantines"))
+        entry.quarantines.extend(listed.quarantines[:MOST_QUARANTINES])
     return response
 
 
@@ -113,21 +117,21 @@ def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
     )
     for host in sorted(pool.hosts.values(), key=lambda host: host.name):
         keys = [(host.name, environment) for environment in sorted(host.environments)]
+        held = [(key[1], *rest) for key in keys if (rest := pool.quarantine.remaining(key, now)) is not None]
         response.hosts.add(
             host=host.name,
             environments=[environment for _, environment in keys],
             capacity=host.capacity,
             open_sessions=len(host.sessions),
             faults=sum(map(pool.quarantine.faults, keys)),
-            quarantined=[key[1] for key in keys if pool.quarantine.held(key, now)],
+            quarantined=[environment for environment, _, _ in held],
             draining=host.draining,
             attached=host.attached,
             silent_s=max(0.0, now - host.last_seen_s),
             fault_texts=faults(pool.faults.summary(keys)),
             quarantines=[
-                env_pb2.Quarantine(environment=key[1], left_s=remaining[0], reason=remaining[1])
-                for key in keys
-                if (remaining := pool.quarantine.remaining(key, now)) is not None
+                env_pb2.Quarantine(environment=environment, left_s=left_s, reason=reason)
+                for environment, left_s, reason in held[:MOST_QUARANTINES]
             ],
             on_probation=[key[1] for key in keys if pool.quarantine.on_probation(key, now)],
         )

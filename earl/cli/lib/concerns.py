@@ -46,6 +46,12 @@ def quarantines(environment: GatewayEnvironment) -> Iterator[str]:
     """Describes which hosts of an environment get no session for a while, and why."""
     for quarantine in environment.quarantines:
         yield visible(f"{environment.name}: {quarantine}")
+    # The gateway describes a bounded number of them.
+    others = environment.quarantined - len(environment.quarantines)
+    if others > 0:
+        more = "more " if environment.quarantines else ""
+        hosts_text = f"{others:,} {more}host{'s are' if others > 1 else ' is'} in quarantine"
+        yield visible(f"{environment.name}: {hosts_text}")
 
 
 def faults(environment: GatewayEnvironment) -> Iterator[str]:

@@ -10,6 +10,8 @@ from earl.cli.lib.gateway_codec import GatewayEnvironment, environment_of
 from earl.cli.report.sections.encoding import encoded
 from earl.dashboard.codec_services import CHARACTERS, ROWS, fleet
 from earl.v1 import common_pb2, env_pb2
+from services.env_gateway.codec import MOST_QUARANTINES
+from services.env_gateway.state.faults import MOST_CHARACTERS
 from tests.support.gateway_world import World
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[2J" + "x" * 5000
@@ -73,6 +75,22 @@ def test_episodes_wait_for_an_environment_that_nobody_serves():
     section = shown(world)
     assert section["waiting"] == ["1 episode waits for a host of chess: no host serves it"]
     assert section["served"] == ["game"]
+
+
+def test_a_bounded_number_of_quarantines_is_described_and_the_others_are_counted():
+    world = World(quarantine_faults=1, quarantine_s=30, lease_s=600)
+    names = tuple(f"game{number:02}" for number in range(40))
+    hosts = [world.host(f"h{number:02}", environments=names) for number in range(40)]
+    for host in hosts:
+        for name in names:
+            world.gateway.pool.quarantine.fault((host.name, name), world.now, EVIL[:MOST_CHARACTERS])
+    [first, *_] = world.gateway.hosts().hosts
+    assert len(first.quarantined) == 40 and len(first.quarantines) == MOST_QUARANTINES
+    [entry, *_] = world.gateway.listing().entries
+    assert entry.quarantined == 40 and len(entry.quarantines) == MOST_QUARANTINES
+    section = shown(world)
+    assert section["rows"][0]["more"] == 40 - MOST_QUARANTINES
+    assert section["quarantines"][MOST_QUARANTINES] == "game00: 8 more hosts are in quarantine"
 
 
 def test_text_of_environments_is_bounded_and_visible():

@@ -75,11 +75,12 @@ export class Fleet {
 }
 
 /** The state of a host, in a line each: its stream, then what it gets fewer sessions of, or none, and why. */
-function hostState({ state, quarantines, probation }) {
+function hostState({ state, quarantines, more, probation }) {
   const stream = state === "attached" ? state : h("span", { class: "bad" }, state);
   const held = quarantines.map((one) => h("span", { class: "wrap bad" }, `quarantined until ${clock(one.until)} for ${one.environment}: ${one.reason}`));
+  const others = more > 0 && h("span", { class: "wrap bad" }, `quarantined for ${plural(more, "more environment")}`);
   const tried = probation.length > 0 && h("span", { class: "wrap" }, `on probation for ${probation.join(", ")}: one session at a time`);
-  return h("span", {}, stream, held, tried);
+  return h("span", {}, stream, held, others, tried);
 }
 
 /** A share as a bar with its number; "–" for what is not known. */
