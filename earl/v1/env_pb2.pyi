@@ -349,7 +349,7 @@ class Faults(_message.Message):
 class ListEnvironmentsResponse(_message.Message):
     __slots__ = ("entries",)
     class Entry(_message.Message):
-        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined", "reset", "step", "faults", "quarantines")
+        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined", "reset", "step", "faults", "quarantines", "available_hosts", "oldest_wait_s")
         ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
         HOSTS_FIELD_NUMBER: _ClassVar[int]
         CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,8 @@ class ListEnvironmentsResponse(_message.Message):
         STEP_FIELD_NUMBER: _ClassVar[int]
         FAULTS_FIELD_NUMBER: _ClassVar[int]
         QUARANTINES_FIELD_NUMBER: _ClassVar[int]
+        AVAILABLE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+        OLDEST_WAIT_S_FIELD_NUMBER: _ClassVar[int]
         environment: EnvironmentInfo
         hosts: int
         capacity: int
@@ -370,7 +372,9 @@ class ListEnvironmentsResponse(_message.Message):
         step: Latency
         faults: Faults
         quarantines: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ..., reset: _Optional[_Union[Latency, _Mapping]] = ..., step: _Optional[_Union[Latency, _Mapping]] = ..., faults: _Optional[_Union[Faults, _Mapping]] = ..., quarantines: _Optional[_Iterable[str]] = ...) -> None: ...
+        available_hosts: int
+        oldest_wait_s: float
+        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ..., reset: _Optional[_Union[Latency, _Mapping]] = ..., step: _Optional[_Union[Latency, _Mapping]] = ..., faults: _Optional[_Union[Faults, _Mapping]] = ..., quarantines: _Optional[_Iterable[str]] = ..., available_hosts: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ListEnvironmentsResponse.Entry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ListEnvironmentsResponse.Entry, _Mapping]]] = ...) -> None: ...

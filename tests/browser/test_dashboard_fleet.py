@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page
 
+from earl.cli.lib.concerns import WAIT_S
 from earl.obs.metrics import LineFile
 from earl.rpc import Server
 from earl.v1 import common_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -59,7 +60,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 def world() -> World:
-    return World(quarantine_faults=1, quarantine_s=600, lease_s=600)
+    return World(quarantine_faults=1, quarantine_s=600, lease_s=600, reconnect_s=600)
 
 
 @pytest.fixture
@@ -107,9 +108,10 @@ async def test_hosts_faults_and_waiting_episodes_are_shown(
         world.open(3, environment="third")
         world.gateway.detach(lost, 1)
         await shows(page, "#hosts", "quarantined until", "for game: <img src=x", "reconnecting", "attached")
+        world.pass_time(WAIT_S + 0.2)
         waits = "1 episode waits for a host of game: its host is in quarantine"
         await shows(page, "#hosts", waits)
-        await shows(page, "#alerts", waits, "game: host bad is in quarantine for 600 s more: <img")
+        await shows(page, "#alerts", waits, "game: host bad is in quarantine for 597 s more: <img")
         await shows(page, "#faults", "Since the gateway began.", "game", "<img src=x", "␛[2J")
         assert await page.locator("#faults tbody tr").count() == 1
         assert await page.locator("main img").count() == 0 and await page.evaluate("window.owned") is None
@@ -130,6 +132,7 @@ async def test_episodes_that_wait_for_an_environment_without_a_host_are_told(
 ):
     for number in (1, 2, 3):
         world.open(number, environment="chess")
+    world.pass_time(WAIT_S + 0.2)
     waits = "3 episodes wait for a host of chess: no host serves it"
     async with opened(browser, link) as page:
         await shows(page, "#alerts", "now", waits)

@@ -8,6 +8,10 @@ from earl.cli.lib.gateway_codec import GatewayEnvironment
 from earl.stack.status import WorkerState
 from earl.visible import visible
 
+# An episode that has waited for less is no concern: hosts may only be starting. One of an environment that
+# was never served fails after `gateway.lease_s`, 5 s by default.
+WAIT_S = 3.0
+
 
 def concerns(workers: Sequence[WorkerState], served: Sequence[str] | None = None) -> Iterator[str]:
     """Sentences, without an end mark, from the gauges of the last heartbeats.
@@ -31,15 +35,24 @@ def concerns(workers: Sequence[WorkerState], served: Sequence[str] | None = None
 
 
 def waits(environment: GatewayEnvironment) -> Iterator[str]:
-    """Tells of episodes that no host can take: none serves their environment, or all are in quarantine."""
-    count, hosts = environment.queued, environment.hosts
-    if not count or hosts > environment.quarantined:
+    """Tells of episodes that no host can take, once one has waited for WAIT_S."""
+    count = environment.queued
+    if not count or environment.available_hosts or environment.oldest_wait_s < WAIT_S:
         return
-    of = "its host is in quarantine" if hosts == 1 else f"its {hosts} hosts are in quarantine"
-    yield visible(
-        f"{count:,} episode{'s wait' if count > 1 else ' waits'} for a host of {environment.name}: "
-        f"{of if hosts else 'no host serves it'}"
-    )
+    episodes = f"{count:,} episode{'s wait' if count > 1 else ' waits'}"
+    yield visible(f"{episodes} for a host of {environment.name}: {unavailable(environment)}")
+
+
+def unavailable(environment: GatewayEnvironment) -> str:
+    """Tells why none of an environment's hosts can take an episode."""
+    hosts, quarantined = environment.hosts, environment.quarantined
+    if not hosts:
+        return "no host serves it"
+    hosts_text, verb = ("its host", "is") if hosts == 1 else (f"its {hosts:,} hosts", "are")
+    if quarantined >= hosts:
+        return f"{hosts_text} {verb} in quarantine"
+    others = "draining, reconnecting or without capacity"
+    return f"{hosts_text} {verb} {f'in quarantine ({quarantined:,}), ' if quarantined else ''}{others}"
 
 
 def quarantines(environment: GatewayEnvironment) -> Iterator[str]:

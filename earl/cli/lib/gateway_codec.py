@@ -36,7 +36,9 @@ class GatewayEnvironment:
     """One environment at a gateway. queued: sessions that wait for a host; quarantined: hosts that get none
     for a while. reward_range: [least, most], None if unbounded. tools: JSON schemas of its functions.
     reset, step: how long they take. faults: of all its hosts since the gateway began; commonest_count: of
-    those with the text of commonest_fault. quarantines: a sentence for each host that is in one."""
+    those with the text of commonest_fault. quarantines: a sentence for each host that is in one, of a bounded
+    number. available_hosts: hosts that may get sessions of it, with or without free capacity. oldest_wait_s:
+    how long the session that has waited longest has been queued, 0 for a gateway that does not report it."""
 
     name: str
     description: str
@@ -55,6 +57,8 @@ class GatewayEnvironment:
     commonest_fault: str = ""
     commonest_count: int = 0
     quarantines: tuple[str, ...] = ()
+    available_hosts: int = 0
+    oldest_wait_s: float = 0.0
 
 
 class GatewayViewer:

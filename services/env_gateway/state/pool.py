@@ -44,7 +44,8 @@ def _range(bounds: tuple[float, float] | None) -> str:
 class ListedEnvironment:
     """An environment in the fleet. info: as a host declares it, None if no host serves it now; hosts,
     those of them that it is in quarantine on, sessions open and waiting; faults: of its hosts; quarantines:
-    a sentence of each."""
+    a sentence of each; available_hosts: those that may get sessions of it; oldest_wait_s: how long the
+    session that has waited longest has been queued."""
 
     info: Any = None
     hosts: int = 0
@@ -54,6 +55,8 @@ class ListedEnvironment:
     quarantined: int = 0
     faults: FaultSummary = field(default_factory=FaultSummary)
     quarantines: list[str] = field(default_factory=list)
+    available_hosts: int = 0
+    oldest_wait_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -181,8 +184,12 @@ class Pool:
                 entry.capacity += host.capacity
                 entry.open_sessions += opened[name]
                 entry.quarantined += self.quarantine.held((host.name, name), now)
+                entry.available_hosts += host.capacity > 0 and self._may_place(host, name, now)
         for name, queue in self._queues.items():
-            entries.setdefault(name, ListedEnvironment()).queued = len(queue)
+            entry = entries.setdefault(name, ListedEnvironment())
+            entry.queued = len(queue)
+            since = min((session.waits_since for session in queue.values()), default=now)
+            entry.oldest_wait_s = max(0.0, now - since)
         for name, entry in entries.items():
             entry.faults = self.faults.summary(self.faults.hosts(name))
             entry.quarantines = self.quarantines(name, now)
@@ -196,6 +203,15 @@ class Pool:
 
     # --- placement ---------------------------------------------------------------------------
 
+    def _may_place(self, host: HostState, environment: str, now: float) -> bool:
+        """Returns whether the host may get sessions of this environment, once it has free capacity."""
+        return (
+            host.attached
+            and not host.draining
+            and environment in host.environments
+            and not self.quarantine.held((host.name, environment), now)
+        )
+
     def choose(self, environment: str, now: float) -> HostState | None:
         """Returns the host with the most free capacity that may take a session of this environment; None:
         wait.
@@ -205,12 +221,9 @@ class Pool:
         best: HostState | None = None
         tried: HostState | None = None
         for host in self.hosts.values():
-            if not host.attached or host.draining or host.free <= 0 or environment not in host.environments:
+            if host.free <= 0 or not self._may_place(host, environment, now):
                 continue
-            key = (host.name, environment)
-            if self.quarantine.held(key, now):
-                continue
-            if self.quarantine.on_probation(key, now):
+            if self.quarantine.on_probation((host.name, environment), now):
                 if all(session.environment != environment for session in host.sessions.values()):
                     tried = host
             elif best is None or host.free > best.free:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from earl.cli.lib.concerns import WAIT_S
 from earl.cli.lib.gateway_codec import GatewayEnvironment, environment_of
 from earl.cli.report.sections.encoding import encoded
 from earl.dashboard.codec_services import CHARACTERS, ROWS, fleet
@@ -48,8 +49,10 @@ def test_a_host_is_quarantined_then_on_probation_then_as_any_other():
     assert (game["faults"], game["last_fault"], game["quarantined"]) == (1, "reward inf", 1)
     assert section["served"] == ["chess", "game"] and section["waiting"] == []
     world.open(2)
+    assert shown(world)["waiting"] == []
+    world.pass_time(WAIT_S + 0.2, [bad])
     assert shown(world)["waiting"] == ["1 episode waits for a host of game: its host is in quarantine"]
-    world.pass_time(30.2, [bad])
+    world.pass_time(30.2 - WAIT_S, [bad])
     row = shown(world)["rows"][0]
     assert (row["name"], row["quarantines"], row["probation"], row["open"]) == ("bad", [], ["game"], 1)
     [reset] = bad.outbox.take("reset")
@@ -69,12 +72,32 @@ def test_a_host_whose_stream_broke_is_reconnecting_and_one_that_leaves_draining(
 
 
 def test_episodes_wait_for_an_environment_that_nobody_serves():
-    world = World()
+    world = World(lease_s=600)
     world.host("h")
     world.open(1, environment="chess")
+    # Hosts of a run that starts may only be on their way.
+    assert shown(world)["waiting"] == []
+    world.pass_time(WAIT_S + 0.2)
     section = shown(world)
     assert section["waiting"] == ["1 episode waits for a host of chess: no host serves it"]
     assert section["served"] == ["game"]
+
+
+def test_episodes_wait_for_hosts_that_drain_or_reconnect():
+    world = World(lease_s=600, reconnect_s=600)
+    drains, breaks = world.host("drains", capacity=1), world.host("breaks", capacity=1)
+    for number in (1, 2, 3):
+        world.open(number)
+    world.pass_time(WAIT_S + 0.2)
+    # It waits for free capacity alone.
+    assert shown(world)["waiting"] == []
+    world.gateway.handle_host(drains, 1, env_pb2.HostMessage(drain=env_pb2.Drain()))
+    assert shown(world)["waiting"] == []
+    world.gateway.detach(breaks, 1)
+    hosts_text = "its 2 hosts are draining, reconnecting or without capacity"
+    assert shown(world)["waiting"] == [f"1 episode waits for a host of game: {hosts_text}"]
+    world.host("breaks", instance=breaks.instance, epoch=2)
+    assert shown(world)["waiting"] == []
 
 
 def test_a_bounded_number_of_quarantines_is_described_and_the_others_are_counted():

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from earl.cli.lib.concerns import WAIT_S
 from earl.cli.lib.gateway_codec import GatewayEnvironment
 from earl.cli.report.embedded import embedded
 from earl.cli.report.page import write_report
@@ -224,7 +225,8 @@ async def test_what_goes_wrong_now_is_told_as_the_terminal_words_it(tmp_path: Pa
     assert (await live.sections({}))["concerns"] == [told]
     services.fleet = fleet([], env_pb2.ListHostsResponse(), 0.0)
     assert (await live.sections({}))["concerns"] == [f"{told}; no host is connected"]
-    entries = [GatewayEnvironment(f"game{i}", "", "", None, [], 0, 0, 0, 2, 0) for i in range(50)]
+    waited = {"queued": 2, "quarantined": 0, "oldest_wait_s": WAIT_S}
+    entries = [GatewayEnvironment(f"game{i}", "", "", None, [], 0, 0, 0, **waited) for i in range(50)]
     services.fleet = fleet(entries, env_pb2.ListHostsResponse(), 0.0)
     services.said = STATUS
     concerns = (await live.sections({}))["concerns"]

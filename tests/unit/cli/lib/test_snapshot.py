@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from earl.cli.lib.concerns import WAIT_S
 from earl.cli.lib.snapshot import RunMonitor, RunState, state_of
 from earl.cli.show import panels
 from earl.cli.show.status import EXIT_CODES, app, rendered
@@ -113,21 +114,28 @@ def test_what_environments_did_wrong_is_remarked():
 
 
 @pytest.mark.parametrize(
-    ("queued", "hosts", "quarantined", "sentence"),
+    ("queued", "hosts", "quarantined", "available", "reason"),
     [
-        (3, 0, 0, "3 episodes wait for a host of a/game: no host serves it"),
-        (1, 1, 1, "1 episode waits for a host of a/game: its host is in quarantine"),
-        (1200, 2, 2, "1,200 episodes wait for a host of a/game: its 2 hosts are in quarantine"),
+        (3, 0, 0, 0, "3 episodes wait for a host of a/game: no host serves it"),
+        (1, 1, 1, 0, "1 episode waits for a host of a/game: its host is in quarantine"),
+        (1200, 2, 2, 0, "1,200 episodes wait for a host of a/game: its 2 hosts are in quarantine"),
+        (1, 1, 0, 0, "1 episode waits for a host of a/game: its host is draining, reconnecting or without "
+                     "capacity"),
+        (3, 4, 1, 0, "3 episodes wait for a host of a/game: its 4 hosts are in quarantine (1), draining, "
+                     "reconnecting or without capacity"),
         # Those wait for room alone; and nobody waits.
-        (3, 2, 1, ""),
-        (0, 1, 1, ""),
+        (3, 2, 1, 1, ""),
+        (0, 1, 1, 0, ""),
     ],
-)
-def test_episodes_that_no_host_can_take_are_remarked(queued, hosts, quarantined, sentence):
+)  # fmt: skip
+def test_episodes_that_no_host_can_take_are_remarked(queued, hosts, quarantined, available, reason):
     given = {"name": "a/game", "queued": queued, "hosts": hosts, "quarantined": quarantined}
-    environment = replace(SNAPSHOT.environments[0], **given)
-    remarks = list(panels.remarks(replace(SNAPSHOT, environments=(environment,))))
-    assert [remark for remark in remarks if "for a host of" in remark] == [sentence] * bool(sentence)
+    environment = replace(SNAPSHOT.environments[0], **given, available_hosts=available)
+    for wait_s in (0.0, WAIT_S):
+        waiting = replace(environment, oldest_wait_s=wait_s)
+        remarks = list(panels.remarks(replace(SNAPSHOT, environments=(waiting,))))
+        shown = bool(reason) and wait_s >= WAIT_S
+        assert [remark for remark in remarks if "for a host of" in remark] == [reason] * shown
 
 
 def test_it_is_said_that_no_host_has_come_yet_and_which_others_have():

@@ -233,6 +233,29 @@ def test_hosts_that_must_not_be_chosen(pool):
     assert pool.choose("game", 10.0) is host
 
 
+def test_hosts_that_may_be_chosen_and_the_longest_wait_are_listed(pool):
+    host = make_host("a", 1, "game")
+    pool.add(host)
+    for number in (1, 2):
+        pool.wait(make_session(session_id=number, now=3.0))
+    pool.place_next(3.0)
+    # A session that was moved stands first and has waited for less.
+    pool.wait(make_session(session_id=3, now=5.0), first=True)
+    full = pool.listed(7.0)["game"]
+    assert (full.available_hosts, full.queued, full.oldest_wait_s) == (1, 2, 4.0)
+    host.draining = True
+    assert pool.listed(7.0)["game"].available_hosts == 0
+    host.draining, host.back_by = False, 9.0
+    assert pool.listed(7.0)["game"].available_hosts == 0
+    host.back_by, host.capacity = math.inf, 0
+    assert pool.listed(7.0)["game"].available_hosts == 0
+    host.capacity = 1
+    pool.quarantine.fault(("a", "game"), 7.0)
+    assert pool.listed(7.0)["game"].available_hosts == 0
+    # On probation it may get one again.
+    assert pool.listed(17.0)["game"].available_hosts == 1
+
+
 def test_one_name_has_one_schema(pool):
     pool.add(make_host("a", 1, "game", instance=1))
     with pytest.raises(DuplicateEnvironment, match=r"schema 't'.*'a' serves it with 's'"):
