@@ -13,10 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from earl.cli.lib.concerns import concerns
+from earl.cli.lib.concerns import host_waits, unknown_words
 from earl.cli.report.sections.outline import final_status, ledger_of, recorded_ledger, run_section
 from earl.config.run import RunConfig
-from earl.dashboard.codec_services import Services
+from earl.dashboard.codec_services import Services, beginning
 from earl.errors import EarlError
 from earl.stack.record import is_held
 from earl.stack.status import RunStatus, WorkerState
@@ -71,10 +71,15 @@ class Live:
         return sections
 
     def _concerns(self, state: str, hosts: Mapping[str, Any]) -> list[str]:
-        """Sentences about what goes wrong now, as `earl status` words them."""
+        """Sentences about what goes wrong now, as `earl status` words them; what stops a run comes first."""
         workers = self._status.workers if state == "live" else ()
-        every = [*concerns(workers, hosts.get("served")), *hosts["waiting"], *hosts.get("quarantines", ())]
-        return every[:CONCERNS]
+        every = [
+            *host_waits(workers, hosts.get("served")),
+            *hosts["waiting"],
+            *hosts.get("quarantines", ()),
+            *unknown_words(workers),
+        ]
+        return [beginning(text) for text in every[:CONCERNS]]
 
     @property
     def _has_ended(self) -> bool:

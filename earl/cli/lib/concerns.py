@@ -18,6 +18,12 @@ def concerns(workers: Sequence[WorkerState], served: Sequence[str] | None = None
 
     served: environments that hosts serve now; None if nobody has asked.
     """
+    yield from host_waits(workers, served)
+    yield from unknown_words(workers)
+
+
+def host_waits(workers: Sequence[WorkerState], served: Sequence[str] | None) -> Iterator[str]:
+    """Tells how long rollout has waited for a host of the run's environment. served: as of `concerns`."""
     waits_s = max((worker.gauges.get("waits_for_host_s", 0.0) for worker in workers), default=0.0)
     if waits_s:
         others = f"hosts serve {', '.join(served)}" if served else "no host is connected"
@@ -25,13 +31,25 @@ def concerns(workers: Sequence[WorkerState], served: Sequence[str] | None = None
             f"rollout has waited {waits_s:.0f} s for a host that serves the run's environment"
             f"{'' if served is None else f'; {others}'}"
         )
-    for worker in workers:
-        count = int(worker.gauges.get("unknown_words", 0.0))
-        if count:
-            yield (
-                f"{worker.name} has read {count} word{'s' if count > 1 else ''} that model.scratch.words "
-                f"does not have, and the model cannot tell apart; `earl logs {worker.name}` names them"
-            )
+
+
+def unknown_words(workers: Sequence[WorkerState]) -> Iterator[str]:
+    """Tells in one sentence which workers have read words that the tokenizer lacks."""
+    counts = {
+        worker.name: count for worker in workers if (count := int(worker.gauges.get("unknown_words", 0.0)))
+    }
+    if not counts:
+        return
+    name, *others = counts
+    most = max(counts.values())
+    read = f"{name} has read {most} word{'s' if most > 1 else ''}"
+    if others:
+        workers_text = f"{len(others)} other worker{'s' if len(others) > 1 else ''}"
+        read = f"{name} and {workers_text} have read words (at most {most} each)"
+    yield (
+        f"{read} that model.scratch.words does not have, and the model cannot tell apart; "
+        f"`earl logs {name}` names {'its own' if others else 'them'}"
+    )
 
 
 def waits(environment: GatewayEnvironment) -> Iterator[str]:

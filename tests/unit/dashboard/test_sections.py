@@ -23,7 +23,7 @@ from earl.cli.report.sections.history import RunHistory
 from earl.cli.report.sections.layouts import bands
 from earl.cli.report.sections.series import POINTS, thinned
 from earl.cli.report.sections.trajectories import Filters, Trajectories
-from earl.dashboard.codec_services import fleet
+from earl.dashboard.codec_services import CHARACTERS, fleet
 from earl.dashboard.door import Door
 from earl.dashboard.feed import FOLLOWERS, Feed
 from earl.dashboard.live import CONCERNS, Live
@@ -232,6 +232,23 @@ async def test_what_goes_wrong_now_is_told_as_the_terminal_words_it(tmp_path: Pa
     concerns = (await live.sections({}))["concerns"]
     assert concerns[0] == "2 episodes wait for a host of game0: no host serves it"
     assert len(concerns) == CONCERNS
+    # What stops the run comes before words that many workers do not know, in one sentence.
+    words = [replace(waiting, name=f"rollout-{i}", gauges={"unknown_words": 1.0 + i}) for i in range(12)]
+    services.said = replace(STATUS, workers=(waiting, *words))
+    game = replace(entries[0], quarantined=1, quarantines=("host h is in quarantine for 9 s more: boom",))
+    services.fleet = fleet([game], env_pb2.ListHostsResponse(), 0.0)
+    first, second, third, fourth = (await live.sections({}))["concerns"]
+    assert first == f"{told}; no host is connected" and second.startswith(
+        "2 episodes wait for a host of game0"
+    )
+    assert third == "game0: host h is in quarantine for 9 s more: boom"
+    assert fourth == (
+        "rollout-0 and 11 other workers have read words (at most 12 each) that model.scratch.words does not "
+        "have, and the model cannot tell apart; `earl logs rollout-0` names its own"
+    )
+    services.said = replace(STATUS, workers=(replace(words[0], name="\x1b[2J" + "y" * 1000),))
+    *_, last = (await live.sections({}))["concerns"]
+    assert last.startswith("␛[2Jyyy") and len(last) == CHARACTERS + 1
     # Of a run that has ended nothing goes wrong now.
     assert (await Live(tmp_path, config_of(tmp_path), Silent()).sections({}))["concerns"] == []
 
