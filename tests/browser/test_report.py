@@ -75,7 +75,7 @@ async def test_all_of_it_is_drawn_from_the_file_alone(browser: Browser, report: 
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         said = await page.locator("main").text_content() or ""
         assert await page.locator("#faults tbody tr").count() == 1
-        assert "Faults of environments" in said and "host-1" in said
+        assert "Faults of environments" in said and "host-1" in said and "Every attempt" in said
         for words in ("Not measured", "KL to the reference", "final", "Parallelism of rollout", "Win rate"):
             assert words in said, words
         assert await page.locator("#evaluations tbody tr").count() == 2

@@ -9,7 +9,7 @@ const STATES = TICKETS.map(([name, word, meaning, , colour, live]) => ({ name, w
 const LIVE = STATES.filter((state) => state.live);
 // Shown first until the reader chooses: pending tickets are the least interesting.
 const PREFERRED = [...LIVE.slice(1), LIVE[0]];
-const ENDINGS = { ok: "ok", truncated: "truncated", env_error: "environment’s error", infra_error: "infrastructure’s error", timeout: "timeout", out_of_memory: "of those out of memory" };
+const ENDINGS = { ok: "ok", truncated: "truncated", env_error: "environment’s error", infra_error: "infrastructure’s error", timeout: "timeout" };
 
 export class Ledger {
   constructor() {
@@ -41,17 +41,23 @@ export class Ledger {
     const note = ledger.state === "live" ? "issued = trained + evaluated + dropped + in progress, at every moment."
       : ledger.final ? "At the end of the run."
       : ledger.step ? `As of training step ${count(ledger.step)}.` : "Last answer of the scheduler.";
-    const endings = Object.entries(this.endings).filter(([, many]) => many);
     put(at("counts"), head("Ledger", note),
       this.bar(values),
       h("dl", { class: "facts states" }, h("div", {}, h("dt", {}, "issued"), h("dd", {}, count(ledger.issued))),
         STATES.map(({ name, word, meaning, colour }) => h("div", { title: meaning }, h("dt", {}, h("i", { class: `c${colour}` }), word), h("dd", {}, count(values[name]))))),
       Object.keys(ledger.dropped).length > 0 && h("p", { class: "note" }, "Dropped: ",
         Object.entries(ledger.dropped).map(([reason, many]) => `${reason.replaceAll("_", " ")} ${count(many)}`).join(", "), "."),
-      endings.length > 0 && h("p", { class: "note" }, "Episodes ended: ",
-        endings.map(([kind, many]) => `${ENDINGS[kind] ?? kind} ${count(many)}`).join(", "), ", those tried again included."),
+      this.endingsNote(),
       ledger.roles.length > 0 && table("Stages of a batch", ["stage", ...ROLES.map(([, word]) => `#${word}`)],
         ledger.roles.map((one) => [one.name, ...ROLES.map(([name]) => count(one[name]))])));
+  }
+
+  /** How episodes ended; those out of memory are a part of the infrastructure’s errors. */
+  endingsNote() {
+    const { out_of_memory: outOfMemory = 0, ...endings } = this.endings;
+    const texts = Object.entries(endings).filter(([, times]) => times).map(([kind, times]) => `${ENDINGS[kind] ?? kind} ${count(times)}`
+      + (kind === "infra_error" && outOfMemory ? ` (${count(outOfMemory)} because an engine ran out of memory)` : ""));
+    return texts.length > 0 && h("p", { class: "note" }, `Episodes ended: ${texts.join(", ")}. Every attempt of an episode counts.`);
   }
 
   bar(values) {
