@@ -79,16 +79,18 @@ def work(ledger: Ledger) -> StepWork | None:
     """The part of its step that the run is in; None before a trainer is there, and once all is done."""
     rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
     if tables.batch is not None:
-        return StepWork(Doing.TRAINING, version, len(tables.batch.tickets))
+        return StepWork(Doing.TRAINING, version, len(tables.batch.tickets), tables.batch.purpose)
     if not version:
         return None
     evaluation = in_progress(tables.evaluations.values(), version)
     if evaluation is not None:
-        return StepWork(Doing.EVALUATING, version, evaluation.episodes)
-    now = phase(ledger)
-    if now == WARMUP:
-        return StepWork(Doing.PLAYING, version, rules.warmup_episodes)
-    return StepWork(Doing.PLAYING, version, rules.batch_groups * rules.group_size) if now == TRAIN else None
+        return StepWork(Doing.EVALUATING, version, evaluation.episodes, Purpose.EVALUATE)
+    phase_name = phase(ledger)
+    if phase_name == WARMUP:
+        return StepWork(Doing.PLAYING, version, rules.warmup_episodes, Purpose.WARMUP)
+    if phase_name == TRAIN:
+        return StepWork(Doing.PLAYING, version, rules.batch_groups * rules.group_size, Purpose.TRAIN)
+    return None
 
 
 def played(ledger: Ledger) -> int:

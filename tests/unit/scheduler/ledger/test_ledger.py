@@ -499,16 +499,16 @@ def test_a_repeated_report_is_accepted_wherever_its_ticket_went_since() -> None:
 
 def test_a_step_is_played_then_trained_and_an_evaluation_is_waited_for() -> None:
     ledger = begun(staleness=0, evaluation_episodes=3, evaluate_at_start=False, evaluate_every_steps=1)
-    assert phases.work(ledger) == StepWork(Doing.PLAYING, 1, 4)
+    assert phases.work(ledger) == StepWork(Doing.PLAYING, 1, 4, Purpose.TRAIN)
     tickets = lease(ledger)
     finish(ledger, tickets[:3])
     assert phases.played(ledger) == 3
     finish(ledger, tickets[3:])
     batch = batch_of(ledger)
-    assert phases.work(ledger) == StepWork(Doing.TRAINING, 1, 4)
+    assert phases.work(ledger) == StepWork(Doing.TRAINING, 1, 4, Purpose.TRAIN)
     ledger.commit(batch.id, 2)
     phases.advance(ledger, 0.0)
-    assert phases.work(ledger) == StepWork(Doing.EVALUATING, 2, 2)
+    assert phases.work(ledger) == StepWork(Doing.EVALUATING, 2, 2, Purpose.EVALUATE)
     finish(ledger, [one for one in lease(ledger) if one.purpose is Purpose.EVALUATE][:1], descriptor_key="")
     assert phases.evaluated(ledger) == 1
 
@@ -517,7 +517,7 @@ def test_nothing_is_known_of_a_step_before_a_trainer_is_there() -> None:
     ledger = Ledger(RULES)
     phases.advance(ledger, 0.0)
     assert phases.work(ledger) is None
-    assert phases.work(begun(RULES)) == StepWork(Doing.PLAYING, 1, 3)
+    assert phases.work(begun(RULES)) == StepWork(Doing.PLAYING, 1, 3, Purpose.WARMUP)
 
 
 def test_groups_that_went_ahead_count_unless_others_may_not_wait() -> None:
