@@ -99,14 +99,17 @@ def played(ledger: Ledger) -> int:
     rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
     warms_up = phase(ledger) == WARMUP
     purpose = Purpose.WARMUP if warms_up else Purpose.TRAIN
-    groups = tables.groups[purpose]
+    groups, whole, staleness = tables.groups[purpose], tables.whole[purpose], rules.staleness
+
+    def may_be_left_out(group: int) -> bool:
+        if group in whole or not staleness:  # without staleness no group of a later batch has been played
+            return True
+        return all(tables.tickets[number].floor + staleness > version for number in groups[group])
 
     def order(group: int) -> tuple[bool, int]:
         if warms_up:
             return False, tables.place(purpose, group)
-        floor = min((tables.tickets[number].floor for number in groups[group]), default=version)
-        may_wait = group in tables.whole[purpose] or floor + rules.staleness > version
-        return may_wait, -tables.ready[group]
+        return may_be_left_out(group), -tables.ready[group]
 
     count = rules.warmup_episodes if warms_up else rules.batch_groups
     return sum(tables.ready[group] for group in sorted(groups, key=order)[:count])

@@ -46,6 +46,17 @@ def test_a_step_that_is_played_then_trained():
     assert figures["step_trained"] == 0.5 and figures["step_left_s"] == pytest.approx(20.0)
 
 
+@pytest.mark.parametrize(("staleness", "finished"), [(1, 8), (0, 3)])
+def test_how_much_is_played_does_not_go_through_the_tickets_of_groups_that_are_whole_or_all_due(
+    staleness: int, finished: int
+):
+    """Every status asks for it, on the scheduler's loop."""
+    ledger = begun(staleness=staleness)
+    finish(ledger, lease(ledger)[:finished])
+    ledger.tables.tickets = {}
+    assert phases.played(ledger) == min(4, finished)
+
+
 def test_an_evaluation_has_no_episodes_of_a_step():
     loop = loop_of(RULES, warmup_batches=0)
     tickets = lease(loop.ledger)
