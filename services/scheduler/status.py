@@ -163,11 +163,17 @@ def step_figures(loop: RunLoop, elapsed_s: float) -> dict[str, float]:
 
 
 def _trained(loop: RunLoop, spent_s: float) -> float | None:
-    """The trainer's own word on its batch; None before its first heartbeat since the batch was planned."""
-    report = loop.fleet.reports.get(loop.ledger.tables.run.trainer)
-    if report is None or time.monotonic() - report.received_s >= spent_s:
+    """The part of its batch that the trainer has trained, as it says, 0..1.
+
+    None before its first heartbeat since the batch was planned, or since the trainer was started again.
+    """
+    tables = loop.ledger.tables
+    report, worker = loop.fleet.reports.get(tables.run.trainer), tables.workers.get(tables.run.trainer)
+    if report is None or worker is None or report.incarnation != worker.incarnation:
         return None
-    return report.gauges.get("phase_fraction")
+    if report.train_fraction is None or time.monotonic() - report.received_s >= spent_s:
+        return None
+    return min(1.0, max(0.0, report.train_fraction))
 
 
 def metric_figures_of(loop: RunLoop) -> MetricFigures:

@@ -18,6 +18,7 @@ from services.scheduler.scheduler import Scheduler
 SERVICE = "earl.v1.SchedulerService"
 CREDIT = 4096
 GAUGES = 256
+TRAIN_FRACTION = "train_fraction"
 # By what part of itself the time between two heartbeats differs.
 SPREAD = 0.25
 # Characters of a reason that are kept.
@@ -43,13 +44,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.LeaveResponse()
 
     async def Heartbeat(self, request, context):
-        worker = request.worker
+        worker, gauges = request.worker, _finite(request.gauges)
+        # It is known while a batch is trained: among the gauges that are shown it would come and go.
+        train_fraction = gauges.pop(TRAIN_FRACTION, None)
         report = WorkerReport(
             incarnation=worker.incarnation,
             received_s=time.monotonic(),
             running=request.running,
             version=request.version,
-            gauges=_finite(request.gauges),
+            gauges=gauges,
+            train_fraction=train_fraction,
             transfers={
                 moved.path: TransferRates(moved.size_bytes, moved.seconds, moved.transfers, moved.retries)
                 for moved in request.transfers

@@ -37,13 +37,17 @@ class TransferRates:
 
 @dataclass(slots=True)
 class WorkerReport:
-    """A worker's last heartbeat. received_s: monotonic."""
+    """A worker's last heartbeat. received_s: monotonic.
+
+    train_fraction: the part of the batch that a trainer has trained, as it says; it is none of the gauges.
+    """
 
     incarnation: int
     received_s: float
     running: int = 0
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)
+    train_fraction: float | None = None
     transfers: Mapping[str, TransferRates] = field(default_factory=dict)
 
 

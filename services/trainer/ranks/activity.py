@@ -54,8 +54,8 @@ class Activity:
     version: int = 0
     batch_id: int = 0
     doing: str = WAITING
-    # The part of the present phase that is done, 0..1; None where that is not known.
-    phase_fraction: float | None = None
+    # The part of the batch that is trained, 0..1; None while none is being trained.
+    train_fraction: float | None = None
     gauges: dict[str, float] = field(default_factory=dict)
     transfers: tuple[TransferTotals, ...] = ()
     # Seconds of the latest phase of each kind.
@@ -78,19 +78,19 @@ class Activity:
             seconds = time.perf_counter() - started
             self.seconds[what] = seconds
             self.total_seconds[what] = self.total_seconds.get(what, 0.0) + seconds
-            self.phase_fraction = None
+            self.train_fraction = None
             with self._lock:
                 self._close(time.time_ns())
                 self.doing = WAITING
 
     def progressed(self, fraction: float) -> None:
-        """Notes which part of the present phase is done, 0..1."""
-        self.phase_fraction = fraction
+        """Notes which part of the batch is trained, 0..1."""
+        self.train_fraction = fraction
 
     def reported(self) -> dict[str, float]:
-        """Returns the gauges for a heartbeat, by name; phase_fraction is one while it is known."""
-        fraction = self.phase_fraction
-        return self.gauges | ({} if fraction is None else {"phase_fraction": fraction})
+        """Returns the gauges for a heartbeat, by name; train_fraction is one while it is known."""
+        fraction = self.train_fraction
+        return self.gauges | ({} if fraction is None else {"train_fraction": fraction})
 
     def take_spans(self) -> list[BusySpan]:
         """Spans since the last call; what runs now is split here, and its rest comes with a later call."""

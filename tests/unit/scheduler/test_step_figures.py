@@ -35,15 +35,54 @@ def test_a_step_that_is_played_then_trained():
     batch_of(loop.ledger)
     assert step_figures(loop, 45.0) == {"step_spent_s": 0.0, "step_played": 4.0, "step_episodes": 4.0}
 
-    def reports(age_s: float) -> None:
-        report = WorkerReport(1, time.monotonic() - age_s, gauges={"phase_fraction": 0.5})
-        loop.fleet.reports["t"] = report
+    loop.fleet.reports["t"] = reported(0.5)
+    assert step_figures(loop, 55.0)["step_trained"] == 0.5
+    loop.fleet.reports["t"] = reported(0.75)
+    assert step_figures(loop, 65.0)["step_left_s"] == pytest.approx(20.0 / 3)
 
-    reports(3600.0)  # of the batch before
-    assert "step_trained" not in step_figures(loop, 55.0)
-    reports(0.0)
+
+def reported(train_fraction: float | None, *, age_s: float = 0.0, incarnation: int = 1) -> WorkerReport:
+    return WorkerReport(incarnation, time.monotonic() - age_s, train_fraction=train_fraction)
+
+
+def training() -> Any:
+    """A loop whose trainer "t" has had a batch since second 45."""
+    loop = loop_of(staleness=0)
+    finish(loop.ledger, lease(loop.ledger))
+    batch_of(loop.ledger)
+    step_figures(loop, 45.0)
+    return loop
+
+
+@pytest.mark.parametrize(("said", "shown"), [(1.5, 1.0), (-0.5, 0.0)])
+def test_a_fraction_that_a_trainer_reports_is_bounded(said: float, shown: float):
+    loop = training()
+    loop.fleet.reports["t"] = reported(said)
     figures = step_figures(loop, 65.0)
-    assert figures["step_trained"] == 0.5 and figures["step_left_s"] == pytest.approx(20.0)
+    assert figures["step_trained"] == shown and "step_left_s" not in figures
+
+
+@pytest.mark.parametrize(
+    ("fraction", "age_s", "incarnation"),
+    [
+        pytest.param(0.5, 3600.0, 1, id="of the batch before"),
+        pytest.param(0.5, 0.0, 7, id="of another life"),
+        pytest.param(None, 0.0, 1, id="without one"),
+    ],
+)
+def test_a_report_that_is_not_of_this_batch_tells_no_fraction(
+    fraction: float | None, age_s: float, incarnation: int
+):
+    loop = training()
+    loop.fleet.reports["t"] = reported(fraction, age_s=age_s, incarnation=incarnation)
+    assert "step_trained" not in step_figures(loop, 55.0)
+
+
+def test_the_last_report_of_a_trainer_that_was_lost_tells_no_fraction():
+    loop = training()
+    loop.fleet.reports["t"] = reported(0.5)
+    loop.ledger.membership.leave("t", "lost")
+    assert "step_trained" not in step_figures(loop, 55.0)
 
 
 @pytest.mark.parametrize(("staleness", "finished"), [(1, 8), (0, 3)])
