@@ -49,7 +49,7 @@ class LaunchOutcome:
     """The outcome of a launch. seconds: from `started_at` (time.monotonic) to the end of the run's work.
 
     begun: False if it was stopped before all processes were ready; a new run left only its logs then. A run
-    that is complete has begun, also if its time limit ended it before.
+    that is complete has begun, even if its time limit ended it before that.
     """
 
     directory: Path
@@ -122,7 +122,7 @@ async def launch(
                 outcome = await stack.run(directory.path, started_at)
             except EarlError as failure:
                 error = disk_space.explained(directory.path, failure)
-                if stack.was_ready or directory.resumed:
+                if stack.begun or directory.resumed:
                     directory.failed(error)
                     recorder.end("failed")
                 else:
@@ -191,7 +191,8 @@ class Launch:
         earlier_s: float,
     ) -> None:
         """earlier_s: seconds that earlier launches of the run took."""
-        self.was_ready = False
+        self._was_ready = False
+        self._is_complete = False
         self._config = config
         self._supervisor = supervisor
         self._signals = signals
@@ -200,6 +201,11 @@ class Launch:
         self._status = RunStatus(run=config.name, elapsed_s=earlier_s)
         self._scheduler = OperatorClient(config.scheduler.bind, Access.of(Role.OPERATOR))
         self._stop_s = config.stack.stop_s
+
+    @property
+    def begun(self) -> bool:
+        """True once all processes were ready, or the run is complete: its time limit may end it before."""
+        return self._was_ready or self._is_complete
 
     async def run(self, directory: Path, started_at: float) -> LaunchOutcome:
         supervisor = self._supervisor
@@ -211,15 +217,16 @@ class Launch:
             waits: list[asyncio.Future] = [supervisor.failure, follower, stopping, ended]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             seconds = time.monotonic() - started_at
+            # Not later: the scheduler reports a run that was asked to stop as ended too.
+            self._is_complete = supervisor.run_ended.is_set()
             if supervisor.failure.done():  # first: it explains a scheduler that does not answer
                 raise supervisor.failure.result()
             if follower.done():
                 follower.result()  # raises the reason for its end
-            complete = ended.done()
-            await self._last_steps(stopped=not complete)
+            await self._last_steps(stopped=not self._is_complete)
             if supervisor.failure.done() and not self._signals.hurry.is_set():
                 raise supervisor.failure.result()
-            return LaunchOutcome(directory, self._status, complete, seconds, complete or self.was_ready)
+            return LaunchOutcome(directory, self._status, self._is_complete, seconds, self.begun)
         finally:
             for task in (follower, stopping, ended):
                 task.cancel()
@@ -234,7 +241,7 @@ class Launch:
         supervisor = self._supervisor
         answered_s = time.monotonic()
         while True:
-            self.was_ready = self.was_ready or supervisor.all_ready
+            self._was_ready = self._was_ready or supervisor.all_ready
             if supervisor.processes[plan.SCHEDULER].ready.is_set():
                 try:
                     self._status = await self._scheduler.status(STATUS_S)
@@ -252,7 +259,7 @@ class Launch:
             processes = supervisor.processes.items()
             self._endpoints.show({name: process.metrics for name, process in processes})
             self._on_update(supervisor.states(), self._status)
-            await asyncio.sleep(POLL_S if self.was_ready else START_POLL_S)
+            await asyncio.sleep(POLL_S if self._was_ready else START_POLL_S)
 
     async def _last_steps(self, *, stopped: bool) -> None:
         """Lets the workers end by themselves (the trainer saves), bounded, then takes the last status."""
