@@ -141,6 +141,7 @@ def test_a_run_goes_on_alone_is_looked_at_ends_and_is_resumed(background: Backgr
     code, ended, said = background.earl("stop", str(background.run), "--json")
     assert code == 0, said
     assert (ended["was_running"], ended["outcome"]) == (True, "stopped")
+    assert ended["why_ended"].startswith("stopped by SIGTERM (which earl stop sends) after ")
     assert ended["left"] == ended["remains"] == {"pids": [], "paths": []}
     background.assert_nothing_left()
     code, look, _ = background.earl("status", str(background.run), "--json")

@@ -162,9 +162,10 @@ def test_a_run_is_resharded_while_it_trains_and_loses_nothing(launched: Launched
     launched.until(r"train [1-9]\d*/")
     launched.until(r"train [1-9]\d*/")
     assert launched.process is not None
-    launched.process.send_signal(signal.SIGINT)
+    launched.process.send_signal(signal.SIGHUP)
     code, figures = launched.finish()
     assert code == 130, launched.said
+    assert "\nearl: stopped by its terminal, which was closed after " in launched.said
     assert_ledger_adds_up(figures)
     assert figures["dropped"] == 0
     for line in map(json.loads, (launched.run_directory / "switches.jsonl").open()):

@@ -36,7 +36,7 @@ OVERRIDES = "earl.overrides"
 # Signals that stop a run, and the reason that is then shown.
 STOPPED_BY = {
     signal.SIGINT: "Ctrl-C",
-    signal.SIGTERM: "earl stop (SIGTERM)",
+    signal.SIGTERM: "SIGTERM (which earl stop sends)",
     signal.SIGHUP: "its terminal, which was closed",
 }
 

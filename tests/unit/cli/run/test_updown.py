@@ -35,7 +35,7 @@ from tests.support.disk import full_at
 from tests.support.notices import heard_notices
 from tests.support.runs import tictactoe
 
-TRAINING = RunStatus(phase="train", step=3, steps=40, message="stopped by earl stop (SIGTERM)")
+TRAINING = RunStatus(phase="train", step=3, steps=40, message="stopped by SIGTERM (which earl stop sends)")
 # Holds the lock of a run's directory, and ends with the number of the signal that it gets first.
 LAUNCHER = """
 import fcntl, os, signal, sys
@@ -144,6 +144,30 @@ def test_stop_tells_what_it_waits_for_until_the_launcher_has_ended(
     assert "has not ended within 120 s: signalled again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("number", "by"),
+    [
+        (signal.SIGINT, "Ctrl-C"),
+        (signal.SIGTERM, "SIGTERM (which earl stop sends)"),
+        (signal.SIGHUP, "its terminal, which was closed"),
+    ],
+)
+async def test_a_signal_stops_a_launcher_and_is_named(number: signal.Signals, by: str):
+    signals = handled()
+    try:
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(60.0):
+            await signals.stop.wait()
+        assert signals.by == by and not signals.hurry.is_set()
+    finally:
+        unhandled()
+
+
+def unhandled() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
 async def test_a_launcher_that_is_told_so_hurries():
     signals = handled()
     try:
@@ -153,8 +177,7 @@ async def test_a_launcher_that_is_told_so_hurries():
             await signals.hurry.wait()
         assert signals.stop.is_set()
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            asyncio.get_running_loop().remove_signal_handler(number)
+        unhandled()
 
 
 def test_services_that_no_launcher_started_are_left_alone(tmp_path: Path):
@@ -178,7 +201,7 @@ def test_stop_says_where_the_report_is_if_there_is_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("outcome", "status", "failure", "sentence"),
     [
-        ("stopped", TRAINING, {}, "stopped by earl stop (SIGTERM) after 3 of 40 steps"),
+        ("stopped", TRAINING, {}, "stopped by SIGTERM (which earl stop sends) after 3 of 40 steps"),
         ("failed", TRAINING, {"error": "EngineLost", "message": "gone"},
          "failed after 3 of 40 steps: EngineLost: gone"),
         ("", RunStatus(), {}, ending_reason("", RunStatus(), {})),
