@@ -1,12 +1,14 @@
-"""The reason why a run ended, in the words that every command, the report and the page use. Pure."""
+"""The reason why a run ended, in the words that every command, the report and the page use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earl.errors import ConfigError
-from earl.stack.record import LaunchRecord
+from earl.stack.record import LaunchRecord, read_record
+from earl.stack.run_files import FAILURE, read_object
 from earl.stack.status import RunStatus
 
 # Proposed for a run that was only to imitate.
@@ -35,6 +37,13 @@ def ending_reason(outcome: str, status: RunStatus, failure: Mapping[str, Any]) -
         reason = [str(failure[key]) for key in ("error", "message") if failure.get(key)]
         return ": ".join([f"failed{progress(status)}", *reason])
     return "lost: its launcher was killed or the machine was restarted, and nothing was recorded"
+
+
+def recorded_reason(directory: Path) -> str:
+    """The sentence of `ending_reason` for the last launch of a run, from what its directory holds."""
+    record = read_record(directory)
+    outcome, status = (record.outcome, record.status) if record is not None else ("", RunStatus())
+    return ending_reason(outcome, status, read_object(directory / FAILURE))
 
 
 def refuse_complete(config: RunConfig, record: LaunchRecord | None, shown: str) -> None:

@@ -27,7 +27,7 @@ from earl.rpc.token_file import Role
 from earl.stack import credentials, disk_space, plan, warden
 from earl.stack.auto_dtype import settle
 from earl.stack.codec import OperatorClient
-from earl.stack.ending import refuse_complete
+from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
 from earl.stack.ports import binds, resolve_all
 from earl.stack.record import LaunchRecorder, read_record
@@ -88,12 +88,14 @@ async def launch(
     signals: Signals,
     on_update: OnUpdate,
     on_taken: Callable[[RunDirectory], None] | None = None,
+    on_failed: Callable[[str], None] | None = None,
 ) -> LaunchOutcome:
     """Runs a whole stack; returns when the run has ended or was stopped, with nothing left running.
 
     A dtype "auto" is resolved here, if the caller has not. on_taken: called once the run's directory is this
-    launch's. Raises ConfigError and PortInUse before anything is started, and the typed reason when a process
-    of the stack fails for good.
+    launch's. on_failed: called with the sentence of `recorded_reason` if it fails once the run has begun.
+    Raises ConfigError and PortInUse before anything is started, and the typed reason when a process of the
+    stack fails for good.
     """
     config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
     launched = resolve(config)
@@ -125,6 +127,8 @@ async def launch(
                 if stack.begun or directory.resumed:
                     directory.failed(error)
                     recorder.end("failed")
+                    if on_failed is not None:
+                        on_failed(recorded_reason(directory.path))
                 else:
                     directory.clear()
                 raise error from error.__cause__

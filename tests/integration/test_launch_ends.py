@@ -57,10 +57,17 @@ async def test_a_run_that_its_time_limit_ended_early_is_kept_if_its_trainer_then
     os.mkfifo(gate)
     monkeypatch.setattr(plan, "plan", lambda config, run_json: specs(gate))
     monkeypatch.setattr(launcher, "OperatorClient", lambda address, access: LimitedScheduler(config, gate))
-    with pytest.raises(ProcessFailed, match="trainer ended with exit code 1"):
+    reasons: list[str] = []
+    with pytest.raises(ProcessFailed, match="trainer ended with exit code 1") as failed:
         await launch(
-            config, resume=False, started_at=0.0, signals=Signals(), on_update=lambda processes, status: None
+            config,
+            resume=False,
+            started_at=0.0,
+            signals=Signals(),
+            on_update=lambda processes, status: None,
+            on_failed=reasons.append,
         )
+    assert reasons == [f"failed: ProcessFailed: {failed.value.message}"]
     directory, record = run_path(config), read_record(run_path(config))
     assert record is not None and (record.outcome, record.status) == ("failed", LIMIT)
     assert (directory / "metrics.jsonl").is_file() and (directory / FAILURE).is_file()

@@ -148,7 +148,7 @@ def test_a_run_goes_on_alone_is_looked_at_ends_and_is_resumed(background: Backgr
     assert (code, look["state"]) == (21, "stopped")
     assert look["status"]["ledger"]["trained"] > 0 and (background.run / "report.html").is_file()
     log = (background.run / "logs" / "earl.log").read_text()
-    assert "trainer ready" in log and "resume with: earl resume" in log
+    assert "trainer ready" in log and f"earl: {ended['why_ended']}; resume with: earl resume" in log
 
     code, again, said = background.earl("up", str(background.run / "run.toml"), "--resume", "--json")
     assert code == 0, said

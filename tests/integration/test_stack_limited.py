@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
 
-from earl.cli.lib.run_directory import config_of
-from earl.cli.lib.snapshot import RunMonitor
-from earl.cli.top.screen import Top
-from earl.dashboard.codec_services import Services
-from earl.dashboard.live import Live
-from earl.rpc.access import OPEN
+from tests.support.ended import assert_told_everywhere, in_scheduler_log
 from tests.support.launched import SMALL, TICTACTOE, earl_here
-from tests.support.report_file import report_data
-from tests.unit.cli.top.test_top import shown_with
 
 STEPS = 9999
 KEYS = SMALL | {"evaluation.episodes": "0", "scheduler.steps": str(STEPS), "scheduler.profile_s": "0"}
-
-
-async def on_screen(directory: Path, words: str) -> str:
-    """The screen of `earl top` once it has these words."""
-    app = Top(RunMonitor.of_run(directory), every_s=0.2)
-    async with app.run_test(size=(160, 60)) as pilot:
-        return await shown_with(app, pilot, words)
-
-
-async def on_page(directory: Path) -> str:
-    """The reason that the page shows for the end of a run."""
-    config = config_of(directory)
-    services = Services(config.scheduler.bind, config.gateway.bind, OPEN)
-    try:
-        sections = await Live(directory, config, services).sections({})
-    finally:
-        await services.close()
-    assert sections["run"]["state"] == "ended"
-    return sections["run"]["why"]
 
 
 def trained(here: Path, limit_s: str, **overrides: str) -> str:
@@ -60,14 +33,8 @@ def trained(here: Path, limit_s: str, **overrides: str) -> str:
 def test_a_time_limit_is_told_in_the_same_words_everywhere(tmp_path: Path):
     here, directory = tmp_path, tmp_path / "runs" / "limited"
     why = trained(here, "0.3")
-    status = earl_here(here, "status", "limited")
-    assert status.returncode == 20 and why in " ".join(status.stdout.split())
-    assert json.loads(earl_here(here, "status", "limited", "--json").stdout)["why_ended"] == why
-    assert json.loads(earl_here(here, "stop", "limited", "--json").stdout)["why_ended"] == why
-    assert f"the run has ended: {why}" in earl_here(here, "logs", "limited", "scheduler").stdout
-    assert report_data(directory / "report.html")["sections"]["run"]["why"] == why
-    assert asyncio.run(on_page(directory)) == why
-    assert asyncio.run(on_screen(directory, why))
+    assert_told_everywhere(directory, why, 20)
+    assert in_scheduler_log(directory, why)
 
     resumed = earl_here(here, "resume", "limited", "--foreground")
     remedy = "earl resume limited --scheduler.train_limit_s 0.6"

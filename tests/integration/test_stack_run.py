@@ -32,6 +32,7 @@ from earl.parallelism import Parallelism
 from earl.stack.endpoints import endpoints_of
 from earl.stack.ports import free_port
 from earl.stack.record import read_record
+from tests.support.ended import assert_told_everywhere, in_scheduler_log
 from tests.support.launched import ROOT, Launched, assert_ledger_adds_up, launch_in
 from tests.support.report_file import report_data
 
@@ -226,11 +227,14 @@ def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched)
     assert code == 130, launched.said
     assert_ledger_adds_up(figures)
     assert endpoints_of(launched.run_directory) == {}
-    resume = f"resume with: earl resume {launched.run_directory}"
-    assert launched.said.rstrip().endswith(resume)
     launched.assert_nothing_left()
     trained = figures["trained"]
     assert trained >= 2 * 16 + 16
+    reason = f"stopped by Ctrl-C after {(trained - 2 * 16) // 16} of 400 steps"
+    resume = f"resume with: earl resume {launched.run_directory}"
+    assert launched.said.splitlines()[-1] == f"earl: {reason}; {resume}"
+    assert_told_everywhere(launched.run_directory, reason, 21)
+    assert in_scheduler_log(launched.run_directory, reason)
 
     # The saved run file is the whole of it: here it asks for a few steps more than were done.
     toml = launched.run_directory / "run.toml"
@@ -313,6 +317,12 @@ def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
     failure = json.loads((launched.run_directory / "failure.json").read_text())
     assert (failure["error"], failure["exit_code"]) == ("ProcessFailed", 13)
     assert "rollout-0 was ended by SIGKILL" in failure["message"]
+    record = read_record(launched.run_directory)
+    assert record is not None
+    reason = f"failed after {record.status.step} of {LONG} steps: ProcessFailed: {failure['message']}"
+    assert f"\nearl: {reason}\n" in launched.said
+    assert launched.said.splitlines()[-1].startswith(f"earl: error: {failure['message']}; ")
+    assert_told_everywhere(launched.run_directory, reason, 22)
     code, _ = launched.resume().finish()
     assert code == 0, launched.said
     assert not (launched.run_directory / "failure.json").exists()

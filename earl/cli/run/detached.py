@@ -124,6 +124,7 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
         signals=signals,
         on_update=update,
         on_taken=taken,
+        on_failed=lambda reason: logger.info("earl: %s", reason),
     )
 
 

@@ -69,20 +69,29 @@ def overrides_of(ctx: Any, **top_level: object) -> list[Override]:
 def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: float) -> LaunchOutcome:
     """Launches the stack, shows it, writes the report; Ctrl-C and SIGTERM end it cleanly.
 
-    started_at: time.monotonic() at the command's start. Raises what the launch raises.
+    started_at: time.monotonic() at the command's start. Raises what the launch raises, once it is said why a
+    run that had begun has failed.
     """
+    reasons: list[str] = []
 
     async def launched() -> LaunchOutcome:
-        signals = handled()
         return await launch(
-            config, resume=resume, started_at=started_at, signals=signals, on_update=view.update
+            config,
+            resume=resume,
+            started_at=started_at,
+            signals=handled(),
+            on_update=view.update,
+            on_failed=reasons.append,
         )
 
     check_directory(config, resume=resume)  # before a screen is drawn
     config, notes = settled_dtypes(config, resume=resume)
     sys.stderr.writelines(f"earl: {note}\n" for note in notes)
-    with open_view(plain=plain, hint=hint(config)) as view:
-        outcome = asyncio.run(launched())
+    try:
+        with open_view(plain=plain, hint=hint(config)) as view:
+            outcome = asyncio.run(launched())
+    finally:
+        sys.stderr.writelines(f"earl: {reason}\n" for reason in reasons)
     if outcome.begun:
         with waiting("writing the report"):
             report = write_results(outcome, config)

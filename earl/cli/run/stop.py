@@ -19,11 +19,9 @@ from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed
 from earl.stack import leftovers, warden
-from earl.stack.ending import ending_reason
+from earl.stack.ending import recorded_reason
 from earl.stack.leftovers import Leftovers
 from earl.stack.record import is_held, read_record
-from earl.stack.run_files import FAILURE, read_object
-from earl.stack.status import RunStatus
 
 app = typer.Typer(add_completion=False)
 
@@ -140,9 +138,8 @@ def end(directory: Path, *, now: bool) -> EndedRun:
         )
     left = leftovers.clean(directory, record)
     remains = leftovers.find(directory, record)
-    outcome, status = (record.outcome, record.status) if record is not None else ("", RunStatus())
-    reason = ending_reason(outcome, status, read_object(directory / FAILURE))
-    return EndedRun(directory, was_running, outcome, reason, time.monotonic() - began, left, remains)
+    outcome, seconds = record.outcome if record is not None else "", time.monotonic() - began
+    return EndedRun(directory, was_running, outcome, recorded_reason(directory), seconds, left, remains)
 
 
 def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:

@@ -26,6 +26,7 @@ from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
+from earl.stack.ending import recorded_reason
 from earl.stack.process import last_lines
 from earl.stack.record import read_record
 from earl.stack.run_files import DASHBOARD_LINK, LOGS
@@ -145,7 +146,9 @@ async def start(
         ready = news.kind == "ready"
         if ready:
             return begun(config, news, process.pid)
-        raise reason(news, run_path(config), await ended(process))
+        code = await ended(process)
+        sys.stderr.writelines(f"earl: {sentence}\n" for sentence in failing(run_path(config), process.pid))
+        raise reason(news, run_path(config), code)
     finally:
         launch.cancel()
         stopped.cancel()
@@ -215,6 +218,13 @@ def begun(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
         addresses["dashboard"] = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
     awaited = "" if config.environment.serve else config.environment.name
     return StartedRun(directory, pid, news.seconds, names, addresses, awaited)
+
+
+def failing(directory: Path, pid: int) -> list[str]:
+    """The sentence that says why a run failed, if it had begun and this process launched it last."""
+    record = read_record(directory)
+    failed = record is not None and record.pid == pid and record.outcome == "failed"
+    return [recorded_reason(directory)] if failed else []
 
 
 def reason(news: LaunchNews, directory: Path, code: int) -> EarlError:

@@ -222,6 +222,14 @@ def test_stop_says_why_the_run_ended_as_status_does(
     assert stopped_now.lines()[0] == f"{directory.path} has ended, after 2.0 s: {sentence}"
 
 
+def test_up_says_why_a_run_failed_that_its_launcher_had_begun(tmp_path: Path):
+    assert up.failing(tmp_path, 7) == []
+    write_record(tmp_path, LaunchRecord(7, "no such mark", outcome="failed", status=TRAINING))
+    (tmp_path / FAILURE).write_text(json.dumps({"error": "EngineLost", "message": "gone"}))
+    assert up.failing(tmp_path, 7) == ["failed after 3 of 40 steps: EngineLost: gone"]
+    assert up.failing(tmp_path, 8) == []  # the launch before failed, and this one began nothing
+
+
 def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):
     config = tictactoe(tmp_path)
     with RunDirectory(config, resume=False) as directory:
