@@ -26,30 +26,45 @@ from tools.staleness import Blobs, History, changes, leads_to_head, same_content
 FIGURES = Path("docs/figures")
 RECORD = FIGURES / "pictures.json"
 LIMIT = 20
-# Files and folders that decide what a picture shows.
+# Files and folders that decide what a picture shows: the code that a command prints with and the code that
+# draws the picture, the run file, and the program that chooses the command and its moment.
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "dashboard.png": (
         "earl/dashboard",
-        "earl/cli/report/sections",
-        "earl/cli/report/web",
+        "earl/cli/report",
+        "earl/cli/lib/decisions.py",
+        "earl/cli/lib/switches.py",
         "tools/dashboard_picture.py",
+        "tools/pictures.py",
         "examples/growing_context.toml",
     ),
     "recording.svg": (
         "earl/cli/run/up.py",
+        "earl/cli/run/detached.py",
         "earl/cli/run/stop.py",
         "earl/cli/top",
+        "earl/cli/show/panels.py",
         "earl/cli/lib",
         "tools/terminal_recording.py",
         "tools/terminal_film.py",
         "examples/tictactoe.toml",
     ),
-    "status.svg": ("earl/cli/show/status.py", "earl/cli/lib", "tools/terminal_picture.py"),
+    "status.svg": (
+        "earl/cli/show/status.py",
+        "earl/cli/show/panels.py",
+        "earl/cli/lib",
+        "tools/terminal_picture.py",
+        "tools/pictures.py",
+        "examples/growing_context.toml",
+    ),
     "terminal.svg": (
         "earl/cli/show/explain.py",
+        "earl/cli/show/unexplained.py",
         "earl/cli/lib/decisions.py",
         "earl/cli/lib/switches.py",
         "tools/terminal_picture.py",
+        "tools/pictures.py",
+        "examples/growing_context.toml",
     ),
 }
 

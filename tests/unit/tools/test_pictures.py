@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 from pathlib import Path
@@ -15,6 +16,14 @@ from tools.picture_record import SOURCES, PictureRecord, faults, note, read, sta
 
 NAME = "status.svg"
 SOURCE = "earl/cli/show/status.py"
+# Modules that find a run and its files; nothing of them is seen.
+FIND_RUNS = {
+    "earl/cli/lib/completion.py",
+    "earl/cli/lib/find_run.py",
+    "earl/cli/lib/run_directory.py",
+    "earl/cli/lib/run_services.py",
+    "earl/cli/report/data.py",
+}
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -44,6 +53,43 @@ def test_every_picture_has_a_record_and_sources_that_exist() -> None:
     assert list(faults(records, picture_record.pictures())) == []
     assert records.keys() == SOURCES.keys()
     assert [path for paths in SOURCES.values() for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("recording.svg", "earl/cli/run/stop.py"),
+        ("recording.svg", "earl/cli/top/command.py"),
+        ("status.svg", "earl/cli/show/status.py"),
+        ("terminal.svg", "earl/cli/show/explain.py"),
+    ],
+)
+def test_the_sources_of_a_picture_hold_what_its_command_prints_with(name: str, command: str) -> None:
+    sources = [ROOT / source for source in SOURCES[name]]
+    left_out = {
+        module
+        for module in imported(ROOT / command)
+        if not any(module.is_relative_to(source) for source in sources)
+    }
+    assert {str(module.relative_to(ROOT)) for module in left_out} <= FIND_RUNS
+
+
+def imported(module: Path) -> set[Path]:
+    """The module, and the modules of the command line that it imports, directly or through others."""
+    modules: set[Path] = set()
+    left = [module]
+    while left:
+        module = left.pop()
+        if module in modules:
+            continue
+        modules.add(module)
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if isinstance(node, ast.ImportFrom) and name.startswith("earl.cli."):
+                package = ROOT.joinpath(*name.split("."))
+                files = (package, *(package / alias.name for alias in node.names))
+                left += [file.with_suffix(".py") for file in files if file.with_suffix(".py").is_file()]
+    return modules
 
 
 def test_every_picture_stands_in_a_page() -> None:
