@@ -95,6 +95,19 @@ def wait(met: Callable[[], bool], bound_s: float, what: str) -> None:
         time.sleep(POLL_S)
 
 
+def wait_for_step(directory: Path, step: int) -> None:
+    """Waits until a run in progress has done a training step.
+
+    Raises RuntimeError if the run has ended, in whatever way, since a picture would show that; TimeoutError.
+    """
+    wait(lambda: steps(directory) >= step or bool(outcome(directory)), RUN_S, f"step {step}")
+    if ended_as := outcome(directory):
+        raise RuntimeError(
+            f"{directory} ended as {ended_as!r} after {steps(directory)} steps, before its picture was made: "
+            "see its logs with --keep"
+        )
+
+
 def explained(directory: Path) -> RecordedSwitch:
     """The first switch of rollout that the selector decided. Raises LookupError: there is none."""
     for switch in read_switches(directory):
@@ -106,10 +119,8 @@ def explained(directory: Path) -> RecordedSwitch:
 def growing_pictures(chosen: set[str]) -> None:
     """status.svg, dashboard.png and terminal.svg, of one run in the current directory."""
     with started(GROWING) as directory:
-        wait(
-            lambda: steps(directory) >= STATUS_STEP or bool(outcome(directory)), RUN_S, f"step {STATUS_STEP}"
-        )
         if "status.svg" in chosen:
+            wait_for_step(directory, STATUS_STEP)
             terminal_pictures("status.svg", "earl status")
         if chosen.isdisjoint(("dashboard.png", "terminal.svg")):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.record.measured import object_ids
+from earl.stack.record import LaunchRecord, Outcome, write_record
 from tests.support.paths import ROOT
 from tools import picture_record, pictures
 from tools.picture_record import SOURCES, PictureRecord, faults, note, read, stale
@@ -131,6 +133,27 @@ def test_a_commit_that_is_not_in_the_history_is_told(repository: Path) -> None:
     source = object_ids(repository, [SOURCE], first)
     (line,) = stale({NAME: PictureRecord("0123456789ab", "2026-01-01", "a.toml", source)}, repository)
     assert line.startswith(f"stale? {NAME}") and "same code" in line
+
+
+@pytest.mark.parametrize(("outcome", "steps"), [("failed", 3), ("complete", pictures.STATUS_STEP)])
+def test_a_run_that_has_ended_makes_no_picture_of_a_run_in_progress(
+    outcome: Outcome, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [json.dumps({"phase": "train", "step": step + 1}) for step in range(steps)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    write_record(tmp_path, LaunchRecord(pid=1, mark="", outcome=outcome))
+    monkeypatch.setattr(pictures, "started", lambda run_file: contextlib.nullcontext(tmp_path))
+    made: list[str] = []
+    monkeypatch.setattr(pictures, "terminal_pictures", lambda name, command: made.append(name))
+    with pytest.raises(RuntimeError, match=f"ended as '{outcome}' after {steps} steps"):
+        pictures.growing_pictures(set(SOURCES))
+    assert made == []
+
+
+def test_a_run_in_progress_is_pictured_at_its_step(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"phase": "warmup"}\n{"phase": "train", "step": 1}\n')
+    write_record(tmp_path, LaunchRecord(pid=1, mark=""))
+    pictures.wait_for_step(tmp_path, 1)
 
 
 def test_the_switch_that_is_explained_is_the_first_that_the_selector_decided(tmp_path: Path) -> None:
