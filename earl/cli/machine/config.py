@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ app = typer.Typer(
 )
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file; examples/ has some.")]
+# Words of fewer letters are searched for as whole words in descriptions.
+PREFIX_LETTERS = 4
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -57,13 +60,23 @@ class KeyDescription:
         for text in (self.description, self.advice):
             yield Text(text, style="dim")
 
-    def has(self, words: str) -> bool:
-        """Returns whether the key's name, description or advice contains the words, in any case."""
-        return any(words.lower() in text.lower() for text in (self.key, self.description, self.advice))
+    def is_named(self, words: str) -> bool:
+        """Returns whether the words are a part of the key's name, in any case."""
+        return words.lower() in self.key.lower()
+
+    def mentions(self, words: str) -> bool:
+        """Returns whether the description or the advice has the words, whole and in any case.
+
+        From PREFIX_LETTERS letters on, the last word may be the begin of a longer one: "shard" is found in
+        "sharded", but "tp" is not found in "http".
+        """
+        end = "" if len(words) >= PREFIX_LETTERS else r"(?!\w)"
+        pattern = re.compile(rf"(?<!\w){re.escape(words)}{end}", re.IGNORECASE)
+        return any(pattern.search(text) for text in (self.description, self.advice))
 
 
 def described(words: str) -> list[KeyDescription]:
-    """The keys that have `words` in their names, and after them those whose texts have; all without words.
+    """The keys that have `words` in their names, then those whose texts mention them; all without words.
 
     Raises ConfigError if there is none.
     """
@@ -74,7 +87,7 @@ def described(words: str) -> list[KeyDescription]:
         key_description = KeyDescription(
             key, expected(key), unit(key, field) or "", default, required, *comment_of(key)
         )
-        if key_description.has(words):
+        if key_description.is_named(words) or key_description.mentions(words):
             descriptions.append(key_description)
     if not descriptions:
         near = keys.closest(words)
@@ -82,13 +95,14 @@ def described(words: str) -> list[KeyDescription]:
             f"no key has {words!r} in its name or its description",
             f"did you mean {near}?" if near else "leave it out to see all keys",
         )
-    return sorted(descriptions, key=lambda description: words.lower() not in description.key)
+    return sorted(descriptions, key=lambda description: not description.is_named(words))
 
 
 @app.command("keys", epilog="Example: earl config keys trainer.lr")
 def keys_(
     words: Annotated[
-        str, typer.Argument(metavar="[WORDS]", help="A part of the keys' names or descriptions.")
+        str,
+        typer.Argument(metavar="[WORDS]", help="A part of the keys' names, or words of their descriptions."),
     ] = "",
     as_json: AsJson = False,
 ) -> None:

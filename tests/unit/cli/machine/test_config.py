@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from earl.cli.machine.config import app
+from earl.cli.machine.config import KeyDescription, app
 from earl.config.descriptions import comment_of
 from earl.config.load import load_run
 from earl.errors import ConfigError, EarlError
@@ -62,6 +63,23 @@ def test_keys_are_listed_by_their_descriptions_and_advice_in_any_case():
     assert advised == ["trainer.clip_high"]
     by_name_first = [key["key"] for key in json.loads(printed("keys", "Staleness", "--json"))]
     assert by_name_first[0] == "scheduler.staleness" and "deterministic" in by_name_first[1:]
+
+
+@pytest.mark.parametrize("word", ["cp", "tp", "lr", "kl", "kv"])
+def test_a_short_word_is_found_in_names_and_as_a_whole_word_of_texts(word: str):
+    keys = json.loads(printed("keys", word, "--json"))
+    named = [word in key["key"] for key in keys]
+    assert named == sorted(named, reverse=True)
+    for key in keys[sum(named) :]:
+        words = re.findall(r"\w+", f"{key['description']} {key['advice']}".lower())
+        assert word in words, key["key"]
+
+
+def test_a_longer_word_is_also_found_at_the_begin_of_a_word_of_texts():
+    key = KeyDescription("a.b", "a text", "", "", False, "Sharded over ranks, read by HTTP.", "Already 1.")
+    assert key.mentions("shard") and key.mentions("HTTP") and key.mentions("by http") and key.mentions("rank")
+    assert not any(map(key.mentions, ("tp", "lr", "sha", "ready", "a text")))
+    assert key.is_named("A.") and not key.is_named("shard")
 
 
 def test_words_that_no_key_has_get_a_remedy():
