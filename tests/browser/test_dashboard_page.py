@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.async_api import Browser, Page
 
+from services.scheduler.files.samples import SampleFile
+from services.scheduler.state.tickets import EpisodeResult, Purpose
 from tests.support.browser import chromium, opened, until
 from tests.support.dashboard import Served
-from tests.support.recorded import recorded
+from tests.support.recorded import recorded, talk, ticket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -129,6 +132,38 @@ async def test_a_trajectory_is_found_and_read_token_by_token(browser: Browser, s
         await page.get_by_role("combobox", name="reward").select_option("negative")
         await until(page, "document.querySelectorAll('.list button').length === 0")
         assert "None of this kind" in (await page.locator(".list").text_content() or "")
+
+
+@pytest.mark.parametrize("width", ["laptop", "phone"])
+async def test_a_group_is_compared_side_by_side(browser: Browser, tmp_path: Path, width: str):
+    recorded(tmp_path, steps=3)
+    samples = SampleFile(tmp_path / "samples.jsonl")
+    numbers = range(101, 109)
+    for number in numbers:
+        reward = (number - 104) / 4
+        one = msgspec.structs.replace(ticket(number, Purpose.TRAIN, 4, 5, reward), group=100)
+        samples.observe(3, one, one.result or EpisodeResult(), talk(f"say {number}", reward))
+    samples.trained(4, numbers)
+    samples.close()
+    async with Served(tmp_path) as served, opened(browser, served.links[-1], width=width) as page:
+        await filled(page)
+        await page.locator(".list button[data-ticket='103']").click()
+        siblings = page.locator(".siblings button")
+        await until(page, "document.querySelectorAll('.siblings button').length === 8")
+        rewards = await siblings.locator("b").all_text_contents()
+        assert rewards == ["−0.75", "−0.5", "−0.25", "0", "+0.25", "+0.5", "+0.75", "+1"]
+        boxes = [box for one in await siblings.all() if (box := await one.bounding_box()) is not None]
+        rows = {round(box["y"]) for box in boxes}
+        columns = {round(box["x"]) for box in boxes}
+        assert len(boxes) == 8 and (
+            (len(rows), len(columns)) == (1, 8) if width == "laptop" else len(columns) >= 2
+        )
+        assert all(await siblings.evaluate_all("all => all.map((one) => one.scrollWidth <= one.clientWidth)"))
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await siblings.nth(6).click()
+        await until(page, "document.querySelector('.detail .note').textContent.includes('ticket 107')")
+        current = await siblings.evaluate_all("all => all.map((one) => one.getAttribute('aria-current'))")
+        assert current.index("true") == 6 and current.count("true") == 1
 
 
 async def test_the_reader_chooses_the_scheme(browser: Browser, served: Served):
