@@ -10,11 +10,11 @@ from playwright.async_api import Browser, Page
 
 from earl.cli.lib.concerns import WAIT_S
 from earl.obs.metrics import LineFile
-from earl.rpc import Server
-from earl.v1 import common_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from earl.v1 import common_pb2
 from tests.support.browser import chromium, opened, until
 from tests.support.dashboard import Served, config_of
 from tests.support.gateway_world import World
+from tests.support.live_services import Scheduler, listening
 from tests.support.recorded import recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -24,32 +24,6 @@ EVIL = "<img src=x onerror='window.owned = 1'>\x1b[2J" + "boom" * 2000
 # Environment, faults and last fault of each row.
 ROWS = """[...document.querySelectorAll('#faults tbody tr')].map((row) =>
   [...row.cells].slice(0, 3).map((cell) => cell.textContent).join(""))"""
-
-
-class Gateway(env_pb2_grpc.EnvGatewayServiceServicer):
-    """The lists of a gateway whose clock and hosts the test has."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def ListEnvironments(self, request, context):
-        return self._world.gateway.listing()
-
-    async def ListHosts(self, request, context):
-        return self._world.gateway.hosts()
-
-
-class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """A scheduler that is at its first step."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-
-    async def GetStatus(self, request, context):
-        return scheduler_pb2.GetStatusResponse(run=self._run, phase="train", steps=10)
-
-    async def ListTickets(self, request, context):
-        return scheduler_pb2.ListTicketsResponse()
 
 
 @pytest.fixture
@@ -67,20 +41,11 @@ def world() -> World:
 async def link(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """A link to the page of a run with this gateway."""
     recorded(tmp_path, steps=6)
-    server = Server("test", "127.0.0.1:0")
-    server.add(
-        env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, Gateway(world), "earl.v1.EnvGatewayService"
-    )
-    scheduler = Scheduler(config_of(tmp_path).name)
-    server.add(
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, scheduler, "earl.v1.SchedulerService"
-    )
-    address = await server.start()
-    monkeypatch.setenv("EARL_SCHEDULER", address)
-    monkeypatch.setenv("EARL_GATEWAY", address)
-    async with Served(tmp_path) as served:
-        yield served.links[-1]
-    await server.stop()
+    async with listening(Scheduler(config_of(tmp_path).name), world) as address:
+        monkeypatch.setenv("EARL_SCHEDULER", address)
+        monkeypatch.setenv("EARL_GATEWAY", address)
+        async with Served(tmp_path) as served:
+            yield served.links[-1]
 
 
 async def shows(page: Page, part: str, *texts: str) -> None:

@@ -1,6 +1,6 @@
 // Workers with their gauges, what moved by which path, and the hosts of the environments.
 
-import { at, empty, h, head, put, s, table } from "./dom.js";
+import { at, h, head, put, s, table } from "./dom.js";
 import { Faults } from "./faults.js";
 import { bytes, clock, count, duration, number, percent, plural } from "./text.js";
 
@@ -20,12 +20,11 @@ export class Fleet {
     this.rows = rows;
     this.transfers();
     const note = state === "live" || !rows.length ? "" : `Last answer of the scheduler: ${clock(heard)}.`;
-    at("workers").classList.toggle("without", !rows.length && state === "ended");
-    put(at("workers"), head("Workers", note), rows.length ? table("Workers",
+    at("workers").classList.toggle("without", !rows.length);
+    put(at("workers"), head("Workers", note), table("Workers",
       ["worker", "stage", "parallelism", "#version", "#running", "memory", "KV in use", "#last seen", "gauges"],
       rows.map((one) => [one.name, one.stage, one.parallelism, count(one.version), one.capacity ? `${count(one.running)} / ${count(one.capacity)}` : count(one.running),
-        meter(one.gauges.memory_fraction, "memory"), meter(one.gauges.kv_used_tokens / one.gauges.kv_tokens, "KV"), `${duration(one.silent_s)} ago`, this.gauges(one)]))
-      : empty("No worker has joined yet."));
+        meter(one.gauges.memory_fraction, "memory"), meter(one.gauges.kv_used_tokens / one.gauges.kv_tokens, "KV"), `${duration(one.silent_s)} ago`, this.gauges(one)])));
   }
 
   gauges(one) {
@@ -53,14 +52,13 @@ export class Fleet {
 
   hosts({ state, rows, environments, waiting, more, since, error, waits }) {
     this.faulty.now(environments.filter((one) => one.faults));
-    at("hosts").classList.toggle("without", state === "ended" && !environments.length);
+    at("hosts").classList.toggle("without", state !== "silent" && !environments.length && !waiting.length);
     if (state === "silent") {
       put(at("hosts"), head("Environment hosts"), h("p", { class: "empty bad" }, `The gateway has not answered since ${clock(since)}: ${error}`));
       return;
     }
     put(at("hosts"), head("Environment hosts", waits?.count ? `Waits for a host: median ${duration(waits.p50)}, 99 % ${duration(waits.p99)}, longest ${duration(waits.longest)}.` : ""),
       waiting.map((sentence) => h("p", { class: "bad wrap" }, `${sentence}.`)),
-      !environments.length && empty("No host is attached to the gateway yet."),
       rows.length > 0 && table("Hosts", ["host", "state", "busy", "#sessions", "#faults in a row"], rows.map((one) =>
         [one.name, hostState(one), meter(one.open / one.capacity, "sessions"), `${count(one.open)} / ${count(one.capacity)}`, count(one.faults)])),
       more?.hosts > 0 && h("p", { class: "note" }, `And ${plural(more.hosts, "more host")}.`),

@@ -52,7 +52,11 @@ export function assembled(ask, grown, logs = true) {
     missing: (value) => evaluations.unmeasured(value),
     lengths: (value) => lengths.update(value),
     decisions: (value) => decisions.update(value),
-    ledger: (value) => ledger.update(value),
+    ledger: (value) => {
+      ledger.update(value);
+      // Of a run that has issued no ticket there is none to list.
+      at("tickets").hidden = !value.issued;
+    },
     endings: (value) => ledger.ended(value),
     tickets: (value) => ledger.listing(value),
     workers: (value) => {

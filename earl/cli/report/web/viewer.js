@@ -49,7 +49,7 @@ export class Viewer {
     const known = JSON.stringify(section);
     if (known === this.known) return;
     this.known = known;
-    this.kept = section.count;
+    at("viewer").classList.toggle("without", !section.count);
     this.leftOut.textContent = section.left_out ?? "";
     options(this.fields.kind, [["", "all"], ["training", "training"], ["evaluation", "evaluations"], ...section.evaluations.map((name) => [name, name])]);
     options(this.fields.ending, [["", "any"], ...section.endings.map((name) => [name, name.replaceAll("_", " ")])]);
@@ -73,7 +73,7 @@ export class Viewer {
 
   rows(rows) {
     if (!rows.length) {
-      put(this.list, empty(this.kept ? "None of this kind was kept." : "Trajectories come with the first evaluation and the first step."));
+      put(this.list, empty("None of this kind was kept."));
       return;
     }
     const focused = this.list.contains(document.activeElement);
