@@ -1,4 +1,4 @@
-"""The page in a real browser from before a run's first step on: no empty boxes, and the time left."""
+"""The page in a real browser from before a run's first step on: no empty boxes, the time left, transfers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ SECTIONS = ("learning", "lengths", "ledger", "fleet", "system", "trajectories")
 # The sections' cards and sentences that are seen, as [section, text].
 SEEN = """selector => [...document.querySelectorAll(`main > section ${selector}`)]
   .filter((one) => one.checkVisibility()).map((one) => [one.closest("section").id, one.textContent])"""
+# Keeps what is written on the canvases of a card from here on.
+WATCH = """card => {
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  window.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    if (this.canvas.closest(card)) window.written.push(text);
+    write.call(this, text, ...place);
+  };
+}"""
 
 
 @pytest.fixture
@@ -60,11 +69,15 @@ async def link(
             yield served.links[-1]
 
 
-def step(number: int) -> dict[str, object]:
-    """A line of the metrics as far as the page reads it."""
+def step(number: int, **transfers: int) -> dict[str, object]:
+    """A line of the metrics as far as the page reads it. transfers: bytes by path, since the run began."""
+    moved = {
+        path: {"size_bytes": size, "seconds": 0.5, "transfers": number, "retries": 0}
+        for path, size in transfers.items()
+    }
     return {
         "step": number, "phase": "train", "version": number, "time_s": 10.0 * number, "win_rate": 0.5,
-        "reward_mean": 0.5, "tokens_per_s": 1000.0, "length_mean": 60.0,
+        "reward_mean": 0.5, "tokens_per_s": 1000.0, "length_mean": 60.0, "transfers": moved,
         "length_histogram": {"first": 20, "counts": [3, 9, 2], "per_octave": 4},
     }  # fmt: skip
 
@@ -110,3 +123,31 @@ async def test_the_time_that_a_phase_still_takes_is_shown_with_its_steps(
         await until(page, f"{time}.endsWith('training 9 / 10, about 8.0 s left')")
         scheduler.status.metrics.clear()
         await until(page, f"{time}.endsWith('training 9 / 10')")
+
+
+async def test_transfers_are_drawn_over_the_steps_on_an_axis_with_units(
+    browser: Browser, directory: Path, link: str
+):
+    metrics = LineFile(directory / "metrics.jsonl")
+    metrics.write(step(1, shm=1 << 20, ucx=0))
+    async with opened(browser, link) as page:
+        await page.wait_for_selector("#transfers tbody tr")
+        assert await page.locator("#transfers .plot").is_hidden()
+        await page.evaluate(WATCH, "#transfers")
+        metrics.write(step(2, shm=3 << 20, ucx=1 << 19))
+        metrics.write(step(3, shm=7 << 20, ucx=3 << 19))
+        await page.wait_for_selector("#transfers canvas")
+        plot = page.locator("#transfers .plot")
+        assert "shm 4 MiB, ucx 1 MiB at training step 3" in (await plot.get_attribute("aria-label") or "")
+        assert "shm" in (await page.locator("#transfers .legend").text_content() or "")
+        await until(page, "written.includes('training step')")
+        written = set(await page.evaluate("written"))
+        assert {"0 B", "1 MiB", "2 MiB", "3 MiB", "4 MiB"} <= written or {"0 B", "2 MiB", "4 MiB"} <= written
+        assert {"2", "3"} <= written
+        await plot.focus()
+        await page.keyboard.press("Home")
+        assert await page.locator("#tip").text_content() == "training step 2shm: 2 MiBucx: 512 KiB"
+        # The next step does not take the chart from under the reader.
+        metrics.write(step(4, shm=8 << 20, ucx=3 << 19))
+        await until(page, "document.querySelector('#transfers .plot').ariaLabel.includes('training step 4')")
+        assert await page.evaluate("document.activeElement.matches('#transfers .plot')")

@@ -20,9 +20,9 @@ function redrawAll() {
 }
 
 /**
- * A card with a chart. update({series, x, format, range, reach, within, zero, log, bands, strips, marks, under, key, tell, absent}):
+ * A card with a chart. update({series, x, format, ticks, range, reach, within, zero, log, bands, strips, marks, under, key, tell, absent}):
  * series: {name, points: [[x, y]], colour, faint, dots, bounds: [[x, low, high]]}; x: the axis' name;
- * range, reach: [low, high] of the vertical and the horizontal axis; within: values that are on the vertical one too; log: 2 or 10, a logarithmic vertical axis;
+ * ticks: what may lie between two ticks of the vertical axis; range, reach: [low, high] of the vertical and the horizontal axis; within: values that are on the vertical one too; log: 2 or 10, a logarithmic vertical axis;
  * bands: [{layout, start, end}] behind the series; strips: [{name, bands}] below the plot; marks: [{x, lines}];
  * under: draws behind the series; key: more of the legend; tell: lines of the tooltip at x;
  * absent: what stands in its place while there is nothing.
@@ -110,7 +110,7 @@ export class Chart {
   }
 
   options() {
-    const { series, x, format, range, reach, within, zero, log, strips, marks } = this.data;
+    const { series, x, format, ticks, range, reach, within, zero, log, strips, marks } = this.data;
     const axis = (more) => ({
       stroke: colour("faint"), font: "11px system-ui, sans-serif", labelFont: "11px system-ui, sans-serif",
       grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, ...more,
@@ -136,9 +136,9 @@ export class Chart {
       axes: [
         axis({ label: x, labelSize: 18, size: 22 + below, gap: 4 + below, grid: { show: false }, space: 70,
           incrs: x === "training step" ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] : undefined,
-          values: (_, ticks) => ticks.map((tick) => number(tick, 4)) }),
-        axis({ size: 50, gap: 6, ...(log === 2 && { splits: (_, __, low, high) => doublings(low, high), filter: (_, ticks) => ticks }),
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : log === 2 ? tokens(tick) : format(tick))) }),
+          values: (_, places) => places.map((tick) => number(tick, 4)) }),
+        axis({ size: 50, gap: 6, ...(ticks && { incrs: ticks }), ...(log === 2 && { splits: (_, __, low, high) => doublings(low, high), filter: (_, places) => places }),
+          values: (_, places) => places.map((tick) => (tick === null ? "" : log === 2 ? tokens(tick) : format(tick))) }),
       ],
       series: [{}, ...series.map((one) => ({
         label: one.name, spanGaps: true, stroke: one.faint ? faded(`c${one.colour}`, 0.35) : colour(`c${one.colour}`),

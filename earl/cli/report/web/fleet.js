@@ -1,16 +1,24 @@
 // Workers with their gauges, what moved by which path, and the hosts of the environments.
 
+import { Chart } from "./chart.js";
 import { at, h, head, put, s, table } from "./dom.js";
 import { Faults } from "./faults.js";
 import { bytes, clock, count, duration, number, percent, plural } from "./text.js";
 
 const PATH_TINTS = [0, 1, 4, 6, 5, 7];
+// Bytes between two ticks of an axis: powers of two, as KiB, MiB and GiB are.
+const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 export class Fleet {
   constructor() {
     this.open = new Set();
     this.moved = [];
     this.faulty = new Faults();
+    this.chart = new Chart("Bytes read in each training step, by path", "");
+    this.read = h("h4", {}, this.chart.title);
+    this.totals = h("div", {});
+    put(at("transfers"), head("Transfers by path", "What readers read from the owners’ memory. GB/s: during reads."),
+      this.read, this.chart.plot, this.chart.legend, this.totals);
     this.workers({ state: "ended", rows: [] });
     this.hosts({ state: "ended", rows: [], environments: [], waiting: [] });
     this.transfers();
@@ -43,9 +51,16 @@ export class Fleet {
   transfers() {
     const live = (this.rows ?? []).flatMap((one) => one.transfers.map((path) => ({ worker: one.name, ...path })));
     at("transfers").classList.toggle("without", !this.moved.length && !live.length);
-    put(at("transfers"), head("Transfers by path", "What readers read from the owners’ memory. GB/s: during reads."),
-      this.moved.length > 0 && [bars(this.moved), table("Bytes by path", ["path", "#bytes", "#reads", "#GB/s", "#sent again"], this.moved.map((one) =>
-        [one.path, bytes(one.size_bytes), count(one.transfers), number(one.size_bytes / one.seconds / 1e9), count(one.retries)]))],
+    // A single step draws no line.
+    const drawn = this.moved.some((one) => one.a_step.length > 1);
+    for (const part of [this.read, this.chart.plot, this.chart.legend]) part.hidden = !drawn;
+    this.chart.update({
+      series: drawn ? this.moved.map((one, path) => ({ name: one.path, colour: PATH_TINTS[path % PATH_TINTS.length], points: one.a_step })) : [],
+      format: bytes, ticks: BINARY, zero: true,
+    });
+    put(this.totals,
+      this.moved.length > 0 && table("Bytes by path", ["path", "#bytes", "#reads", "#GB/s", "#sent again"], this.moved.map((one) =>
+        [one.path, bytes(one.size_bytes), count(one.transfers), number(one.size_bytes / one.seconds / 1e9), count(one.retries)])),
       live.length > 0 && h("details", {}, h("summary", {}, "by worker, now"), table("Bytes by worker", ["worker", "path", "#bytes", "#GB/s", "#sent again"],
         live.map((one) => [one.worker, one.path, bytes(one.size_bytes), number(one.gb_per_s), count(one.retries)]))));
   }
@@ -89,24 +104,4 @@ function meter(part, what) {
       s("rect", { class: "idle", width: 60, height: 8, rx: 4 }),
       s("rect", { class: part > 0.92 ? "c7" : "c0", width: Math.max(2, Math.min(60, part * 60)), height: 8, rx: 4 })),
     h("span", { class: "hidden" }, what), percent(part, 0));
-}
-
-/** Bytes a step by path, stacked: a small picture with its greatest value. */
-function bars(moved) {
-  const steps = new Map();
-  moved.forEach((one, path) => one.a_step.forEach(([step, size]) => steps.set(step, { ...steps.get(step), [path]: size })));
-  if (steps.size < 2) return null;
-  const totals = [...steps.values()].map((one) => Object.values(one).reduce((sum, size) => sum + size, 0));
-  const most = Math.max(...totals) || 1;
-  const wide = 100 / steps.size;
-  const boxes = [...steps.values()].flatMap((one, at) => {
-    let top = 40;
-    return moved.map((_, path) => {
-      const tall = ((one[path] ?? 0) / most) * 40;
-      top -= tall;
-      return s("rect", { class: `c${PATH_TINTS[path % PATH_TINTS.length]}`, x: at * wide, y: top, width: wide * 0.86, height: tall });
-    });
-  });
-  return [s("svg", { class: "bars", viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": `Bytes a step, at most ${bytes(most)}` }, boxes),
-    h("p", { class: "legend" }, moved.map((one, at) => h("span", {}, h("i", { class: `c${PATH_TINTS[at % PATH_TINTS.length]}` }), one.path)), h("span", {}, `bytes a step, at most ${bytes(most)}`))];
 }
