@@ -19,10 +19,9 @@ from rich.text import Text
 
 from earl.cli.env.games import at_host
 from earl.cli.env.play import ending, show
-from earl.cli.lib import completion
 from earl.cli.lib.export_progress import export_progress
-from earl.cli.lib.find_run import NEWEST, directory_of, pick_run
 from earl.cli.lib.notices import waiting
+from earl.cli.lib.policy import Policy, RunVersion, policy_of
 from earl.cli.lib.run_directory import config_of
 from earl.config.model import ModelConfig
 from earl.config.run import RunConfig
@@ -45,14 +44,7 @@ START_S = 300.0
 
 @app.command(epilog="Example: earl chat tictactoe --watch --seed 7")
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN|DIRECTORY]",
-            help=f"{NEWEST.rstrip('.')}; or a model that earl export wrote.",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
+    policy: Policy = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it playing an episode of its run's environment.")
     ] = False,
@@ -70,10 +62,9 @@ def chat(
     what it read in training: its run's system message, its chat template, and how its answers began.
     """
     chosen_seed = random.randrange(1 << 32) if seed is None else seed
-    model = model or str(pick_run(None, ended=True))
-    with exported(model, version=version, best=best) as (directory, config):
+    with exported(policy_of(policy, version, best=best)) as (directory, config):
         if watch and config is None:
-            raise ConfigError(f"{model} is a model's directory, and names no environment", "give a run")
+            raise ConfigError(f"{directory} is a model's directory, and names no environment", "give a run")
         heat = temperature
         if heat is None:
             record = read_record(directory)
@@ -82,25 +73,21 @@ def chat(
 
 
 @contextmanager
-def exported(model: str, *, version: int, best: bool) -> Iterator[tuple[Path, RunConfig | None]]:
+def exported(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig | None]]:
     """The directory of the model, and the configuration if it is a run's, whose weights are exported first.
 
     Raises ConfigError, CheckpointError.
     """
-    directory = directory_of(model)
-    if not (directory / "run.json").is_file():
-        if not (directory / "config.json").is_file():
-            raise ConfigError(
-                f"{directory} is neither a run nor a model", "give a run, or what earl export wrote"
-            )
-        yield directory, None
+    if isinstance(policy, Path):
+        yield policy, None
         return
-    config = config_of(directory)
+    config = config_of(policy.run)
     with tempfile.TemporaryDirectory(prefix="earl-chat-") as temporary:
         to = Path(temporary) / "model"
-        which = ["--best"] if best else ["--version", str(version)]
-        command = [sys.executable, "-m", "earl.cli.main", "export", str(directory), "--to", str(to), *which]
-        with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, directory)):
+        version = policy.version
+        which = ["--version", str(version)] if isinstance(version, int) else [f"--{version}"]
+        command = [sys.executable, "-m", "earl.cli.main", "export", str(policy.run), "--to", str(to), *which]
+        with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, policy.run)):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["earl export printed nothing; see its code"])[-1]

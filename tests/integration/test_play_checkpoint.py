@@ -39,8 +39,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_evaluated_in_a_run_of_its_own(folder: Path):
-    done = earl(folder, "eval", "old", "--episodes", str(EPISODES), "--plain", "--json")
+@pytest.mark.parametrize("policy", ["old", f"runs/old/checkpoints/step-{RESUMED_AT}"])
+def test_a_checkpoint_is_evaluated_in_a_run_of_its_own(folder: Path, policy: str):
+    done = earl(folder, "eval", policy, "--episodes", str(EPISODES), "--plain", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert (figures["evaluated"], figures["trained"], figures["live"]) == (EPISODES, 0, 0)
@@ -51,12 +52,26 @@ def test_a_checkpoint_is_evaluated_in_a_run_of_its_own(folder: Path):
 
 
 @pytest.mark.slow
+def test_an_exported_model_is_evaluated_by_its_record(folder: Path):
+    assert earl(folder, "export", "old", "--to", "model").returncode == 0
+    asked = earl(folder, "eval", "model", "--plain")
+    assert asked.returncode == 2
+    assert "give --environment.serve and --rollout.max_context_tokens, or" in asked.stderr
+    keys = ("--environment.serve", "earl.env.adapters.open_spiel:environments",
+            "--rollout.max_context_tokens", "80")  # fmt: skip
+    done = earl(folder, "eval", "model", "--episodes", str(EPISODES), "--plain", "--json", *keys)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["evaluated"] == EPISODES and "playing model" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_run_is_watched_and_a_model_talked_to(folder: Path):
     watched = earl(folder, "chat", "old", "--watch", "--seed", "7")
     assert watched.returncode == 0, watched.stderr
     first, *_, last = watched.stdout.splitlines()
     assert first == "open_spiel/tic_tac_toe, seed 7" and "return " in last
-    assert watched.stdout == earl(folder, "chat", "old", "--watch", "--seed", "7").stdout
+    again = earl(folder, "chat", "runs/old/checkpoints/latest", "--watch", "--seed", "7")
+    assert watched.stdout == again.stdout
     assert earl(folder, "export", "old", "--to", "model").returncode == 0
     talked = earl(folder, "chat", "model", "--seed", "1", "--tokens", "4", text="0 1 2\n3\n\nnever read\n")
     assert talked.returncode == 0, talked.stderr
@@ -68,7 +83,14 @@ def test_a_run_is_watched_and_a_model_talked_to(folder: Path):
     [
         (("eval", "old", "--version", "999"), "has no checkpoint 999; there are: "),
         (("eval", "old", "--version", "3", "--best"), "--version and --best are two ways"),
-        (("eval", "--model", "x"), "--model and --run-file belong together"),
+        (("eval", "--model", "x"), "x has no earl.json, which would name its environment; give its run file"),
+        (("eval", "old", "--run-file", "x"), "--run-file belongs to a model's directory, and runs/old is"),
+        (("eval", "runs/old/checkpoints/step-999"), "has no checkpoint 999; there are: "),
+        (("eval", "runs/old/checkpoints/newest"), "newest is no checkpoint; give one of: latest, best"),
+        (("eval", "runs/none/checkpoints/latest"), "there is no run 'runs/none'"),
+        (("chat", "runs/old/checkpoints/step-999"), "has no checkpoint 999; there are: "),
+        (("chat", "runs/old/checkpoints/newest"), "newest is no checkpoint; give one of: latest, best"),
+        (("chat", "old", "--version", "3", "--best"), "--version and --best are two ways"),
         (("eval", "old", "--evaluation.episodes", "x"), '--evaluation.episodes "x" is wrong; give a whole'),
         (("chat", "none"), "there is no run 'none'"),
         (("chat", "runs"), "runs is neither a run nor a model; give a run"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,29 +12,37 @@ import typer
 
 from earl.cli import STARTED_AT
 from earl.cli.lib.export_progress import export_progress
-from earl.cli.lib.find_run import AsJson, RunDir, pick_run
+from earl.cli.lib.find_run import AsJson
 from earl.cli.lib.notices import waiting
+from earl.cli.lib.policy import Policy, RunVersion, policy_of
+from earl.cli.lib.run_directory import config_of
 from earl.cli.run.launch import OverridableCommand, finish, overrides_of, run_to_end
 from earl.config.check import cross_check
-from earl.config.load import load_run, set_override, validate
+from earl.config.load import Override, load_run, set_override, validate
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
+from earl.models.export_record import FILE, read_record
 from earl.stack.rundir import free_name
 from services.trainer.checkpoint.export import write
 
 app = typer.Typer(add_completion=False)
 
+# Keys that an evaluation of a model needs, and that its earl.json does not have.
+NOT_RECORDED = ("environment.serve", "rollout.max_context_tokens")
+
 
 @app.command("eval", cls=OverridableCommand, epilog="Example: earl eval tictactoe --best --episodes 2000")
 def evaluate(
     ctx: typer.Context,
-    run: RunDir = None,
+    policy: Policy = None,
     model: Annotated[
         Path | None, typer.Option(help="A model's directory, such as earl export writes, instead of a run's.")
     ] = None,
     run_file: Annotated[
         Path | None,
-        typer.Option(metavar="RUN.toml", help="With --model: the run file that names its environment."),
+        typer.Option(
+            metavar="RUN.toml", help="The run file of a model's directory, instead of its earl.json."
+        ),
     ] = None,
     version: Annotated[int, typer.Option(min=0, help="Evaluate this policy version; 0: the newest.")] = 0,
     best: Annotated[
@@ -47,30 +56,70 @@ def evaluate(
 
     The tasks are those of the run's own evaluations, as many as --episodes. Any key of the run file may
     change: --section.key VALUE, for example --evaluation.temperature 0. The result is a run of its own.
+
+    An exported model brings environment, prompts and sampling in its earl.json; --environment.serve and
+    --rollout.max_context_tokens have to be given, and other keys have their defaults. With --run-file all
+    comes from a run file.
     """
-    if model is not None and (run is not None or version or best):
+    if model is not None and (policy is not None or version or best):
         raise ConfigError("--model is one model, a run has several", "give a run, or --model and --run-file")
-    if (model is None) != (run_file is None):
-        raise ConfigError("--model and --run-file belong together", "give both, or the name of a run")
-    if version and best:
-        raise ConfigError("--version and --best are two ways to choose the version", "give one of them")
+    source = model if model is not None else policy_of(policy, version, best=best)
+    overrides = overrides_of(ctx)
     with tempfile.TemporaryDirectory(prefix="earl-eval-") as directory:
-        if model is None:
-            source = pick_run(run, ended=True)
-            config = RunConfig.model_validate_json((source / "run.json").read_bytes())
+        if isinstance(source, RunVersion):
+            if run_file is not None:
+                raise ConfigError(
+                    f"--run-file belongs to a model's directory, and {source.run} is a run",
+                    "leave it out, or give a model's directory",
+                )
             model = Path(directory) / "model"
-            with waiting("writing the checkpoint as a model, MB", progress=export_progress(model, source)):
-                exported = write(source, model, "best" if best else version or "latest")
-            number = exported.checkpoint.name.removeprefix("step-")
-            which = f"version {number}" if number.isdecimal() else "the model that began"
-            playing = f"{which} of {source}"
+            config, playing = config_of(source.run), written(source, model)
         else:
-            assert run_file is not None
-            config, playing = load_run(run_file), str(model)
-        config = evaluation_of(config, model, episodes, overrides_of(ctx))
+            model, playing = source, str(source)
+            config = load_run(run_file) if run_file is not None else recorded_config(source, overrides)
+        config = evaluation_of(config, model, episodes, overrides)
         sys.stderr.write(f"earl: playing {playing}\n")
         outcome = run_to_end(config, resume=False, plain=plain, started_at=STARTED_AT)
     raise typer.Exit(finish(outcome, config, as_json=as_json))
+
+
+def written(source: RunVersion, to: Path) -> str:
+    """Writes a run's version as a model; returns what it is, in words. Raises CheckpointError."""
+    with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, source.run)):
+        exported = write(source.run, to, source.version)
+    number = exported.checkpoint.name.removeprefix("step-")
+    which = f"version {number}" if number.isdecimal() else "the model that began"
+    return f"{which} of {source.run}"
+
+
+def recorded_config(model: Path, overrides: Sequence[Override]) -> RunConfig:
+    """The run that an exported model's earl.json describes; keys that it does not have are defaults.
+
+    Raises ConfigError if there is no earl.json, or if `overrides` lack a key of NOT_RECORDED.
+    """
+    record = read_record(model)
+    if record is None:
+        raise ConfigError(
+            f"{model} has no {FILE}, which would name its environment",
+            "give its run file: --run-file RUN.toml",
+        )
+    given = dict(overrides)
+    missing = [f"--{key}" for key in NOT_RECORDED if key not in given]
+    if missing:
+        raise ConfigError(
+            f"{model / FILE} does not have all that an evaluation in {record.environment} needs",
+            f"give {' and '.join(missing)}, or the run file: --run-file RUN.toml",
+        )
+    table: dict[str, Any] = {
+        "name": record.run,
+        "model": dict(record.model),
+        "environment": {"name": record.environment, "task": dict(record.task)},
+        "rollout": {"max_new_tokens": record.max_new_tokens},
+        "evaluation": {"temperature": record.temperature},
+    }
+    for key in NOT_RECORDED:
+        set_override(table, key, given[key])
+    return validate(table, str(model / FILE), frozenset(NOT_RECORDED))
 
 
 def evaluation_of(
