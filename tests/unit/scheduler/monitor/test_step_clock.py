@@ -106,7 +106,7 @@ def test_a_part_that_is_begun_again_is_measured_from_then():
     assert clock.left_s(0.5, 90.0) == 10.0
 
 
-def test_after_work_that_was_cut_short_the_estimate_is_that_of_before():
+def test_after_work_that_ended_early_the_estimate_is_that_of_before():
     clock = observed((playing(1), 0.0), (training(1), 30.0), (playing(2), 100.0), (training(2), 130.0))
     clock.observe(playing(2), 132.0)  # the arena of an episode was lost
     clock.observe(training(2), 140.0)
