@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from earl.cli.lib.policy import RunVersion
 from earl.errors import CheckpointError, EngineLost
 from services.rollout import chat
 from tests.support.notices import heard_notices
@@ -26,7 +27,7 @@ def test_it_tells_how_far_the_export_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(chat.subprocess, "run", export)
     with (
         pytest.raises(CheckpointError, match="damaged"),
-        chat.exported(str(tmp_path), version=0, best=False),
+        chat.exported(RunVersion(tmp_path, "latest")),
     ):
         pass
     assert lines == ["writing the checkpoint as a model, MB: 120 of 538 in 0 s, about 0 s left"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from earl.cli.lib.policy import RunVersion, policy_of
+from earl.cli.lib.policy import RunVersion, Version, policy_of
 from earl.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ RUN = Path("runs", "t1")
         ("t1/checkpoints/step-7", 7),
     ],
 )
-def test_a_run_or_a_path_of_its_checkpoints_is_a_version(folder: Path, text: str | None, version: int | str):
+def test_a_run_or_a_path_of_its_checkpoints_is_a_version(folder: Path, text: str | None, version: Version):
     assert policy_of(text, 0, best=False) == RunVersion(RUN, version)
 
 

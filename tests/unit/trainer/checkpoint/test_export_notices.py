@@ -46,9 +46,8 @@ def test_eval_tells_how_much_of_the_model_is_written(tmp_path: Path, monkeypatch
         lines.append(heard.next_line())
         raise CheckpointError("damaged", "export another")
 
-    monkeypatch.setattr(evaluate, "pick_run", lambda *_, **__: tmp_path)
     monkeypatch.setattr(evaluate, "export_progress", lambda to, run: lambda: (0, 538))
     monkeypatch.setattr(evaluate, "write", write)
-    done = CliRunner().invoke(evaluate.app, [])
+    done = CliRunner().invoke(evaluate.app, [str(tmp_path)])
     assert isinstance(done.exception, CheckpointError)
     assert lines == ["writing the checkpoint as a model, MB: 0 of 538 in 0 s"]
