@@ -46,6 +46,11 @@ def time_left(status: RunStatus) -> str:
     return f", about {clock(left_s)} left" if left_s is not None else ""
 
 
+def shutdown_text(status: RunStatus) -> str:
+    """The reason why a run ends, while its workers save and exit; "" before its scheduler has ended it."""
+    return f"{status.message or 'the run has ended'}: the workers save and exit" if status.done else ""
+
+
 def learning_figures(status: RunStatus) -> Iterator[tuple[str, str, str]]:
     """(metric, label, value) of the last batch's figures; rewards are scores where nothing is won or lost."""
     for name, label, form in LEARNING:

@@ -25,6 +25,7 @@ from earl.cli.lib.status_text import (
     learning_figures,
     progress_of,
     role_figures,
+    shutdown_text,
     sparkline,
     ticket_figures,
     time_left,
@@ -130,9 +131,8 @@ class LiveView(RunView):
                         cells=cells,
                     )
                 )
-            if self._status.done:
-                what = self._status.message or "the run has ended"
-                parts.append(Spinner("dots", f"{what}: the workers save and exit"))
+            if shutdown := shutdown_text(self._status):
+                parts.append(Spinner("dots", shutdown))
         return Group(*parts)
 
     def _head(self) -> RenderableType:

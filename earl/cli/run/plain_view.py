@@ -13,7 +13,14 @@ from typing import IO
 from earl.cli.lib.concerns import concerns
 from earl.cli.lib.figures import interval
 from earl.cli.lib.notices import NOTICE_S
-from earl.cli.lib.status_text import clock, learning_figures, progress_of, role_figures, time_left
+from earl.cli.lib.status_text import (
+    clock,
+    learning_figures,
+    progress_of,
+    role_figures,
+    shutdown_text,
+    time_left,
+)
 from earl.cli.lib.step_text import step_text
 from earl.cli.lib.switches import switch_text
 from earl.cli.run.live_view import RunView
@@ -120,9 +127,7 @@ def without_time_left(status: RunStatus) -> RunStatus:
 
 def progress_line(status: RunStatus) -> str:
     """A line of what the run waits for, how far it is, how long still; "" before the scheduler answers."""
-    if status.done:
-        return f"{status.message or 'the run has ended'}: the workers save and exit"
-    return ", ".join(filter(None, (phase_text(status), step_text(status))))
+    return shutdown_text(status) or ", ".join(filter(None, (phase_text(status), step_text(status))))
 
 
 def phase_text(status: RunStatus) -> str:

@@ -14,6 +14,7 @@ from earl.cli.lib.status_text import (
     learning_figures,
     progress_of,
     role_figures,
+    shutdown_text,
     ticket_figures,
     time_left,
     transfer,
@@ -60,15 +61,29 @@ def step_line(snapshot: RunSnapshot) -> str:
     return step_text(snapshot.status) if known else ""
 
 
-def remarks(snapshot: RunSnapshot) -> Iterator[str]:
+def ending_line(snapshot: RunSnapshot) -> tuple[str, str]:
+    """The reason why the run ended, or why it ends now, and the style of that line; ("", "") for neither.
+
+    Green is for a run that did all it was to do, yellow for one that was stopped or reached its time limit,
+    red for one that failed.
+    """
+    status = snapshot.status
+    reason = snapshot.ending_reason or (shutdown_text(status) if snapshot.state.is_active else status.message)
+    done = status.phase == "done"
+    if not reason:
+        return "", ""
+    if snapshot.state in (RunState.FAILED, RunState.LOST):
+        return reason, "red"
+    if (done or snapshot.state is RunState.COMPLETE) and not (done and status.step < status.steps):
+        return reason, "green"
+    return reason, "yellow"
+
+
+def problems(snapshot: RunSnapshot) -> Iterator[str]:
     """Problems of the run, a line each."""
     for name, reason in snapshot.silent.items():
         if snapshot.state is RunState.RUNNING or snapshot.directory == NOWHERE:
             yield f"{name} does not answer: {reason}"
-    if snapshot.ending_reason:
-        yield snapshot.ending_reason
-    elif snapshot.status.message:
-        yield snapshot.status.message
     served = sorted(env.name for env in snapshot.environments if env.hosts)
     yield from concerns(snapshot.status.workers, served)
     for env in snapshot.environments:

@@ -100,8 +100,11 @@ def parts(snapshot: RunSnapshot, cells: int) -> Iterator[RenderableType]:
         yield Text(step)
     if snapshot.directory != NOWHERE:
         yield Text(str(snapshot.directory), style="grey50")
-    for remark in panels.remarks(snapshot):
-        yield Text(remark, style="red")
+    reason, style = panels.ending_line(snapshot)
+    if reason:
+        yield Text(reason, style=style)
+    for problem in panels.problems(snapshot):
+        yield Text(problem, style="red")
     for whole in panels.tables(snapshot):
         table = whole.fitted(cells)
         yield table.drawn(

@@ -132,7 +132,8 @@ class Top(App[None]):
     #headline { height: auto; padding: 0 1; text-style: bold; }
     #step { height: auto; padding: 0 1; }
     #trend { height: 1; padding: 0 1; color: $text-muted; }
-    #remarks { height: auto; max-height: 4; padding: 0 1; color: $error; }
+    #ending { height: auto; padding: 0 1; }
+    #problems { height: auto; max-height: 4; padding: 0 1; color: $error; }
     #tables { padding: 0 1; }
     """
 
@@ -142,7 +143,7 @@ class Top(App[None]):
         self.last: RunSnapshot | None = None
         self._source = source
         self._every_s = every_s
-        self._remark = ""
+        self._refusal = ""
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._step = (0, "")
         self._recent = Recent()
@@ -151,7 +152,8 @@ class Top(App[None]):
         yield Static("connecting …", id="headline", markup=False)
         yield Static("", id="step", markup=False)
         yield Static("", id="trend", markup=False)
-        yield Static("", id="remarks", markup=False)
+        yield Static("", id="ending", markup=False)
+        yield Static("", id="problems", markup=False)
         with Tables(id="tables"):
             for title in ORDER:
                 yield TableSection(title)
@@ -191,8 +193,9 @@ class Top(App[None]):
         write(base.query_one("#headline", Static), headline)
         write(base.query_one("#step", Static), Text(panels.step_line(snapshot)))
         self._trend(base, snapshot.status)
-        remarks = [*panels.remarks(snapshot), *([self._remark] if self._remark else [])]
-        write(base.query_one("#remarks", Static), Text("\n".join(remarks)))
+        write(base.query_one("#ending", Static), Text(*panels.ending_line(snapshot)))
+        problems = [*panels.problems(snapshot), *([self._refusal] if self._refusal else [])]
+        write(base.query_one("#problems", Static), Text("\n".join(problems)))
         tables = {table.title: table for table in panels.tables(snapshot)}
         for section in base.query(TableSection):
             section.show(tables.get(section.id or ""), keep_place=snapshot.state.is_active)
@@ -233,7 +236,7 @@ class Top(App[None]):
         stage = stages[row]
         try:
             await self._source.pin(stage.name, pin=not stage.pinned, deadline_s=CALL_S)
-            self._remark = ""
+            self._refusal = ""
         except EarlError as error:
-            self._remark = f"{stage.name} stays {'pinned' if stage.pinned else 'unpinned'}: {error}"
+            self._refusal = f"{stage.name} stays {'pinned' if stage.pinned else 'unpinned'}: {error}"
         self.show(self._of_late(await self._source.snapshot()))

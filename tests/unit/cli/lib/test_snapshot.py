@@ -133,9 +133,9 @@ def test_episodes_that_no_host_can_take_are_remarked(queued, hosts, quarantined,
     environment = replace(SNAPSHOT.environments[0], **given, available_hosts=available)
     for wait_s in (0.0, WAIT_S):
         waiting = replace(environment, oldest_wait_s=wait_s)
-        remarks = list(panels.remarks(replace(SNAPSHOT, environments=(waiting,))))
+        problems = list(panels.problems(replace(SNAPSHOT, environments=(waiting,))))
         shown = bool(reason) and wait_s >= WAIT_S
-        assert [remark for remark in remarks if "for a host of" in remark] == [reason] * shown
+        assert [problem for problem in problems if "for a host of" in problem] == [reason] * shown
 
 
 def test_it_is_said_that_no_host_has_come_yet_and_which_others_have():
