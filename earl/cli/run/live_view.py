@@ -61,11 +61,13 @@ class RunView(AbstractContextManager["RunView"], ABC):
 class LiveView(RunView):
     """Redraws one screen of panels several times a second, so that spinners and clocks move.
 
+    The screen begins with the first update, so a launch that is refused before shows its error alone.
     hint: the second line of the screen while the run continues.
     """
 
     def __init__(self, console: Console, hint: str = "") -> None:
         self._hint = hint
+        self._is_open = False
         self._clock = RunClock()
         self._processes: Sequence[ProcessState] = ()
         self._status = RunStatus()
@@ -77,16 +79,19 @@ class LiveView(RunView):
         )
 
     def __enter__(self) -> LiveView:
-        self._live.start()
+        self._is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_open = False
         self._live.stop()
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         self._processes, self._status = processes, status
+        if self._is_open and not self._live.is_started:
+            self._live.start()
         self._clock.update(status.elapsed_s)
         if (status.step, status.phase) != self._last_step:
             if status.phase != self._last_step[1]:
