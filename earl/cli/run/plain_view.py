@@ -30,7 +30,7 @@ from earl.stack.status import ProcessState, RunStatus
 log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S = 2.0
-LOGGED_EVERY_S = 30.0
+LOGGED_EVERY_S, LOGGED_LONGEST_S = 30.0, 600.0
 # States of a process that has begun and is not ready.
 BEGUN = ("starting", "restarting")
 
@@ -38,7 +38,8 @@ BEGUN = ("starting", "restarting")
 class PlainView(RunView):
     """A line when something began or ended, and in between, every few seconds, if the line has changed.
 
-    Where it has not, except for the time left, a shorter line tells again and again what the run waits for.
+    Where it has not, except for the time left, a shorter line tells again and again what the run waits for:
+    after NOTICE_S or every_s, whichever is longer, and after twice as long each time, up to longest_s.
     now_s: a monotonic clock, in seconds.
     """
 
@@ -46,10 +47,13 @@ class PlainView(RunView):
         self,
         file: IO[str],
         every_s: float = PLAIN_EVERY_S,
+        longest_s: float = NOTICE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = file
         self._every_s = every_s
+        self._notice_s = self._shortest_s = max(every_s, NOTICE_S)
+        self._longest_s = max(longest_s, self._shortest_s)
         self._now_s = now_s
         self._clock = RunClock()
         self._reported: dict[str, str] = {}
@@ -85,13 +89,14 @@ class PlainView(RunView):
         waits = waiting_line(processes)
         if status.phase and (status.phase != self._phase or quiet_s >= self._every_s):
             self._phase = status.phase
-            facts = waits or status_line(without_time_left(status))
+            facts = without_times(waits) or status_line(without_time_left(status))
             if facts != self._facts:
-                self._facts, self._last_line_at = facts, now
+                self._facts, self._last_line_at, self._notice_s = facts, now, self._shortest_s
                 self._say(waits or status_line(status))
                 return
-        if quiet_s >= max(self._every_s, NOTICE_S) and (line := waits or progress_line(status)):
+        if quiet_s >= self._notice_s and (line := waits or progress_line(status)):
             self._last_line_at = now
+            self._notice_s = min(2 * self._notice_s, self._longest_s)
             self._say(line)
 
     def _say(self, text: str) -> None:
@@ -100,10 +105,13 @@ class PlainView(RunView):
 
 
 class LoggedView(PlainView):
-    """The same lines as records of the process's log, for a launcher without a terminal."""
+    """The same lines as records of the process's log, for a launcher without a terminal.
 
-    def __init__(self) -> None:
-        super().__init__(sys.stderr, LOGGED_EVERY_S)
+    A log is kept, so a run that waits for hours gets a line every ten minutes in the end.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(sys.stderr, LOGGED_EVERY_S, LOGGED_LONGEST_S, now_s)
 
     def _say(self, text: str) -> None:
         log.info("%s", text)
@@ -117,6 +125,11 @@ def waiting_line(processes: Sequence[ProcessState]) -> str:
         if process.state in BEGUN
     ]
     return f"waiting for {', '.join(begun)}" if begun else ""
+
+
+def without_times(waits: str) -> str:
+    """A waiting line without the seconds of its processes."""
+    return re.sub(r" \d+ s\)", ")", waits)
 
 
 def without_time_left(status: RunStatus) -> RunStatus:

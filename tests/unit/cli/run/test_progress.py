@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import logging
+from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from earl.cli.lib.notices import NOTICE_S
 from earl.cli.run.live_view import LiveView
-from earl.cli.run.plain_view import PLAIN_EVERY_S, PlainView
-from earl.stack.status import RunStatus
+from earl.cli.run.plain_view import PLAIN_EVERY_S, LoggedView, PlainView
+from earl.stack.status import ProcessState, RunStatus
 
 FIRST_STEP = RunStatus(run="smollm2", phase="train", steps=60, version=1)
 
@@ -55,6 +58,46 @@ def test_time_left_alone_is_no_news_and_is_told_with_the_step():
     assert lines[1] == (
         "train 4/60, about 59:55 left, step 5: 20 of 64 episodes played, 0:05 so far, about 0:25 left"
     )
+
+
+def logged(caplog: pytest.LogCaptureFixture, statuses: Iterable[tuple[float, RunStatus, str]]) -> list[float]:
+    """The seconds at which a launcher's log gets a line; the trainer is in the given state."""
+    clock, at_s = Ticking(), list[float]()
+    view = LoggedView(clock)
+    with caplog.at_level(logging.INFO):
+        for clock.now_s, status, state in statuses:
+            caplog.clear()
+            view.update([ProcessState("trainer", state, clock.now_s, 0)], status)
+            at_s += [clock.now_s] * len(caplog.records)
+    return at_s
+
+
+def test_a_log_gets_fewer_lines_while_nothing_changes(caplog: pytest.LogCaptureFixture):
+    later = replace(FIRST_STEP, step=1, version=2)
+    hour = [(float(s), shown(FIRST_STEP, float(s)), "ready") for s in range(3600)]
+    after = [(float(s), shown(later, s - 3600.0), "ready") for s in range(3600, 3691)]
+    # The first second has the trainer's state and the phase.
+    assert logged(caplog, [*hour, *after]) == [
+        0,
+        0,
+        30,
+        90,
+        210,
+        450,
+        930,
+        1530,
+        2130,
+        2730,
+        3330,
+        3600,
+        3630,
+        3690,
+    ]
+
+
+def test_seconds_of_a_start_alone_are_no_news(caplog: pytest.LogCaptureFixture):
+    starting = [(float(s), shown(FIRST_STEP, 0.0), "starting") for s in range(100)]
+    assert logged(caplog, starting) == [0, 0, 30, 90]
 
 
 def test_a_run_that_has_ended_says_that_its_workers_save():
