@@ -9,10 +9,12 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,9 +24,12 @@ from earl.cli.lib import completion
 from earl.cli.lib.find_run import NEWEST, RUNS, AsJson, directory_of, pick_run
 from earl.cli.lib.log_lines import LineFilter, LogLine, Logs
 from earl.cli.lib.notices import NOTICE_S
-from earl.errors import ConfigError
+from earl.errors import ConfigError, EarlError
 from earl.stack.record import is_held
 from earl.stack.run_files import LOGS
+
+if TYPE_CHECKING:
+    from earl.cli.lib.snapshot import RunMonitor
 
 app = typer.Typer(add_completion=False)
 
@@ -62,25 +67,41 @@ def logs(
     source = Logs(run / LOGS, known(run, processes), filters)
     console = Console(highlight=False, soft_wrap=True)
     show = as_object if as_json else Readable(console, run)
-    idle = IdleLine(console, lambda: progress_of(run)) if console.is_terminal and not as_json else None
     try:
         for line in deque(source.lines(), maxlen=last) if last else source.lines():
             show(line)
-        while follow:
-            active = is_held(run)  # read before the logs are: no last line is missed
-            lines = list(source.lines())
-            if idle is not None:
-                idle.update(logged=bool(lines) or not active)
-            for line in lines:
-                show(line)
-            sys.stdout.flush()
-            if not active:
-                return
-            time.sleep(POLL_S)
+        if follow:
+            asyncio.run(followed(run, source, show, None if as_json else console))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:
         sys.stderr.close()  # `earl logs | head` is no mistake
+
+
+async def followed(run: Path, source: Logs, show: Callable[[LogLine], None], console: Console | None) -> None:
+    """Shows new lines until the run has ended. console: where the idle line is drawn, if it is a terminal."""
+    async with RunProgress(run) as progress:
+        idle = IdleLine(console, progress.text) if console is not None and redraws(console) else None
+        try:
+            while True:
+                active = is_held(run)  # read before the logs are: no last line is missed
+                lines = list(source.lines())
+                if idle is not None:
+                    idle.update(logged=bool(lines))
+                for line in lines:
+                    show(line)
+                sys.stdout.flush()
+                if not active:
+                    return
+                await asyncio.sleep(POLL_S)
+        finally:
+            if idle is not None:
+                await idle.close()
+
+
+def redraws(console: Console) -> bool:
+    """Returns whether a line can be drawn anew there: a terminal, whatever FORCE_COLOR says of a pipe."""
+    return console.file.isatty() and not console.is_dumb_terminal
 
 
 def split(which: list[str]) -> tuple[Path, list[str]]:
@@ -129,49 +150,90 @@ def seconds_of(text: str) -> float:
 
 
 class IdleLine:
-    """The last line of a terminal while the logs have no new one: how far the run is.
+    """The last line of a terminal while no new line is shown: for how long, and how far the run is.
 
-    progress: asks the run. now_s: a monotonic clock, in seconds.
+    progress: asks the run, in a task of its own, so that an answer that is late holds no new line back.
+    now_s: a monotonic clock, in seconds.
     """
 
     def __init__(
-        self, console: Console, progress: Callable[[], str], now_s: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        progress: Callable[[], Coroutine[Any, Any, str]],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._progress, self._now_s = console, progress, now_s
         self._logged_at = self._drawn_at = now_s()
         self._is_drawn = False
+        self._asked: asyncio.Task[str] | None = None
+        self._answer = ""
 
     def update(self, *, logged: bool) -> None:
-        """Draws the line anew where it is time to, and takes it away before what was logged is shown."""
+        """Draws the line anew where it is time to, and takes it away before new lines are shown."""
         now = self._now_s()
         if logged:
             self._logged_at = self._drawn_at = now
-            if self._is_drawn:
-                self._draw("")
-        elif now - self._drawn_at >= NOTICE_S:
+            self._answer = ""
+            self._draw("")
+            return
+        answered = self._asked is not None and self._asked.done()
+        if self._asked is not None and answered:
+            self._answer, self._asked = self._asked.result(), None
+        due = now - self._drawn_at >= NOTICE_S
+        if due:
             self._drawn_at = now
-            self._draw(f"nothing logged for {now - self._logged_at:.0f} s: {self._progress()}")
+            if self._asked is None:
+                self._asked = asyncio.create_task(self._progress())
+        if due or (answered and self._is_drawn):
+            waits = f"no new line for {now - self._logged_at:.0f} s"
+            self._draw(f"{waits}: {self._answer}" if self._answer else waits)
+
+    async def close(self) -> None:
+        """Takes the line away, and waits for no answer any more."""
+        self._draw("")
+        if self._asked is not None:
+            self._asked.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._asked
 
     def _draw(self, text: str) -> None:
+        if text or self._is_drawn:
+            self._console.file.write(f"\r\x1b[K{text[: self._console.width - 1]}")
+            self._console.file.flush()
         self._is_drawn = bool(text)
-        self._console.file.write(f"\r\x1b[K{text[: self._console.width - 1]}")
-        self._console.file.flush()
 
 
-def progress_of(run: Path) -> str:
-    """The run's state and how far it is, in a line, as its services tell now."""
-    from earl.cli.lib.snapshot import RunMonitor, RunSnapshot
-    from earl.cli.show import panels
+class RunProgress:
+    """Tells how far a run is, over connections that it keeps; open as a context manager."""
 
-    async def once() -> RunSnapshot:
-        monitor = RunMonitor.of_run(run)
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._monitor: RunMonitor | None = None
+
+    async def __aenter__(self) -> RunProgress:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._monitor is not None:
+            await self._monitor.close()
+
+    async def text(self) -> str:
+        """The run's state and its step in a line, as its services tell now; "" where nobody can be asked.
+
+        A run of another version and a wrong token are such cases: its logs are followed all the same.
+        """
+        from earl.cli.lib.snapshot import RunMonitor
+        from earl.cli.show import panels
+
         try:
-            return await monitor.snapshot()
-        finally:
-            await monitor.close()
-
-    snapshot = asyncio.run(once())
-    return ", ".join(filter(None, (panels.headline(snapshot), panels.step_line(snapshot))))
+            if self._monitor is None:
+                self._monitor = RunMonitor.of_run(self._run)
+            snapshot = await self._monitor.snapshot()
+        except EarlError:
+            return ""
+        return ", ".join(filter(None, (panels.headline(snapshot), panels.step_line(snapshot))))
 
 
 def as_object(line: LogLine) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import io
 import json
 import logging
 import os
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from earl.cli.lib.log_lines import LineFilter, Logs
+from earl.cli.lib.log_lines import LineFilter, LogLine, Logs
 from earl.cli.lib.notices import NOTICE_S
-from earl.cli.show.logs import IdleLine, app, progress_of, seconds_of
+from earl.cli.lib.snapshot import RunMonitor
+from earl.cli.show import logs
+from earl.cli.show.logs import IdleLine, RunProgress, app, followed, redraws, seconds_of
 from earl.errors import ConfigError
+from earl.stack.run_files import LOCK
 from tests.support.runs import tictactoe
 
 
@@ -136,28 +143,154 @@ def test_following_a_run_that_has_ended_ends(run: Path):
     assert len(told(run, "--follow")) == len(told(run))
 
 
-def test_a_terminal_without_new_lines_says_how_far_the_run_is():
-    screen, now_s = io.StringIO(), 0.0
-    console = Console(file=screen, width=48, force_terminal=True)
-    idle = IdleLine(console, lambda: "demo  running, step 1: 20 of 64 episodes played", lambda: now_s)
+class IdleScreen:
+    """A terminal with an idle line, and a clock that the test sets."""
 
-    def drawn(at_s: float, *, logged: bool) -> str:
-        nonlocal now_s
-        now_s = at_s
-        screen.seek(0)
-        screen.truncate()
-        idle.update(logged=logged)
-        return screen.getvalue()
+    def __init__(self, progress: Callable[[], Coroutine[Any, Any, str]], width: int = 60) -> None:
+        self.file, self.now_s = io.StringIO(), 0.0
+        self.console = Console(file=self.file, width=width, force_terminal=True)
+        self.idle = IdleLine(self.console, progress, lambda: self.now_s)
 
-    assert drawn(1.0, logged=True) == drawn(NOTICE_S, logged=False) == ""
-    text = drawn(1.0 + NOTICE_S, logged=False)
-    assert text == "\r\x1b[Knothing logged for 5 s: demo  running, step 1: "[: len(text)]
-    assert len(text.removeprefix("\r\x1b[K")) == 47
-    assert drawn(2.0 + NOTICE_S, logged=False) == ""
-    assert "for 10 s" in drawn(1.0 + 2 * NOTICE_S, logged=False)
-    # It is taken away before a record is shown.
-    assert drawn(12.0, logged=True) == "\r\x1b[K" and drawn(12.2, logged=True) == ""
+    async def drawn(self, at_s: float, *, logged: bool = False) -> str:
+        """Returns what is written at this time; tasks that can end have ended before."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.now_s = at_s
+        self.file.seek(0)
+        self.file.truncate()
+        self.idle.update(logged=logged)
+        return self.file.getvalue()
 
 
-def test_how_far_a_run_is_comes_from_its_snapshot(run: Path):
-    assert progress_of(run).startswith("test  lost")
+CLEARED = "\r\x1b[K"
+
+
+async def test_a_terminal_without_new_lines_says_how_far_the_run_is():
+    asked = []
+
+    async def progress() -> str:
+        asked.append(1)
+        return f"demo  running, step {len(asked)}: 20 of 64 episodes played"
+
+    screen = IdleScreen(progress, width=48)
+    assert await screen.drawn(1.0, logged=True) == await screen.drawn(NOTICE_S) == ""
+    assert await screen.drawn(1.0 + NOTICE_S) == f"{CLEARED}no new line for 5 s"
+    text = await screen.drawn(1.2 + NOTICE_S)  # the run has answered
+    assert text == f"{CLEARED}no new line for 5 s: demo  running, step 1: 20 of"[: len(text)]
+    assert len(text.removeprefix(CLEARED)) == 47
+    assert await screen.drawn(2.0 + NOTICE_S) == ""
+    assert "for 10 s: demo" in await screen.drawn(1.0 + 2 * NOTICE_S)
+    assert "step 2" in await screen.drawn(1.2 + 2 * NOTICE_S)
+    # It is taken away before a line is shown, and what was known then is not told again.
+    assert await screen.drawn(12.0, logged=True) == CLEARED
+    assert await screen.drawn(12.2, logged=True) == ""
+    assert await screen.drawn(12.2 + NOTICE_S) == f"{CLEARED}no new line for 5 s"
+    await screen.idle.close()
+    assert screen.file.getvalue().endswith(CLEARED)
+
+
+async def test_a_run_that_does_not_answer_is_asked_once_and_holds_nothing_back():
+    asked = []
+
+    async def progress() -> str:
+        asked.append(1)
+        await asyncio.Event().wait()
+        return "never"
+
+    screen = IdleScreen(progress)
+    for number in range(1, 4):
+        assert await screen.drawn(number * NOTICE_S) == f"{CLEARED}no new line for {number * NOTICE_S:.0f} s"
+    assert await screen.drawn(16.0, logged=True) == CLEARED
+    assert len(asked) == 1
+    await screen.idle.close()
+
+
+@pytest.fixture
+def held(run: Path) -> Iterator[Path]:
+    """The run while its launcher runs."""
+    with open(run / LOCK, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield run
+
+
+class IdleTerminal(io.StringIO):
+    """A terminal, as far as a console can tell. waits: set by an idle line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = asyncio.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if "no new line" in text:
+            self.waits.set()
+        return super().write(text)
+
+
+async def test_new_lines_come_though_no_service_answers_and_ctrl_c_leaves_no_idle_line(
+    held: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logs, "NOTICE_S", 0.0)
+    asked = asyncio.Event()
+
+    async def unanswered(_: RunProgress) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(RunProgress, "text", unanswered)
+    screen = IdleTerminal()
+    console = Console(file=screen, width=60, force_terminal=True)
+    shown = asyncio.Event()
+
+    def show(line: LogLine) -> None:
+        if "it came meanwhile" in line.text:
+            screen.waits.clear()
+            shown.set()
+
+    source = Logs(held / "logs", (), LineFilter())
+    following = asyncio.create_task(followed(held, source, show, console))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        log = held / "logs" / "trainer.log"
+        log.write_text(log.read_text() + said(20, "info", "it came meanwhile"))
+        await shown.wait()
+        await screen.waits.wait()
+    following.cancel()  # as Ctrl-C does
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert screen.getvalue().endswith(CLEARED)
+
+
+def test_a_pipe_has_no_idle_line_whatever_its_colours(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    pipe = Console(file=io.StringIO())
+    assert pipe.is_terminal and not redraws(pipe)
+    assert redraws(Console(file=IdleTerminal()))
+    monkeypatch.setenv("TERM", "dumb")
+    assert not redraws(Console(file=IdleTerminal()))
+
+
+async def test_how_far_a_run_is_comes_from_its_snapshot_over_the_same_connections(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened = []
+    of_run = RunMonitor.of_run
+    monkeypatch.setattr(RunMonitor, "of_run", lambda directory: opened.append(directory) or of_run(directory))
+    async with RunProgress(run) as progress:
+        assert (await progress.text()).startswith("test  lost")
+        assert (await progress.text()).startswith("test  lost")
+    assert opened == [run]
+
+
+async def test_a_run_that_cannot_be_asked_is_followed_all_the_same(run: Path):
+    (run / "run.json").write_text('{"name": "test"}')  # of another version
+    async with RunProgress(run) as progress:
+        assert await progress.text() == ""
+        screen = IdleScreen(progress.text)
+        assert await screen.drawn(NOTICE_S) == f"{CLEARED}no new line for 5 s"
+        assert await screen.drawn(2 * NOTICE_S) == f"{CLEARED}no new line for 10 s"
+        await screen.idle.close()
