@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import logging
 import re
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from earl.cli.lib import completion
+from earl.cli.lib.completion import newest
 from earl.cli.lib.find_run import NEWEST, RUNS, AsJson, directory_of, pick_run
 from earl.cli.lib.log_lines import LineFilter, LogLine, Logs
 from earl.cli.lib.notices import NOTICE_S
@@ -112,10 +114,12 @@ def split(which: list[str]) -> tuple[Path, list[str]]:
         return pick_run(directory_of(which[0])), which[1:]
     run = pick_run(None, ended=True)
     if which and len(which) == 1 and which[0] not in processes_of(run):
-        known_names = ", ".join(processes_of(run)) or "none yet"
+        near = difflib.get_close_matches(
+            which[0], [*(path.name for path in newest()), *processes_of(run)], n=1
+        )
         raise ConfigError(
             f"there is neither a run {which[0]!r} nor a process of that name in {run}",
-            f"earl ls lists the runs; {run} has {known_names}",
+            f"did you mean {near[0]}?" if near else "earl ls lists the runs",
         )
     return run, which
 

@@ -294,3 +294,24 @@ async def test_a_run_that_cannot_be_asked_is_followed_all_the_same(run: Path):
         assert await screen.drawn(NOTICE_S) == f"{CLEARED}no new line for 5 s"
         assert await screen.drawn(2 * NOTICE_S) == f"{CLEARED}no new line for 10 s"
         await screen.idle.close()
+
+
+def test_a_word_that_is_neither_a_run_nor_a_process_has_one_remedy(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(run.parent)
+    run.rename(run.parent / "t1")
+    (run.parent / "runs").mkdir()
+    (run.parent / "t1").rename(run.parent / "runs" / "t1")
+    nowhere = r"neither a run '{}' nor a process of that name in runs/t1; {}$"
+    for word, remedy in (
+        ("nope", "earl ls lists the runs"),
+        ("trainr", r"did you mean trainer\?"),
+        ("t11", r"did you mean t1\?"),
+    ):
+        with pytest.raises(ConfigError, match=nowhere.format(word, remedy)):
+            told(word)
+    for log in (run.parent / "runs" / "t1" / "logs").iterdir():
+        log.unlink()
+    with pytest.raises(ConfigError, match=nowhere.format("nope", "earl ls lists the runs")):
+        told("nope")
