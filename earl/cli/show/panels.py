@@ -124,7 +124,7 @@ def stages(status: RunStatus) -> StatusTable:
         )
         for stage in status.stages
     )
-    columns = ("stage", "layout", "tokens/s", "memory", "selector")
+    columns = ("stage", "parallelism", "tokens/s", "memory", "selector")
     return StatusTable(
         "stages",
         columns,
@@ -154,7 +154,7 @@ def fullest(status: RunStatus, stage: str) -> float:
 
 
 def workers(status: RunStatus) -> StatusTable:
-    columns = ("worker", "stage", "layout", "version", "busy", "KV used", "last seen", "read")
+    columns = ("worker", "stage", "parallelism", "version", "busy", "KV used", "last seen", "read")
     rows = tuple(worker(state, late=status.is_late(state)) for state in status.workers)
     keys = tuple(state.name for state in status.workers)
     return StatusTable(
@@ -163,7 +163,7 @@ def workers(status: RunStatus) -> StatusTable:
         rows,
         keys,
         numbers("version", "busy", "KV used", "last seen"),
-        least=("read", "KV used", "version", "stage", "layout"),
+        least=("read", "KV used", "version", "stage", "parallelism"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Show and change the parallelism of a running run's stages: layouts, pins, switches."""
+"""Show and change the parallelism of a running run's stages: degrees, pins, switches."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def reason_for_none(run_json: bytes) -> str:
 
 
 def measured(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Returns for each stage its layout and its measured workload at the first and at the last step."""
+    """Returns for each stage its parallelism and its measured workload at the first and at the last step."""
     records = [record for record in read_lines(run_dir / "metrics.jsonl") if "load" in record]
     if not records:
         return {}
@@ -44,25 +44,25 @@ def measured(run_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def unexplained_lines(run_dir: Path, run_json: bytes, stage: str) -> Iterator[str]:
-    """The reason, what was measured of each stage, and which layouts a profile would compare."""
+    """The reason, what was measured of each stage, and which parallelisms a profile would compare."""
     yield f"The selector decided nothing in {run_dir}: {reason_for_none(run_json)}."
     stages = {name: workload for name, workload in measured(run_dir).items() if stage in ("", name)}
     for name, workload in stages.items():
-        layout = workload["parallelism"]
+        parallelism = workload["parallelism"]
         first, last = workload["first_step"], workload["last_step"]
-        yield f"\n{name}, {layout or 'parallelism unknown'}, step {workload['step']}"
+        yield f"\n{name}, {parallelism or 'parallelism unknown'}, step {workload['step']}"
         yield (
             f"  mean tokens {_number(first.get('mean_tokens'))} at the first step, "
             f"{_number(last.get('mean_tokens'))} at the last; longest {_number(last.get('max_tokens'))}"
         )
         if last.get("memory_fraction") is not None:
             yield f"  {last['memory_fraction']:.0%} of the fullest device's memory"
-        if layout is not None:
-            yield f"  {_choice(run_dir, name, layout)}"
+        if parallelism is not None:
+            yield f"  {_choice(run_dir, name, parallelism)}"
     yield ""
     if json.loads(run_json).get("scheduler", {}).get("selector") == "static":
         yield 'To let it decide, resume with: --scheduler.selector on, or "observe" to be told alone.'
-    yield f"To measure the layouts of this machine: earl profile {run_dir / 'run.toml'}"
+    yield f"To measure the parallelisms of this machine: earl profile {run_dir / 'run.toml'}"
 
 
 def _choice(run_dir: Path, stage: str, running: Parallelism) -> str:
@@ -72,11 +72,13 @@ def _choice(run_dir: Path, stage: str, running: Parallelism) -> str:
     try:
         legal = legal_parallelisms(load_spec(run_dir / "model"), running.devices)
     except EarlError as error:
-        return f"which layouts are legal is not known: {error}"
+        return f"which parallelisms are legal is not known: {error}"
     # Engines have no context parallelism.
-    others = [str(layout) for layout in legal if layout != running and (stage != "rollout" or layout.cp == 1)]
+    others = [
+        str(degrees) for degrees in legal if degrees != running and (stage != "rollout" or degrees.cp == 1)
+    ]
     if not others:
-        return f"{running.devices} devices: the model's heads allow this layout alone"
+        return f"{running.devices} devices: the model's heads allow this parallelism alone"
     return f"{running.devices} devices: a profile would compare it with {', '.join(others)}"
 
 

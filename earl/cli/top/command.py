@@ -1,4 +1,4 @@
-"""Watch a run on one screen: tokens/s, queues, staleness, environments, layouts, switches."""
+"""Watch a run on one screen: tokens/s, queues, staleness, environments, parallelism, switches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def top(
         float, typer.Option("--every", min=0.1, max=60.0, metavar="SECONDS", help="Between two refreshes.")
     ] = 1.0,
 ) -> None:
-    """Watch a run on one screen: tokens/s, queues, staleness, environments, layouts, switches.
+    """Watch a run on one screen: tokens/s, queues, staleness, environments, parallelism, switches.
 
     Space pauses, Tab goes to the next table, PgUp and PgDn scroll, Enter on a worker shows all its metrics,
     p pins or unpins the selected stage, q quits and the run continues. Programs read earl status --json.

@@ -81,6 +81,13 @@ def test_the_live_view_answers_at_every_width(columns: int, tmp_path: Path):
     assert all(word in first for word in ANSWERS[:4])
 
 
+def test_a_stage_and_a_worker_have_a_parallelism_as_on_the_page():
+    console = Console(file=io.StringIO(), width=200, record=True)
+    console.print(rendered(SNAPSHOT))
+    text = console.export_text()
+    assert text.count("parallelism") == 2 and "layout" not in text
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_listed_runs_lose_columns_and_keep_their_words(columns: int):
     run = ListedRun(
