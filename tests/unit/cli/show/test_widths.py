@@ -81,6 +81,45 @@ def test_the_live_view_answers_at_every_width(columns: int, tmp_path: Path):
     assert all(word in first for word in ANSWERS[:4])
 
 
+STEP = {"step_spent_s": 12.0, "step_episodes": 64.0, "step_played": 60.0, "step_left_s": 25.0}
+# As in a run of a game: every figure that has a column.
+FIGURES = {
+    "win_rate": 0.75,
+    "loss_rate": 0.2,
+    "loss": 0.01,
+    "entropy": 0.42,
+    "logprob_mismatch": 0.003,
+    "phase_left_s": 3723.0,
+}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_the_first_screen_of_status_answers_at_every_width(columns: int):
+    metrics = {**STATUS.metrics, **FIGURES, **STEP}
+    ledger = replace(STATUS.ledger, planned=0)
+    snapshot = replace(
+        SNAPSHOT,
+        status=replace(STATUS, metrics=metrics, ledger=ledger),
+        silent={"gateway": "no answer within 2 s"},
+    )
+    console = Console(file=io.StringIO(), width=columns, record=True)
+    console.print(rendered(snapshot))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= columns and "…" not in "".join(lines)
+    first = " ".join(" ".join(lines[:24]).split())
+    # Is it learning, how fast, how long still, is anything wrong.
+    for answer in (
+        "reward",
+        "+0.250",
+        "75.0%",
+        "4,310",
+        "30/140, about 1:02:03 left",
+        "step 31: 60 of 64 episodes played, 0:12 so far, about 0:25 left",
+        "gateway does not answer: no answer within 2 s",
+    ):
+        assert answer in first, answer
+
+
 def test_a_stage_and_a_worker_have_a_parallelism_as_on_the_page():
     console = Console(file=io.StringIO(), width=200, record=True)
     console.print(rendered(SNAPSHOT))
