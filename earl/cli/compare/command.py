@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import directory_of
 from earl.cli.lib.notices import waiting
+from earl.cli.lib.wrapped import print_wrapped
 from earl.cli.report.data import RecordedRun, read_run
 from earl.cli.report.document import document
 from earl.errors import ConfigError
@@ -110,17 +111,36 @@ def cells(figure: Figure, values: Sequence[Value]) -> list[str]:
 
 
 def show(names: Sequence[str], compared: Compared) -> None:
-    """The table, on standard output: as wide as the terminal, or as it needs where there is none."""
+    """The table, on standard output: as wide as the terminal, or as it needs where there is none.
+
+    Where the terminal is too narrow even for the longest words, every run gets a line below each figure.
+    """
+    rows = [cells(figure, values) for figure, values in shown(compared)]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, head in enumerate(heads(names)):
-        drawn.add_column(Text(head), justify="right" if index else "left")
-    for figure, values in shown(compared):
-        drawn.add_row(*(Text(cell) for cell in cells(figure, values)))
-    console = Console()
+        longest = max(len(word) for row in (heads(names), *rows) for word in row[index].split() or [""])
+        drawn.add_column(Text(head), justify="right" if index else "left", min_width=longest)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    console = Console(highlight=False)
+    whole = console.options.update(max_width=UNBOUNDED)
     if not console.is_terminal:
-        whole = console.options.update(max_width=UNBOUNDED)
         console.width = max(console.width, Measurement.get(console, whole, drawn).maximum)
+    elif Measurement.get(console, whole, drawn).minimum > console.width:
+        print_wrapped("\n".join(below_each_other(names, rows)))
+        return
     console.print(drawn)
+
+
+def below_each_other(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The table's rows for a narrow terminal: a figure, and below it each run's value and ratio."""
+    first, *others = names
+    width = max(map(len, names))
+    for title, value, *rest in rows:
+        yield title
+        yield f"  {first:{width}}  {value}"
+        for name, text, times in zip(others, rest[::2], rest[1::2], strict=True):
+            yield f"  {name:{width}}  {text}{f'  ({times} x {first})' if times else ''}"
 
 
 def as_object(names: Sequence[str], runs: Sequence[RecordedRun], compared: Compared) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from earl.cli.lib.notices import waiting
+from earl.cli.lib.wrapped import print_wrapped, terminal_width, wrapped
 from earl.cli.machine import machine
 from earl.cli.machine.findings import PROBES, Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
@@ -35,6 +36,9 @@ from earl.stack.auto_dtype import settle
 app = typer.Typer(add_completion=False)
 
 PROBE_S = 60.0
+# Where the text of a finding begins, and what stands before a command in a remedy.
+INDENT = 21
+BY_HAND = "run it yourself: "
 # What each probe of the data plane tries, in words.
 TRIED = {
     "memory": "testing shared memory",
@@ -69,7 +73,7 @@ def doctor(
     if as_json:
         print(json.dumps({"works": works, "findings": [asdict(finding) for finding in findings]}))
     else:
-        print(verdict(findings, str(run_file) if run_file is not None else "a run with the defaults"))
+        print_wrapped(verdict(findings, str(run_file) if run_file is not None else "a run with the defaults"))
     raise typer.Exit(0 if works else 1)
 
 
@@ -79,7 +83,7 @@ async def reported(findings: AsyncIterator[Finding], *, quiet: bool) -> list[Fin
     async for finding in findings:
         known.append(finding)
         if not quiet:
-            print("\n".join(lines(finding)), flush=True)
+            print("\n".join(fitted(finding, terminal_width())), flush=True)
     return known
 
 
@@ -155,7 +159,23 @@ def lines(finding: Finding) -> Iterator[str]:
     mark = "ok" if finding.works else "NO" if finding.needed else "no"
     yield f"{mark}  {finding.name:<15}  {finding.said}"
     if finding.remedy:
-        yield f"{'':<21}-> {finding.remedy}"
+        yield f"{'':<{INDENT}}-> {finding.remedy}"
+
+
+def fitted(finding: Finding, width: int) -> Iterator[str]:
+    """The lines of a finding on a terminal of so many characters, 0 for no terminal.
+
+    A command to be typed gets a line of its own, which is not wrapped: it can be copied.
+    """
+    first, *remedies = lines(finding)
+    yield from wrapped(first, width, INDENT)
+    for remedy in remedies:
+        text, by_hand, command = remedy.partition(BY_HAND)
+        if width and command:
+            yield from wrapped(f"{text}{by_hand}".rstrip(), width, 3)
+            yield command
+        else:
+            yield from wrapped(remedy, width, 3)
 
 
 def verdict(findings: Sequence[Finding], who: str) -> str:
@@ -200,7 +220,7 @@ async def probed_by(
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate(given.encode())
     except TimeoutError:
-        return _failed(f"its probe did not end within {timeout_s:g} s", f"run it yourself: {by_hand}")
+        return _failed(f"its probe did not end within {timeout_s:g} s", f"{BY_HAND}{by_hand}")
     finally:
         if process.returncode is None:
             # With what it started: a serving process of its own may be stuck too.
@@ -212,7 +232,7 @@ async def probed_by(
     failure = f"its probe ended with {process.returncode}: {last}"
     if last.startswith("ModuleNotFoundError"):
         return _failed(failure, 'pip install "earl[stack]", or what is missing alone')
-    return _failed(failure, f"run it yourself: {by_hand}")
+    return _failed(failure, f"{BY_HAND}{by_hand}")
 
 
 def _failed(message: str, remedy: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from earl.cli.lib.decisions import FILE, DecisionRecord, RecordedCandidate, chan
 from earl.cli.lib.find_run import RunDir, pick_run
 from earl.cli.lib.run_services import run_json_of
 from earl.cli.lib.switches import REQUESTED_BY, RecordedSwitch, read_switches, switch_text
+from earl.cli.lib.wrapped import print_wrapped
 from earl.cli.show.unexplained import measured, reason_for_none, unexplained_lines
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
@@ -40,7 +41,7 @@ def explain(
             workloads = {name: _plain(of) for name, of in measured(run_dir).items() if stage in ("", name)}
             print(json.dumps({"decisions": [], "reason": reason_for_none(run_json), "measured": workloads}))
         else:
-            print("\n".join(unexplained_lines(run_dir, run_json, stage)))
+            print_wrapped("\n".join(unexplained_lines(run_dir, run_json, stage)))
         return
     decided = chosen(run_dir, stage)
     shown = [decision_at(lines, step, run_dir) for lines in decided.values()]
@@ -48,10 +49,11 @@ def explain(
     if as_json:
         print(json.dumps(as_object(shown, decided if step is None else {}, ended)))
         return
-    print("\n\n".join("\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in shown))
+    parts = ["\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in shown]
     if step is None:
-        print("\n" + "\n".join(change_lines(decided)))
-        print("".join(f"\n{text}" for text in switch_lines(ended.values(), stage)), end="\n" if ended else "")
+        parts.append("\n".join(change_lines(decided)))
+        parts.append("\n".join(switch_lines(ended.values(), stage)))
+    print_wrapped("\n\n".join(filter(None, parts)))
 
 
 def chosen(run_dir: Path, stage: str) -> dict[str, list[DecisionRecord]]:
