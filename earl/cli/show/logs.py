@@ -169,7 +169,7 @@ class IdleLine:
         self._console, self._progress, self._now_s = console, progress, now_s
         self._logged_at = self._drawn_at = now_s()
         self._is_drawn = False
-        self._request: asyncio.Task[str] | None = None
+        self._pending: asyncio.Task[str] | None = None
         self._answer = ""
 
     def update(self, *, logged: bool) -> None:
@@ -180,14 +180,14 @@ class IdleLine:
             self._answer = ""
             self._draw("")
             return
-        answered = self._request is not None and self._request.done()
-        if self._request is not None and answered:
-            self._answer, self._request = self._request.result(), None
+        answered = self._pending is not None and self._pending.done()
+        if self._pending is not None and answered:
+            self._answer, self._pending = self._pending.result(), None
         due = now - self._drawn_at >= NOTICE_S
         if due:
             self._drawn_at = now
-            if self._request is None:
-                self._request = asyncio.create_task(self._progress())
+            if self._pending is None:
+                self._pending = asyncio.create_task(self._progress())
         if due or (answered and self._is_drawn):
             waits = f"no new line for {now - self._logged_at:.0f} s"
             self._draw(f"{waits}: {self._answer}" if self._answer else waits)
@@ -195,10 +195,10 @@ class IdleLine:
     async def close(self) -> None:
         """Takes the line away, and waits for no answer any more."""
         self._draw("")
-        if self._request is not None:
-            self._request.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
             with suppress(asyncio.CancelledError):
-                await self._request
+                await self._pending
 
     def _draw(self, text: str) -> None:
         if text or self._is_drawn:
