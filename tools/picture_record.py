@@ -62,6 +62,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "earl/cli/show/unexplained.py",
         "earl/cli/lib/decisions.py",
         "earl/cli/lib/switches.py",
+        "earl/cli/lib/wrapped.py",
         "tools/terminal_picture.py",
         "tools/pictures.py",
         "examples/growing_context.toml",

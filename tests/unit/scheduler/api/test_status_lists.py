@@ -94,11 +94,11 @@ def test_hosts_are_listed_with_their_faults_and_quarantine():
     rows = [host(one, 1000.0) for one in answer.hosts]
     assert rows[0] == {
         "name": "bad", "capacity": 9, "open": 0, "faults": 1, "state": "attached", "probation": [],
-        "quarantines": [{"environment": "game", "until": 1010, "reason": "boom"}], "wrong": True,
+        "quarantines": [{"environment": "game", "until": 1010, "reason": "boom"}], "more": 0, "wrong": True,
     }  # fmt: skip
     assert rows[1] == {
         "name": "good", "capacity": 1, "open": 1, "faults": 0, "state": "attached", "probation": [],
-        "quarantines": [], "wrong": False,
+        "quarantines": [], "more": 0, "wrong": False,
     }  # fmt: skip
     assert list(answer.hosts[1].environments) == ["game", "other"]
     assert (
