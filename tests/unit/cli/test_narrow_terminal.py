@@ -67,9 +67,9 @@ def test_a_narrow_comparison_has_a_line_for_each_run():
 
 
 def test_a_finding_of_the_machine_is_wrapped_below_itself():
-    said = "31 GiB of memory, 2 cores, of which another process uses one and a half"
+    machine_text = "31 GiB of memory, 2 cores, of which another process uses one and a half"
     finding = Finding(
-        "memory", True, True, said, "give the run a machine of its own, or wait until it is free"
+        "memory", True, True, machine_text, "give the run a machine of its own, or wait until it is free"
     )
     assert list(fitted(finding, COLUMNS)) == [
         "ok  memory           31 GiB of memory, 2 cores, of which",

@@ -120,8 +120,8 @@ def test_a_block_with_a_view_of_its_own_is_left_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(progress, "repeating", repeating)
     with notices_shown(bench):
         pass
-    said = "earl bench demo: 0 s"
-    assert lines == [said, "", said] and terminal.getvalue() == f"{said}\n"
+    notice = "earl bench demo: 0 s"
+    assert lines == [notice, "", notice] and terminal.getvalue() == f"{notice}\n"
 
 
 def test_every_benchmark_has_progress_and_its_json_is_alone_on_standard_output(

@@ -72,9 +72,9 @@ async def test_the_points_that_are_not_known_yet_are_counted(
     monkeypatch.setattr(command, "Measuring", measuring)
     monkeypatch.setattr(command, "_model", lambda *_: tmp_path)
     monkeypatch.setattr(command, "load_spec", lambda _: SPEC)
-    points, said = Count(), []
+    points, messages = Count(), []
     await command.measure(
-        config, ["rollout"], [64, 128], [1, 2], seconds=1.0, say=said.append, measured=[], kept=tmp_path,
+        config, ["rollout"], [64, 128], [1, 2], seconds=1.0, say=messages.append, measured=[], kept=tmp_path,
         points=points,
     )  # fmt: skip
-    assert points() == (1, 3) and len(said) == 1
+    assert points() == (1, 3) and len(messages) == 1
