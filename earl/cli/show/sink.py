@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from earl.cli.lib.find_run import RunDir, pick_run
+from earl.cli.lib.notices import waiting
 
 app = typer.Typer(add_completion=False)
 
@@ -32,14 +33,18 @@ def sink(
     run_dir = pick_run(run, ended=True)
     config = config_of(run_dir)
 
-    async def work() -> int:
+    async def until_interrupted() -> int:
         stop = asyncio.Event()
-        if follow:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        else:
-            stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        typer.echo(f"giving the figures of {run_dir} to {to} until Ctrl-C", err=True)
         return await following.follow(run_dir, to, config, stop)
 
-    count = asyncio.run(work())
+    async def once() -> int:
+        stop = asyncio.Event()
+        stop.set()
+        with waiting(f"giving the figures of {run_dir} to {to}"):
+            return await following.follow(run_dir, to, config, stop)
+
+    count = asyncio.run(until_interrupted() if follow else once())
     print(json.dumps({"sink": to, "points": count}) if as_json else f"{count} points for {to} in {run_dir}")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from earl.cli.lib.find_run import RunDir, pick_run
+from earl.cli.lib.notices import waiting
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -31,10 +32,13 @@ def trace(
     from earl.cli.report.data import read_run
     from earl.cli.show.trace_events import trace_of
 
-    made = trace_of(read_run(pick_run(run, ended=True)))
-    text = json.dumps(made, separators=(",", ":")).encode()
+    directory = pick_run(run, ended=True)
+    with waiting(f"reading the timeline of {directory}"):
+        made = trace_of(read_run(directory))
     try:
-        out.write_bytes(gzip.compress(text) if out.suffix == ".gz" else text)
+        with waiting(f"writing {out}"):
+            text = json.dumps(made, separators=(",", ":")).encode()
+            out.write_bytes(gzip.compress(text) if out.suffix == ".gz" else text)
     except OSError as error:
         raise ConfigError(
             f"{out} cannot be written: {error.strerror}", "give another file with --out"
