@@ -24,6 +24,7 @@ from earl.cli.lib.figures import bounds, figures
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
 from earl.config.auto_dtype import auto_keys
 from earl.config.load import Override, load_run
+from earl.config.mixture import entry_of
 from earl.config.run import RunConfig
 from earl.env import codec
 from earl.env.base import Environment, Factory
@@ -195,10 +196,10 @@ class TaskTexts:
 def tasks_by_seed(configs: Sequence[RunConfig]) -> dict[int, TaskTexts]:
     """The texts of the tasks that runs may have, by seed, made here before the first of them trains.
 
-    Empty if the runs start no environment themselves. Empty too, with a line on stderr, if it cannot be made
-    or started here: that would end no run, whose hosts and machines may be others.
+    Empty if the runs start no environment themselves, or have several. Empty too, with a line on stderr, if
+    it cannot be made or started here: that would end no run, whose hosts and machines may be others.
     """
-    if not configs[0].environment.serve:
+    if any(len(config.mixture) > 1 or not entry_of(config.mixture, "").section.serve for config in configs):
         return {}
     phase("listing the tasks of the runs")
     try:
@@ -209,7 +210,7 @@ def tasks_by_seed(configs: Sequence[RunConfig]) -> dict[int, TaskTexts]:
 
 
 async def _task_texts(config: RunConfig) -> TaskTexts:
-    section, scheduler, warmup = config.environment, config.scheduler, config.warmup
+    section, scheduler, warmup = entry_of(config.mixture, "").section, config.scheduler, config.warmup
     served = load(section.serve)
     if section.name not in served:
         raise ConfigError(f"{section.serve!r} serves no {section.name!r}", f"name one of {', '.join(served)}")

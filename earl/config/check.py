@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from earl.config.engines import check_engine
+from earl.config.mixture import MixtureEntry
 from earl.config.model import ModelConfig, ScratchModel
 from earl.config.packaged import gguf_file, packaged
 from earl.config.reference import check_reference
@@ -21,9 +22,11 @@ from earl.parallelism import divisors
 
 def cross_check(config: RunConfig) -> None:
     """Raises the error of the first contradiction between keys."""
+    check_environments(config)
     check_model(config)
     check_lengths(config)
     check_batches(config)
+    check_groups(config)
     check_engine(config)
     check_deterministic(config)
     check_reference(config)
@@ -31,6 +34,67 @@ def cross_check(config: RunConfig) -> None:
     check_switch(config)
     check_data_plane(config)
     check_traces(config)
+
+
+def check_environments(config: RunConfig) -> None:
+    """Raises ConfigError unless the run names its environments in one form, each label once, and the bounds
+    of each lie within the run's."""
+    if config.environment is not None and config.environments:
+        raise ConfigError(
+            f"[environment] ({config.environment.name}) and [[environments]] "
+            f"({', '.join(section.name for section in config.environments)}) are both given",
+            "make [environment] one more [[environments]], or remove the one or the other",
+        )
+    labels: set[str] = set()
+    for entry in config.mixture:
+        if entry.label in labels:
+            raise ConfigError(
+                f"[[environments]] has two entries {entry.label!r}", "give each a label of its own"
+            )
+        labels.add(entry.label)
+        _check_bounds(config, entry)
+
+
+def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
+    """Raises ConfigError for bounds of an environment's own that cannot hold."""
+    most, bound = config.rollout.max_context_tokens, entry.section.max_context_tokens
+    if bound > most:
+        raise ConfigError(
+            f"max_context_tokens = {bound} of environment {entry.label} exceeds "
+            f"rollout.max_context_tokens = {most}",
+            "lower the one or raise the other",
+        )
+    if (bound or entry.section.max_new_tokens) and entry.max_new_tokens >= (bound or most):
+        raise ConfigError(
+            f"max_new_tokens = {entry.max_new_tokens} of environment {entry.label} leaves no prompt in "
+            f"max_context_tokens = {bound or most}",
+            "lower max_new_tokens or raise max_context_tokens",
+        )
+    if entry.group_size == 1:
+        of_entry = entry.section.group_size == 1
+        raise ConfigError(
+            f"{f'group_size = 1 of environment {entry.label}' if of_entry else 'scheduler.group_size = 1'} "
+            "makes every advantage zero: a group is compared with its own mean",
+            "use a group_size of 2 or more",
+        )
+    least_most = entry.section.reward_range
+    if least_most and not (len(least_most) == 2 and least_most[0] < least_most[1]):
+        raise ConfigError(
+            f"reward_range = {least_most} of environment {entry.label} is no range",
+            "give the least and the most that an episode may earn: [-1, 1]",
+        )
+    if entry.section.tasks and entry.section.instances:
+        raise ConfigError(
+            f"environment {entry.label} has tasks = {entry.section.tasks!r} and instances = "
+            f"{entry.section.instances}",
+            "remove the one or the other",
+        )
+    if entry.section.system and not config.model.chat:
+        raise ConfigError(
+            f"system = {entry.section.system[:40]!r} of environment {entry.label} without model.chat = true "
+            "would be used nowhere",
+            "set model.chat = true, or remove system",
+        )
 
 
 def check_model(config: RunConfig) -> None:
@@ -157,7 +221,7 @@ def check_lengths(config: RunConfig) -> None:
 def check_batches(config: RunConfig) -> None:
     """Raises ConfigError unless every trainer replica gets a sequence of every mini-batch."""
     scheduler, dp = config.scheduler, config.trainer.parallelism.dp
-    episodes = scheduler.group_size * scheduler.batch_groups
+    episodes = min(entry.group_size for entry in config.mixture) * scheduler.batch_groups
     sizes = [
         ("scheduler.group_size x batch_groups", episodes, "trainer.minibatches", config.trainer.minibatches)
     ]
@@ -171,10 +235,22 @@ def check_batches(config: RunConfig) -> None:
                 f"x {key} = {minibatches}",
                 f"raise {name} or lower {key}",
             )
-    if scheduler.group_size == 1:
+
+
+def check_groups(config: RunConfig) -> None:
+    """Raises ConfigError if groups could be trained with fewer trajectories than tell anything."""
+    least = config.scheduler.min_group_size
+    smallest = min(config.mixture, key=lambda entry: entry.group_size)
+    if least == 1:
         raise ConfigError(
-            "scheduler.group_size = 1 makes every advantage zero: a group is compared with its own mean",
-            "use a group_size of 2 or more",
+            "scheduler.min_group_size = 1 makes the advantage of a trajectory that is left alone zero",
+            "use 2 or more, or 0 for whole groups",
+        )
+    if least > smallest.group_size:
+        raise ConfigError(
+            f"scheduler.min_group_size = {least} exceeds the group_size = {smallest.group_size} of "
+            f"{smallest.label}",
+            "lower the one or raise the other",
         )
 
 

@@ -1,4 +1,4 @@
-"""`[environment]` and `[gateway]`: what the agent acts in."""
+"""`[environment]`, `[[environments]]` and `[gateway]`: what the agent acts in."""
 
 from __future__ import annotations
 
@@ -8,17 +8,76 @@ from pydantic import Field, StringConstraints
 
 from earl.config.base import ConfigSection
 
+# A label: the characters of a registered name, and spaces between them.
+LABEL = r"^([A-Za-z0-9][A-Za-z0-9._/+ -]{0,62}[A-Za-z0-9._/+-]|[A-Za-z0-9])?$"
+
 
 class EnvironmentConfig(ConfigSection):
+    """An environment of the run: the only one, as [environment], or one of several, each an [[environments]].
+
+    Where a key's default says "0", the run's own key of that name counts.
+    """
+
     # Registered name of the environment, for example "open_spiel/tic_tac_toe".
     #
     # docs/adapters.md lists those that come with EARL; for your own, give the name that it registers.
-    name: str
+    name: str = Field(min_length=1)
+    # Name by which metrics, commands and pages show this entry. Empty: its `name`.
+    #
+    # Set it where two entries play the same environment with different tasks.
+    label: str = Field(default="", pattern=LABEL)
+    # Share of the groups of each batch, relative to the weights of the other entries.
+    #
+    # Raise it for environments that should be learned sooner.
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    # Trajectories of one task instance; 0: scheduler.group_size.
+    #
+    # Raise it where successes are rare.
+    group_size: int = Field(default=0, ge=0)
+    # Most actions of an episode; 0: scheduler.max_turns.
+    #
+    # Set it where this environment needs more, or fewer, than the others.
+    max_turns: int = Field(default=0, ge=0)
+    # Most tokens of one answer; 0: rollout.max_new_tokens.
+    #
+    # Set it where answers are longer, or shorter, than in the other environments.
+    max_new_tokens: int = Field(default=0, ge=0)
+    # Most tokens of a trajectory, at most rollout.max_context_tokens; 0: that.
+    #
+    # Set it to truncate the episodes of this environment sooner.
+    max_context_tokens: int = Field(default=0, ge=0)
+    # The least and the most that an episode may earn; one beyond that is the environment's error, and is not
+    # trained on. Empty: only what the host itself declares counts.
+    #
+    # Set it for environments of others whose rewards you want to be sure of.
+    reward_range: list[Annotated[float, Field(allow_inf_nan=False)]] = []
+    # System message of the chat; empty: model.system. It needs model.chat = true.
+    #
+    # Say what this environment expects that the others do not.
+    system: str = ""
     # Settings of the task, given to every reset. Which ones exist is up to the environment.
     #
     # Set them to make tasks easier while all rewards of a group are equal, and harder once most episodes
     # succeed.
     task: dict[str, Any] = {}
+    # File of the tasks, .jsonl or .parquet: each row is a table that is laid over `task` in one task. Empty:
+    # endless seeds, or `instances`.
+    #
+    # Set it to train on a data set.
+    tasks: str = ""
+    # Number of tasks where a task is a seed of the environment; 0: endless.
+    #
+    # Set it to see each task several times, as in epochs over a data set.
+    instances: int = Field(default=0, ge=0, le=1 << 24)
+    # The column of `tasks` that tells which rows are the same problem: those are all trained on, or all held
+    # out. Empty: the whole row.
+    #
+    # Set it where one problem stands in several rows, in other words.
+    task_key: str = ""
+    # The part of `tasks` or `instances` that only evaluations play, chosen by a hash of each task's key.
+    #
+    # Raise it for narrower intervals of evaluations; lower it to train on more of a small set.
+    held_out: float = Field(default=0.1, ge=0, lt=1, allow_inf_nan=False)
     # What the run's own host processes serve, as "package.module:Class" or "package.module:factory". Empty:
     # the run starts none.
     #

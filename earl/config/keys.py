@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -18,8 +18,8 @@ def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from fields(field.annotation, f"{key}.")
+        if is_section(field):
+            yield from fields(section_of(field), f"{key}.")
 
 
 def leaves() -> dict[str, FieldInfo]:
@@ -29,19 +29,52 @@ def leaves() -> dict[str, FieldInfo]:
 
 def field_of(key: str) -> FieldInfo | None:
     """The field of a dotted key; None if there is none (or it lies inside a free table)."""
-    return dict(fields()).get(key)
+    listed = in_list(key)
+    return dict(fields(listed.section)).get(listed.key) if listed is not None else dict(fields()).get(key)
+
+
+class ListedKey(NamedTuple):
+    """A key of one table in a list of tables. number: which of them, from 1."""
+
+    name: str
+    number: int
+    key: str
+    section: type[BaseModel]
+
+
+def in_list(key: str) -> ListedKey | None:
+    """The parts of a key such as "environments.0.weight"; None for a key that lies in no list of tables."""
+    name, _, rest = key.partition(".")
+    index, _, inner = rest.partition(".")
+    field = RunConfig.model_fields.get(name)
+    section = section_of_list(field) if field is not None else None
+    if section is None or not inner or not index.isdecimal():
+        return None
+    return ListedKey(name, int(index) + 1, inner, section)
 
 
 def is_section(field: FieldInfo) -> bool:
     """Returns whether the key is a table with keys of its own."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return bool(_sections(field.annotation))
 
 
 def section_of(field: FieldInfo) -> type[BaseModel]:
     """The class of a section's keys. Raises TypeError for a field that is no section."""
-    if not is_section(field):
-        raise TypeError(f"{field!r} is no section")
-    return field.annotation  # type: ignore[return-value]
+    for section in _sections(field.annotation):
+        return section
+    raise TypeError(f"{field!r} is no section")
+
+
+def section_of_list(field: FieldInfo) -> type[BaseModel] | None:
+    """The class of the keys of each table in a list of tables (`[[environments]]`); None if it is none."""
+    inner = get_args(field.annotation) if get_origin(field.annotation) is list else ()
+    return next(iter(_sections(inner[0])), None) if inner else None
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    """The section that a type is, or may be: a section may be left out (`EnvironmentConfig | None`)."""
+    choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
 
 
 def is_table(field: FieldInfo) -> bool:
@@ -95,6 +128,9 @@ def closest(key: str) -> str:
     A near spelling of the whole key wins, then the same last word in another section, then a key
     that abbreviates it ("trainer.learning_rate" is trainer.lr).
     """
+    if (listed := in_list(key)) is not None:
+        inner = [name for name, _ in fields(listed.section)]
+        return next(iter(difflib.get_close_matches(listed.key, inner, n=1, cutoff=0.6)), "")
     known = list(leaves())
     # A section is only ever meant where a section could stand.
     candidates = known if "." in key else [name for name, _ in fields()]

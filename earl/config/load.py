@@ -109,7 +109,7 @@ def set_override(table: dict[str, Any], key: str, text: str) -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--{key}: {part} is not a table in the run file", "correct the run file")
+            raise ConfigError(f"--{key}: {part} is not a table in the run file", "set it in the run file")
     table[parts[-1]] = text if field is not None and keys.is_text(field) else toml_value(text)
 
 
@@ -133,24 +133,35 @@ def validate(table: Mapping[str, Any], source: str, overridden: Collection[str] 
 
     source: where the table is from. overridden: keys that the command line gave.
     """
+    without = not table.get("environment") and not table.get("environments")
+    lacking = [missing("environment", source)] if without else []
     try:
-        return RunConfig.model_validate(table)
+        config = RunConfig.model_validate(table)
     except ValidationError as error:
-        raise refused(error, source, overridden) from None
+        raise refused(error, source, overridden, lacking) from None
+    if lacking:
+        raise lacking[0]
+    return config
 
 
-def refused(error: ValidationError, source: str, overridden: Collection[str] = ()) -> ConfigError:
-    """All mistakes that pydantic found, in one error."""
+def refused(
+    error: ValidationError,
+    source: str,
+    overridden: Collection[str] = (),
+    others_found: Sequence[ConfigError] = (),
+) -> ConfigError:
+    """All mistakes that pydantic found, in one error. others_found: what it cannot find."""
     details = error.errors(include_url=False)
     # A misspelt key explains a missing one: report the spelling first.
     details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
-    first, *others = [complaint(detail, source, overridden) for detail in details[:MOST_MISTAKES]]
+    mistakes = [*(complaint(detail, source, overridden) for detail in details), *others_found]
+    first, *others = mistakes[:MOST_MISTAKES]
     if not others:
         return first
     *between, last = others
     texts = [str(mistake).removeprefix(f"{source}: ").rstrip("?") for mistake in between]
     texts.append(last.message.removeprefix(f"{source}: "))
-    more = len(details) - MOST_MISTAKES
+    more = len(mistakes) - MOST_MISTAKES
     remedy = last.remedy + (f". There are {more} more mistakes" if more > 0 else "")
     return ConfigError(f"{str(first).rstrip('?')}. Also: {'. '.join(texts)}", remedy)
 
@@ -161,12 +172,12 @@ def complaint(detail: ErrorDetails, source: str, overridden: Collection[str] = (
     in_list = any(isinstance(part, int) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return unknown_key(key, source)
-    if detail["type"] == "missing" and not in_list:
+    if detail["type"] == "missing" and (not in_list or keys.in_list(key) is not None):
         return missing(key, source)
     value = json.dumps(detail["input"], default=str)
     if len(value) > 80:
         value = value[:77] + "..."
-    given = f"--{key} {value}" if key in overridden else f"{source}: {key} = {value}"
+    given = f"--{key} {value}" if key in overridden else f"{source}: {shown(key)} = {value}"
     return ConfigError(f"{given} is wrong", f"give {expected(key)}")
 
 
@@ -174,7 +185,7 @@ def missing(key: str, source: str) -> ConfigError:
     """The error for a key or a section without a default that a run file does not have."""
     field = keys.field_of(key)
     if field is None or not keys.is_section(field):
-        return ConfigError(f"{source}: {key} is missing", f"add {key}, {expected(key)}")
+        return ConfigError(f"{source}: {shown(key)} is missing", f"add {shown(key)}, {expected(key)}")
     required = [name for name, inner in keys.section_of(field).model_fields.items() if inner.is_required()]
     return ConfigError(
         f"{source}: {key} is missing",
@@ -185,7 +196,15 @@ def missing(key: str, source: str) -> ConfigError:
 def unknown_key(key: str, source: str) -> ConfigError:
     near = keys.closest(key)
     remedy = f"did you mean {near}?" if near else "`earl config keys` lists the keys"
-    return ConfigError(f"{source}: there is no key {key}", remedy)
+    return ConfigError(f"{source}: there is no key {shown(key)}", remedy)
+
+
+def shown(key: str) -> str:
+    """A key as messages name it: of the tables of a list, "weight of [[environments]] 2"."""
+    listed = keys.in_list(key)
+    if listed is None:
+        return key
+    return f"{listed.key} of [[{listed.name}]] {listed.number}"
 
 
 def expected(key: str) -> str:

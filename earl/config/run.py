@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from earl.config.base import ConfigSection
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
+from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
 from earl.config.rollout import RolloutConfig
@@ -66,7 +69,12 @@ class RunConfig(ConfigSection):
     # of any other.
     runs_dir: str = "runs"
     model: ModelConfig = ModelConfig()
-    environment: EnvironmentConfig
+    environment: EnvironmentConfig | None = None
+    # The environments of a mixture, each a table [[environments]] with the keys of [environment], in place of
+    # that.
+    #
+    # Write them to train one policy on several tasks.
+    environments: Annotated[list[EnvironmentConfig], Field(max_length=64)] = []
     gateway: GatewayConfig = GatewayConfig()
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -100,3 +108,15 @@ class RunConfig(ConfigSection):
         if self.scheduler.selector == "on":
             return most
         return min(most, self.trainer.microbatch_tokens * self.trainer.cp)
+
+    @property
+    def mixture(self) -> tuple[MixtureEntry, ...]:
+        """The environments that the run plays, at least one in a run that passed `cross_check`."""
+        sections = self.environments or ([self.environment] if self.environment is not None else [])
+        return resolve(sections, self.scheduler, self.rollout, self.model, self.longest_sequence)
+
+    @property
+    def batch_episodes(self) -> int:
+        """The trajectories of a training batch, at most: environments may have group sizes of their own."""
+        largest = max((entry.group_size for entry in self.mixture), default=self.scheduler.group_size)
+        return largest * self.scheduler.batch_groups

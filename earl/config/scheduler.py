@@ -19,6 +19,16 @@ class SchedulerConfig(ConfigSection):
     #
     # Raise it if the curve is noisy; lower it for more steps in the same time.
     batch_groups: int = Field(default=16, ge=1)
+    # Trajectories with which a group may be trained if the attempts of its others are used up; 0: all.
+    #
+    # Set it, to half of group_size for example, where episodes fail now and then: a failure then costs one
+    # trajectory instead of its group.
+    min_group_size: int = Field(default=0, ge=0)
+    # How many times the group at one place of a batch is replaced by another task because all its rewards
+    # are equal and there is nothing to learn from it (DAPO's dynamic sampling); 0: never.
+    #
+    # Set it to 1 or more where many tasks are always, or never, solved; each replacement costs its episodes.
+    resample: int = Field(default=0, ge=0, le=64)
     # Training steps after the warm-up; 0 only evaluates.
     #
     # Raise it to continue a run that is complete.
@@ -54,6 +64,21 @@ class SchedulerConfig(ConfigSection):
     #
     # Raise it for long episodes with slow tools.
     episode_s: float = Field(default=300.0, gt=0)
+    # "train": what an episode that ends as TRUNCATED sampled is trained on like any other. "mask": its reward
+    # counts in its group, its tokens in no loss (DAPO's overlong filtering). "drop": it is left out of its
+    # group, which needs min_group_size others, or is replaced by another task.
+    #
+    # Set "mask" where a bound, not the policy, is to blame for episodes that are cut short.
+    truncated: Literal["train", "mask", "drop"] = "train"
+    # Seconds that a turn may take, the model's answer and the environment's together; 0: no bound of its own.
+    #
+    # Set it so that one slow call of a tool ends its episode soon.
+    turn_s: float = Field(default=0.0, ge=0)
+    # "retry": an episode past episode_s, or a turn past turn_s, is a failed attempt. "truncate": it ends
+    # there as TRUNCATED, with the rewards that it has.
+    #
+    # Set "truncate" where slow episodes are a property of the policy rather than of the machine.
+    timeout: Literal["retry", "truncate"] = "retry"
     # Most actions of an episode; one that reaches it ends as TRUNCATED.
     #
     # Raise it if tasks need more actions; lower it to bound episodes that never end.

@@ -28,8 +28,10 @@ UNITS = {
     "episodes": "episodes",
     "give_up_after": "tickets",
     "group_size": "trajectories",
+    "resample": "replacements",
     "heads": "heads",
     "hosts": "hosts",
+    "instances": "tasks",
     "keep_checkpoints": "checkpoints",
     "layers": "layers",
     "max_sequences": "sequences",
@@ -70,6 +72,8 @@ UNITS = {
     "seed": "",
     "temperature": "",
     "weight_decay": "",
+    "held_out": "",
+    "weight": "",
 }
 
 

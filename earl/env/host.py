@@ -294,6 +294,7 @@ def main() -> None:
     from contextlib import suppress
     from pathlib import Path
 
+    from earl.config.mixture import host_plan
     from earl.config.service import read_run, service_run
     from earl.env.serve import load
     from earl.obs.log import setup
@@ -305,29 +306,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m earl.env.host")
     parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--name", default="env-host")
+    parser.add_argument(
+        "--serve", default="", help="which serve of the run file, if its environments have several"
+    )
     arguments = parser.parse_args()
     setup(arguments.name)
     with suppress(EarlError):
         # Its imports, while others start; what is wrong with it is said below.
-        load(read_run(arguments.run).environment.serve)
+        load(host_plan(read_run(arguments.run).mixture, arguments.serve).serve)
     await_peers()
 
     async def serve(stop: asyncio.Event) -> None:
         config, _ = service_run(arguments.run)
-        environments = load(config.environment.serve)
+        plan = host_plan(config.mixture, arguments.serve)
+        environments = load(plan.serve)
         gateway = os.environ.get("EARL_GATEWAY", "")
         if not gateway:
             raise ConfigError("EARL_GATEWAY is not set", "set it to the gateway's host:port")
-        if config.environment.name not in environments:
-            raise ConfigError(
-                f"environment.name {config.environment.name!r} is not served by {config.environment.serve!r}",
-                f"it serves {', '.join(sorted(environments))}",
-            )
+        for name in plan.names:
+            if name not in environments:
+                raise ConfigError(
+                    f"environment.name {name!r} is not served by {plan.serve!r}",
+                    f"it serves {', '.join(sorted(environments))}",
+                )
         access = Access.of(Role.ENVIRONMENT)
         host = EnvHost(
             gateway,
             environments,
-            config.environment.sessions_per_host,
+            plan.sessions,
             name=arguments.name,
             token=access.token,
             tls=access.tls,

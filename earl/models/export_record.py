@@ -18,6 +18,8 @@ from earl.errors import ModelNotFound
 FILE = "earl.json"
 # The keys of [model] that decide which tokens the policy reads and where its answers end.
 PROMPT_KEYS = frozenset({"chat", "system", "observation_prefix", "action_prefix", "stop"})
+# The keys of an environment that decide what is played, and how it is prompted.
+RECORDED = frozenset({"name", "label", "task", "system", "max_turns", "max_new_tokens", "max_context_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class ExportRecord:
     version: int
     # The model that the run started from; empty: random weights.
     base: str
+    # What the run played, as the report calls it, and its task; {} if it played several environments.
     environment: str
     task: Mapping[str, Any]
     # PROMPT_KEYS of the run file.
@@ -43,6 +46,8 @@ class ExportRecord:
     max_new_tokens: int
     # Figures of this version's last evaluation, as evaluations.jsonl has them; empty if there was none.
     evaluation: Mapping[str, Any]
+    # RECORDED of each environment; empty in a record of an earlier version, which had one.
+    environments: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def prompts(self) -> ModelConfig:
@@ -63,8 +68,9 @@ def read_record(directory: str | Path) -> ExportRecord | None:
         return None
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
-        values = {field.name: written[field.name] for field in fields(ExportRecord)}
-        for name in ("eos_token_ids", "stop_token_ids", "stop_tokens"):
+        values = {"environments": (), **written}
+        values = {field.name: values[field.name] for field in fields(ExportRecord)}
+        for name in ("eos_token_ids", "stop_token_ids", "stop_tokens", "environments"):
             values[name] = tuple(values[name])
         record = ExportRecord(**values)
         ModelConfig.model_validate(record.model)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from earl.config.mixture import host_plans
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing, UnknownEnvironment
 
@@ -104,17 +105,17 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     specs.append(
         ProcessSpec(GATEWAY, ("-m", "services.env_gateway", *run), needs=bus, restartable=True, stop_rank=1)
     )
-    if config.environment.serve:
-        specs += [
-            ProcessSpec(
-                f"env-{index}",
-                ("-m", "earl.env.host", *run, "--name", f"env-{index}"),
-                needs=(GATEWAY,),
-                restartable=True,
-                role="environment",
-            )
-            for index in range(config.environment.hosts)
-        ]
+    targets = [plan.serve for plan in host_plans(config.mixture) for _ in range(plan.hosts)]
+    specs += [
+        ProcessSpec(
+            f"env-{index}",
+            ("-m", "earl.env.host", *run, "--name", f"env-{index}", "--serve", target),
+            needs=(GATEWAY,),
+            restartable=True,
+            role="environment",
+        )
+        for index, target in enumerate(targets)
+    ]
     # Workers would disturb the measurement.
     made = (PROFILE if profiles(config) else MODEL,)
     workers = (*made, SCHEDULER, GATEWAY, *bus)

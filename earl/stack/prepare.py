@@ -21,6 +21,7 @@ from earl.rpc.peers import peer
 from earl.stack.auto_dtype import settle
 from earl.stack.run_files import replace
 from earl.stack.rundir import check_same_policy, to_toml
+from earl.stack.task_sets import record_task_sets, task_sets_of
 
 REFERENCE_NEEDED = (
     "prepare: trainer.kl_coefficient > 0: start the reference stage, too, or the run waits for it "
@@ -38,7 +39,9 @@ def prepare(config: RunConfig, directory: Path) -> None:
         "scheduler": config.scheduler.model_copy(update={"bind": peer("EARL_SCHEDULER")}),
         "gateway": config.gateway.model_copy(update={"bind": peer("EARL_GATEWAY")}),
     }
+    task_sets = task_sets_of(config, directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
+    record_task_sets(task_sets, directory)
     create_model(directory / "model", config.model, config.seed)
     replace(directory / "run.toml", to_toml(config.model_dump(mode="json")))
     replace(written, config.model_copy(update=addresses).model_dump_json(indent=1))

@@ -26,11 +26,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from earl.config.environment import EnvironmentConfig
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
 from earl.stack import disk_space
 from earl.stack.run_files import FAILURE, LAUNCH, LOCK, LOGS, replace
+from earl.stack.task_sets import record_task_sets, task_sets_of
 
 # A run without a checkpoint needs so much: its model, its ledger, its logs.
 LEAST_FREE_BYTES = 64 << 20
@@ -109,10 +111,13 @@ class RunDirectory:
             update={
                 "runs_dir": str(self.path.parent.resolve()),
                 "scheduler": config.scheduler.model_copy(update={"profile": named}),
+                **_environments(config),
             }
         )
+        record_task_sets(task_sets_of(lasting, self.path), self.path)
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
-        replace(self.run_json, launched.model_dump_json(indent=1))
+        named_tasks = launched.model_copy(update=_environments(launched))
+        replace(self.run_json, named_tasks.model_dump_json(indent=1))
         for earlier in (FAILURE, LAUNCH):
             (self.path / earlier).unlink(missing_ok=True)
         disk_space.hold(self.path)
@@ -146,6 +151,7 @@ def check_directory(config: RunConfig, *, resume: bool) -> None:
         )
     if resume:
         check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))
+    task_sets_of(config, path)
 
 
 def remove_empty(path: Path) -> None:
@@ -183,10 +189,15 @@ def free_name(config: RunConfig, stem: str) -> str:
 
 
 def check_same_policy(now: RunConfig, before: RunConfig) -> None:
-    """A resumed run trains the same model in the same environment; everything else may change."""
+    """A resumed run trains the same model in the same environments, and may have more of those; everything
+    else may change."""
+    new_names = {entry.label: entry.name for entry in now.mixture}
     for key, new, old in (
         ("model", now.model, before.model),
-        ("environment.name", now.environment.name, before.environment.name),
+        *(
+            (_name_key(before, entry.label), new_names.get(entry.label), entry.name)
+            for entry in before.mixture
+        ),
         ("seed", now.seed, before.seed),
     ):
         if new != old:
@@ -196,18 +207,44 @@ def check_same_policy(now: RunConfig, before: RunConfig) -> None:
             )
 
 
+def _name_key(config: RunConfig, label: str) -> str:
+    """The key that names an environment, as an error calls it."""
+    return f"the name of environment {label!r}" if config.environments else "environment.name"
+
+
 def to_toml(table: dict[str, Any], prefix: str = "") -> str:
-    """Nested tables of JSON-like values as TOML: a table's own keys first, then its sub-tables."""
+    """Nested tables of JSON-like values as TOML: a table's own keys first, then its sub-tables and lists of
+    tables. A key whose value is None is left out, for TOML has no such value."""
     lines = [
         f"{toml_key(key)} = {toml_inline(value)}"
         for key, value in table.items()
-        if not isinstance(value, dict)
+        if value is not None and not isinstance(value, dict) and not is_table_list(value)
     ]
     for key, value in table.items():
+        name = f"{prefix}{toml_key(key)}"
         if isinstance(value, dict):
-            name = f"{prefix}{toml_key(key)}"
             lines += ["", f"[{name}]", to_toml(value, f"{name}.").rstrip("\n")]
+        elif is_table_list(value):
+            for inner in value:
+                lines += ["", f"[[{name}]]", to_toml(inner, f"{name}.").rstrip("\n")]
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def _environments(config: RunConfig) -> dict[str, Any]:
+    """The sections of environments, the paths of their task files absolute."""
+
+    def absolute(section: EnvironmentConfig) -> EnvironmentConfig:
+        path = str(Path(section.tasks).expanduser().resolve()) if section.tasks else ""
+        return section.model_copy(update={"tasks": path})
+
+    if config.environment is not None:
+        return {"environment": absolute(config.environment)}
+    return {"environments": [absolute(section) for section in config.environments]}
+
+
+def is_table_list(value: Any) -> bool:
+    """Returns whether a value is a list of tables with at least one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(inner, dict) for inner in value)
 
 
 def toml_key(key: str) -> str:

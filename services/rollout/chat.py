@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.notices import waiting
 from earl.cli.lib.policy import Policy, RunVersion, policy_of
 from earl.cli.lib.run_directory import config_of
+from earl.config.mixture import MixtureEntry, entry_of
 from earl.config.model import ModelConfig
 from earl.config.run import RunConfig
 from earl.env.base import Action
@@ -48,6 +50,9 @@ def chat(
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it playing an episode of its run's environment.")
     ] = False,
+    environment: Annotated[
+        str, typer.Option(help="Which of its run's environments, by its label; otherwise the first.")
+    ] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling, and of the episode.")] = None,
     version: Annotated[int, typer.Option(min=0, help="Use this policy version; 0: the newest.")] = 0,
     best: Annotated[bool, typer.Option("--best", help="Use the version with the best evaluation.")] = False,
@@ -69,7 +74,9 @@ def chat(
         if heat is None:
             record = read_record(directory)
             heat = record.temperature if record else 1.0
-        asyncio.run(_chat(directory, config, watch=watch, seed=chosen_seed, temperature=heat, tokens=tokens))
+        entry = entry_of(config.mixture, environment) if config is not None else None
+        sampling = Sampling(chosen_seed, heat, tokens)
+        asyncio.run(_chat(directory, config, entry, sampling, watch=watch))
 
 
 @contextmanager
@@ -97,19 +104,26 @@ def exported(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig | None
         yield to, config
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The sampling of answers. tokens: most of one answer."""
+
+    seed: int
+    temperature: float
+    tokens: int
+
+
 class Conversation:
     """The tokens of a conversation so far, as an episode has them."""
 
-    def __init__(
-        self, engine: EngineProcess, tokenizer: Tokenizer, *, seed: int, temperature: float, tokens: int
-    ) -> None:
+    def __init__(self, engine: EngineProcess, tokenizer: Tokenizer, sampling: Sampling) -> None:
         self._engine, self._tokenizer = engine, tokenizer
-        self._seed, self._temperature, self._tokens = seed, temperature, tokens
+        self._sampling = sampling
         self._ids: list[int] = []
 
     async def answer(self, text: str, role: str = "user") -> AsyncIterator[str]:
         """Yields the model's answer to a message, in parts, as it is sampled. Raises ContextTooLong."""
-        ids, tokenizer = self._ids, self._tokenizer
+        ids, tokenizer, sampling = self._ids, self._tokenizer, self._sampling
         ids += tokenizer.encode_observation(text, not ids, role, ids[-1] if ids else None)
         left = self._engine.spec.max_context_tokens - len(ids)
         if left < 1:
@@ -118,8 +132,8 @@ class Conversation:
                 "begin another one",
             )
         request = GenerateRequest(
-            request_id=f"chat/{len(ids)}", ids=list(ids), max_new_tokens=min(self._tokens, left),
-            temperature=self._temperature, seed=self._seed, session="chat",
+            request_id=f"chat/{len(ids)}", ids=list(ids), max_new_tokens=min(sampling.tokens, left),
+            temperature=sampling.temperature, seed=sampling.seed, session="chat",
         )  # fmt: skip
         sampled: list[int] = []
         answer = tokenizer.opening
@@ -164,14 +178,23 @@ async def _engine_of(
 
 
 async def _chat(
-    directory: Path, config: RunConfig | None, *, watch: bool, seed: int, temperature: float, tokens: int
+    directory: Path,
+    config: RunConfig | None,
+    entry: MixtureEntry | None,
+    sampling: Sampling,
+    *,
+    watch: bool,
 ) -> None:
+    """config, entry: of the model's run and the environment that prompts it; None for a model without one."""
     console = Console(highlight=False, soft_wrap=True)
-    tokenizer = Tokenizer.load(directory, config.model if config else _prompts(directory))
+    prompts = _prompts(directory)
+    if config is not None and entry is not None:
+        prompts = config.model.model_copy(update={"system": entry.system})
+    tokenizer = Tokenizer.load(directory, prompts)
     async with _engine_of(directory, config, tokenizer.stop_ids) as engine:
-        talk = Conversation(engine, tokenizer, seed=seed, temperature=temperature, tokens=tokens)
-        if watch and config is not None:
-            await _watch(talk, config, console, seed)
+        talk = Conversation(engine, tokenizer, sampling)
+        if watch and entry is not None:
+            await _watch(talk, entry, console, sampling.seed)
         else:
             await _talk(talk, console)
 
@@ -194,12 +217,11 @@ async def _talk(talk: Conversation, console: Console) -> None:
         await _answered(talk, line, "user", console)
 
 
-async def _watch(talk: Conversation, config: RunConfig, console: Console, seed: int) -> None:
-    environment = config.environment
-    async with at_host(environment.serve, environment.name) as game:
+async def _watch(talk: Conversation, entry: MixtureEntry, console: Console, seed: int) -> None:
+    async with at_host(entry.section.serve, entry.name) as game:
         console.print(Text(f"{game.name}, seed {seed}", style="bold"))
-        shown, return_ = await game.begin(seed, environment.task), 0.0
-        for _ in range(config.scheduler.max_turns):
+        shown, return_ = await game.begin(seed, entry.task), 0.0
+        for _ in range(entry.max_turns):
             show(shown, console)
             if shown.done:
                 break

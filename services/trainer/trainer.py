@@ -294,7 +294,8 @@ def config_hash(config: RunConfig) -> str:
         include={"group_size", "batch_groups", "staleness", "temperature", "advantage", "max_turns"}
     )
     rollout = config.rollout.model_dump_json(include={"dtype", "max_context_tokens", "max_new_tokens"})
-    sections = (config.model, config.environment, config.trainer, config.warmup)
+    environments = [entry.section for entry in config.mixture]
+    sections = (config.model, *environments, config.trainer, config.warmup)
     parts = [str((config.seed, config.deterministic)), scheduler, rollout]
     parts += [section.model_dump_json() for section in sections]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -110,9 +110,11 @@ async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Find
     for finding in machine.of_redis(server):
         yield finding
     if gateway:
+        names = dict.fromkeys(entry.name for entry in config.mixture) if config is not None else [""]
         with waiting(f"asking the gateway at {gateway}"):
-            finding = await at_gateway(gateway, config.environment.name if config is not None else "")
-        yield finding
+            findings = [await at_gateway(gateway, name) for name in names]
+        for finding in findings:
+            yield finding
     for name in PROBES:
         if name not in probed:
             with waiting(TRIED[name], PROBE_S):

@@ -216,7 +216,7 @@ def begun(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
     addresses = addresses_of(directory)
     with suppress(OSError):
         addresses["dashboard"] = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
-    awaited = "" if config.environment.serve else config.environment.name
+    awaited = ", ".join(dict.fromkeys(entry.name for entry in config.mixture if not entry.section.serve))
     return StartedRun(directory, pid, news.seconds, names, addresses, awaited)
 
 

@@ -113,12 +113,21 @@ def recorded_config(model: Path, overrides: Sequence[Override]) -> RunConfig:
     table: dict[str, Any] = {
         "name": record.run,
         "model": dict(record.model),
-        "environment": {"name": record.environment, "task": dict(record.task)},
         "rollout": {"max_new_tokens": record.max_new_tokens},
         "evaluation": {"temperature": record.temperature},
     }
+    several = len(record.environments) > 1
+    if several:
+        table["environments"] = [dict(environment) for environment in record.environments]
+    else:
+        table["environment"] = {"name": record.environment, "task": dict(record.task)}
+        table["environment"] |= next(map(dict, record.environments), {})
     for key in NOT_RECORDED:
-        set_override(table, key, given[key])
+        if several and key == "environment.serve":
+            for environment in table["environments"]:
+                environment["serve"] = given[key]
+        else:
+            set_override(table, key, given[key])
     return validate(table, str(model / FILE), frozenset(NOT_RECORDED))
 
 

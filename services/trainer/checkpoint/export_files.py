@@ -15,7 +15,7 @@ from typing import Any
 
 from earl.config.run import RunConfig
 from earl.models.chat import read_template
-from earl.models.export_record import FILE, PROMPT_KEYS, ExportRecord
+from earl.models.export_record import FILE, PROMPT_KEYS, RECORDED, ExportRecord
 from earl.models.prompt_defaults import with_defaults
 from earl.models.tokenizer import Tokenizer
 from earl.obs.metrics import read_lines
@@ -42,8 +42,11 @@ def record_of(run: Path, config: RunConfig, version: int) -> ExportRecord:
         version=version,
         # A directory's name without the path to it: an export may be published.
         base=base if base.startswith("package:") else Path(base).name,
-        environment=config.environment.name,
-        task=config.environment.task,
+        environment=" + ".join(entry.label for entry in config.mixture),
+        task=config.mixture[0].task if len(config.mixture) == 1 else {},
+        environments=tuple(
+            entry.section.model_dump(mode="json", include=set(RECORDED)) for entry in config.mixture
+        ),
         model=config.model.model_dump(mode="json", include=set(PROMPT_KEYS)),
         eos_token_ids=tokenizer.checkpoint_eos_ids,
         stop_token_ids=stops,

@@ -145,7 +145,7 @@ def sums_config(environment: str, add: int = 2) -> RunConfig:
         ("environment.name", f"test/{environment.lower()}"),
     ]
     config = load_run(TOOL, named)
-    section = config.environment.model_copy(update={"task": {"add": add}})
+    section = config.mixture[0].section.model_copy(update={"task": {"add": add}})
     return config.model_copy(update={"environment": section})
 
 
@@ -175,7 +175,7 @@ def test_an_environment_that_does_not_start_here_leaves_the_counts_out(
 ) -> None:
     config = sums_config(environment)
     if environment == "Sums":
-        section = config.environment.model_copy(update={"name": "test/missing"})
+        section = config.mixture[0].section.model_copy(update={"name": "test/missing"})
         config = config.model_copy(update={"environment": section})
     assert tasks_by_seed([config]) == {}
     out, err = capsys.readouterr()

@@ -19,7 +19,7 @@ TICTACTOE = EXAMPLES / "tictactoe.toml"
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_examples_load(path: Path):
     config = load_run(path)
-    assert config.environment.serve.startswith("earl.env.adapters.")
+    assert config.mixture[0].section.serve.startswith("earl.env.adapters.")
 
 
 def test_overrides_are_typed_by_the_schema():
@@ -44,7 +44,7 @@ def test_overrides_are_typed_by_the_schema():
     assert config.scheduler.steps == 5
     assert config.evaluation.at_start is False
     assert config.model.observation_prefix == "123"  # a text needs no quotes
-    assert config.environment.task == {"opponent": "minimax", "player": 0, "n": 3}
+    assert config.mixture[0].task == {"opponent": "minimax", "player": 0, "n": 3}
 
 
 def test_the_last_override_wins():

@@ -79,7 +79,7 @@ def test_somebody_plays_the_environment_of_an_overlay(file: Path) -> None:
     if "env" in there:
         served, verb, target = container(there["env"])["args"][1:4]
         assert (served, verb) == ("env", "serve")
-        assert run_of(file).environment.name in load(target)
+        assert run_of(file).mixture[0].name in load(target)
         hosts, gateways = there["env"]["spec"]["replicas"], 1
         for one in objects(overlay):
             if one["kind"] == "HorizontalPodAutoscaler":

@@ -33,7 +33,7 @@ def run_section(
     elapsed_s = recorded_s or status.elapsed_s or result.get("run_seconds") or last_step.get("time_s", 0.0)
     shown: dict[str, Any] = {
         "name": config.name,
-        "environment": config.environment.name,
+        "environment": " + ".join(entry.label for entry in config.mixture),
         "model": model_text(config),
         "seed": config.seed,
         "state": state,

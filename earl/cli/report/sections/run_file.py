@@ -24,5 +24,8 @@ def configuration(config: RunConfig) -> dict[str, Any]:
 
 def defaults(config: RunConfig) -> dict[str, Any]:
     """The configuration of a run file that has the required keys of this one alone."""
-    environment = {"name": config.environment.name}
-    return RunConfig.model_validate({"name": config.name, "environment": environment}).model_dump(mode="json")
+    environment = {"name": config.mixture[0].name}
+    table: dict[str, Any] = {"name": config.name, "environment": environment}
+    if config.environments:
+        table = {"name": config.name, "environments": [{"name": entry.name} for entry in config.mixture]}
+    return RunConfig.model_validate(table).model_dump(mode="json")

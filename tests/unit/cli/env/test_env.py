@@ -81,7 +81,7 @@ def test_a_new_project_is_whole_and_plays(
     assert len(files) == len(list(SKELETON.rglob("*.template")))
     assert not [path for path in files if "$" in path.read_text()]
     config = RunConfig.model_validate(tomllib.loads((root / "run.toml").read_text()))
-    assert config.environment.serve == "word_guess:WordGuess"
+    assert config.mixture[0].section.serve == "word_guess:WordGuess"
     monkeypatch.syspath_prepend(str(root))
     module = importlib.import_module("word_guess")
     for line in (root / "episodes.jsonl").read_text().splitlines():

@@ -59,7 +59,7 @@ def test_a_key_is_listed_with_its_unit():
 def test_keys_are_listed_by_their_descriptions_and_advice_in_any_case():
     described = [key["key"] for key in json.loads(printed("keys", "LEARNING RATE", "--json"))]
     assert "trainer.lr" in described and "warmup.lr" in described and "model.path" not in described
-    advised = [key["key"] for key in json.loads(printed("keys", "dapo's", "--json"))]
+    advised = [key["key"] for key in json.loads(printed("keys", "DAPO's Clip-higher", "--json"))]
     assert advised == ["trainer.clip_high"]
     by_name_first = [key["key"] for key in json.loads(printed("keys", "Staleness", "--json"))]
     assert by_name_first[0] == "scheduler.staleness" and "deterministic" in by_name_first[1:]

@@ -33,8 +33,8 @@ def test_an_evaluation_has_the_settings_of_the_record_and_those_that_were_given(
     config = evaluation_of(recorded_config(model, overrides), model, 24, overrides)
     assert config.name == "first-eval" and config.model.path == str(model)
     assert (config.model.action_prefix, list(config.model.stop)) == (">", ["]"])
-    assert (config.environment.name, config.environment.task) == ("open_spiel/tic_tac_toe", {"player": 1})
-    assert (config.environment.serve, config.rollout.max_context_tokens) == (SERVE[1], 80)
+    assert (config.mixture[0].name, config.mixture[0].task) == ("open_spiel/tic_tac_toe", {"player": 1})
+    assert (config.mixture[0].section.serve, config.rollout.max_context_tokens) == (SERVE[1], 80)
     assert (config.evaluation.temperature, config.rollout.max_new_tokens) == (0.5, 4)
     assert (config.evaluation.episodes, config.scheduler.max_turns, config.scheduler.steps) == (24, 5, 0)
 

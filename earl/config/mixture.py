@@ -1,0 +1,125 @@
+"""The environments of a run with every bound resolved, whichever form its run file has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from earl.config.environment import EnvironmentConfig
+from earl.config.model import ModelConfig
+from earl.config.rollout import RolloutConfig
+from earl.config.scheduler import SchedulerConfig
+from earl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureEntry:
+    """One environment of a run. share: of the groups, all entries' together 1. Lengths in tokens.
+
+    label: what it is called in metrics and tickets, unique in the run. name: as hosts register it. rewards:
+    the least and the most that an episode may earn.
+    """
+
+    label: str
+    name: str
+    task: dict[str, Any]
+    share: float
+    group_size: int
+    max_turns: int
+    max_new_tokens: int
+    max_context_tokens: int
+    system: str
+    rewards: tuple[float, float]
+    section: EnvironmentConfig
+
+
+def resolve(
+    sections: Sequence[EnvironmentConfig],
+    scheduler: SchedulerConfig,
+    rollout: RolloutConfig,
+    model: ModelConfig,
+    longest_sequence: int,
+) -> tuple[MixtureEntry, ...]:
+    """The entries in the order of the run file. longest_sequence: of the whole run."""
+    total = sum(section.weight for section in sections)
+    return tuple(
+        MixtureEntry(
+            label=section.label or section.name,
+            name=section.name,
+            task=section.task,
+            share=section.weight / total,
+            group_size=section.group_size or scheduler.group_size,
+            max_turns=section.max_turns or scheduler.max_turns,
+            max_new_tokens=section.max_new_tokens or rollout.max_new_tokens,
+            max_context_tokens=min(section.max_context_tokens or longest_sequence, longest_sequence),
+            system=section.system or model.system,
+            rewards=_bounds(section.reward_range),
+            section=section,
+        )
+        for section in sections
+    )
+
+
+def _bounds(reward_range: Sequence[float]) -> tuple[float, float]:
+    """The least and the most that an episode may earn; without bounds unless two are given."""
+    if len(reward_range) != 2:
+        return -math.inf, math.inf
+    return reward_range[0], reward_range[1]
+
+
+def entry_of(entries: Sequence[MixtureEntry], label: str) -> MixtureEntry:
+    """The entry of this label; "" is the first one, as in tickets of a run that has only one.
+
+    Raises ConfigError for a label that none has.
+    """
+    for entry in entries:
+        if label in ("", entry.label):
+            return entry
+    raise ConfigError(
+        f"the run has no environment {label!r}", f"give one of {', '.join(entry.label for entry in entries)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """The host processes of one target. sessions: that each of them plays at the same time."""
+
+    serve: str
+    hosts: int
+    sessions: int
+    names: tuple[str, ...]
+
+
+def host_plans(entries: Sequence[MixtureEntry]) -> list[HostPlan]:
+    """The host processes that the run starts itself: entries that name one target share its processes."""
+    sharing: dict[str, list[MixtureEntry]] = {}
+    for entry in entries:
+        if entry.section.serve:
+            sharing.setdefault(entry.section.serve, []).append(entry)
+    return [
+        HostPlan(
+            serve,
+            max(entry.section.hosts for entry in those),
+            max(entry.section.sessions_per_host for entry in those),
+            tuple(dict.fromkeys(entry.name for entry in those)),
+        )
+        for serve, those in sharing.items()
+    ]
+
+
+def host_plan(entries: Sequence[MixtureEntry], serve: str) -> HostPlan:
+    """The plan of one host process of a run. Raises ConfigError for a target that no entry names.
+
+    serve: the target; "" for the only one.
+    """
+    plans = {plan.serve: plan for plan in host_plans(entries)}
+    if not serve and len(plans) == 1:
+        return next(iter(plans.values()))
+    if serve not in plans:
+        raise ConfigError(
+            f"--serve {serve!r} is no environment.serve of the run file",
+            f"give one of {', '.join(map(repr, plans))}" if plans else "set environment.serve",
+        )
+    return plans[serve]

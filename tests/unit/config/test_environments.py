@@ -1,0 +1,147 @@
+"""Several environments in one run file: what is taken, what each resolves to, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earl.config.load import load_run
+from earl.config.mixture import host_plan, host_plans
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+from earl.stack.rundir import check_same_policy, to_toml
+
+TWO = """
+name = "two"
+[[environments]]
+name = "open_spiel/tic_tac_toe"
+serve = "earl.env.adapters.open_spiel:environments"
+weight = 3
+group_size = 4
+max_turns = 5
+[[environments]]
+name = "open_spiel/tic_tac_toe"
+label = "as second player"
+serve = "earl.env.adapters.open_spiel:environments"
+task = { player = 1 }
+max_new_tokens = 2
+max_context_tokens = 64
+"""
+
+
+def run_of(tmp_path: Path, text: str) -> RunConfig:
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    return load_run(tmp_path / "run.toml")
+
+
+def test_each_entry_has_its_own_bounds_and_otherwise_the_runs(tmp_path: Path) -> None:
+    config = run_of(tmp_path, TWO)
+    first, second = config.mixture
+    assert (first.label, second.label) == ("open_spiel/tic_tac_toe", "as second player")
+    assert first.name == second.name == "open_spiel/tic_tac_toe"
+    assert (first.share, second.share) == (0.75, 0.25)
+    assert (first.group_size, second.group_size) == (4, config.scheduler.group_size)
+    assert (first.max_turns, second.max_turns) == (5, config.scheduler.max_turns)
+    assert (first.max_new_tokens, second.max_new_tokens) == (config.rollout.max_new_tokens, 2)
+    assert (first.max_context_tokens, second.max_context_tokens) == (config.longest_sequence, 64)
+    assert second.task == {"player": 1}
+    assert config.batch_episodes == config.scheduler.group_size * config.scheduler.batch_groups
+
+
+def test_entries_of_one_target_share_its_hosts(tmp_path: Path) -> None:
+    config = run_of(tmp_path, TWO.replace("weight = 3", "weight = 3\nhosts = 2\nsessions_per_host = 7"))
+    (plan,) = host_plans(config.mixture)
+    assert (plan.hosts, plan.sessions, plan.names) == (2, 512, ("open_spiel/tic_tac_toe",))
+    assert host_plan(config.mixture, "") == plan
+    with pytest.raises(ConfigError, match=r"--serve 'other:thing' is no environment\.serve of the run file"):
+        host_plan(config.mixture, "other:thing")
+
+
+def test_one_table_is_a_mixture_of_one(tmp_path: Path) -> None:
+    config = run_of(tmp_path, 'name = "one"\n[environment]\nname = "a/b"\n')
+    (entry,) = config.mixture
+    assert (entry.label, entry.share, entry.group_size) == ("a/b", 1.0, config.scheduler.group_size)
+
+
+def test_a_run_file_is_written_as_it_was_read(tmp_path: Path) -> None:
+    config = run_of(tmp_path, TWO)
+    (tmp_path / "again.toml").write_text(to_toml(config.model_dump(mode="json")), encoding="utf-8")
+    assert load_run(tmp_path / "again.toml") == config
+
+
+ENTRY = '[[environments]]\nname = "a/b"\n'
+REFUSED = {
+    "both forms": (
+        '[environment]\nname = "c"\n' + ENTRY,
+        r"\[environment\] \(c\) and \[\[environments\]\] \(a/b\) are both given",
+    ),
+    "no environment": ("seed = 1\n", r"environment is missing; add the section \[environment\]"),
+    "equal names": (
+        ENTRY + ENTRY,
+        r"two entries 'a/b'; give each a label of its own",
+    ),
+    "no weight": (
+        ENTRY + ENTRY.replace("b", "c") + "weight = 0\n",
+        r"weight of \[\[environments\]\] 2 = 0 is wrong; give a number, more than 0",
+    ),
+    "a weight below 0": (
+        ENTRY + "weight = -1.5\n",
+        r"weight of \[\[environments\]\] 1 = -1\.5 is wrong; give a number, more than 0",
+    ),
+    "a weight that is not a number": (
+        ENTRY + "weight = nan\n",
+        r"weight of \[\[environments\]\] 1 = NaN is wrong; give a number, more than 0",
+    ),
+    "an unknown key": (
+        ENTRY + "weigth = 2\n",
+        r"there is no key weigth of \[\[environments\]\] 1; did you mean weight\?",
+    ),
+    "no name": (
+        '[[environments]]\nlabel = "x"\n',
+        r"name of \[\[environments\]\] 1 is missing",
+    ),
+    "a context beyond the run's": (
+        ENTRY + "max_context_tokens = 100000\n",
+        r"max_context_tokens = 100000 of environment a/b exceeds rollout\.max_context_tokens = \d+",
+    ),
+    "no room for a prompt": (
+        ENTRY + "max_context_tokens = 8\nmax_new_tokens = 8\n",
+        r"max_new_tokens = 8 of environment a/b leaves no prompt in max_context_tokens = 8",
+    ),
+    "a group of one": (
+        ENTRY + "group_size = 1\n",
+        r"group_size = 1 of environment a/b makes every advantage zero",
+    ),
+    "a system message without a chat": (
+        ENTRY + 'system = "Play."\n',
+        r"system = 'Play\.' of environment a/b without model\.chat = true",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(tmp_path: Path, case: str) -> None:
+    text, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message) as raised:
+        run_of(tmp_path, f'name = "x"\n{text}')
+    assert "\n" not in str(raised.value)
+
+
+def test_an_override_cannot_reach_into_the_list(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TWO, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--environments\.0\.weight: environments is not a table"):
+        load_run(tmp_path / "run.toml", [("environments.0.weight", "2")])
+
+
+def changed(config: RunConfig, **sections: Any) -> RunConfig:
+    return RunConfig.model_validate(config.model_dump(mode="json") | sections)
+
+
+def test_a_resumed_run_may_gain_environments_and_lose_none(tmp_path: Path) -> None:
+    before = run_of(tmp_path, TWO)
+    more = changed(before, environments=[*before.model_dump()["environments"], {"name": "a/b"}])
+    check_same_policy(more, before)
+    with pytest.raises(ConfigError, match=r"the name of environment 'a/b' differs"):
+        check_same_policy(before, more)
