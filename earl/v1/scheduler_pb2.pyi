@@ -137,7 +137,7 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript")
+    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class Ticket(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     fence: int
@@ -174,7 +175,8 @@ class Ticket(_message.Message):
     evaluation: str
     traceparent: str
     transcript: bool
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ...) -> None: ...
+    label: str
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ...) -> None: ...
 
 class LeaseTicketsRequest(_message.Message):
     __slots__ = ("worker", "credit", "wait_s")
@@ -305,7 +307,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +320,7 @@ class BatchItem(_message.Message):
     REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -330,7 +333,8 @@ class BatchItem(_message.Message):
     reference_keys: _containers.RepeatedScalarFieldContainer[str]
     position: int
     reference_offset: int
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ...) -> None: ...
+    masked: bool
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)
@@ -756,7 +760,7 @@ class ListTicketsResponse(_message.Message):
     def __init__(self, tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ...) -> None: ...
 
 class TicketStatus(_message.Message):
-    __slots__ = ("ticket_id", "group_id", "purpose", "evaluation", "state", "attempt", "worker", "tokens", "age_s")
+    __slots__ = ("ticket_id", "group_id", "purpose", "evaluation", "state", "attempt", "worker", "tokens", "age_s", "environment")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
@@ -766,6 +770,7 @@ class TicketStatus(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     group_id: int
     purpose: _common_pb2.Purpose
@@ -775,7 +780,8 @@ class TicketStatus(_message.Message):
     worker: str
     tokens: int
     age_s: float
-    def __init__(self, ticket_id: _Optional[int] = ..., group_id: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., evaluation: _Optional[str] = ..., state: _Optional[_Union[TicketState, str]] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., tokens: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+    environment: str
+    def __init__(self, ticket_id: _Optional[int] = ..., group_id: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., evaluation: _Optional[str] = ..., state: _Optional[_Union[TicketState, str]] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., environment: _Optional[str] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("reason",)

@@ -41,9 +41,10 @@ from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.episode import columns
 from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.episode.tokenizer_cache import TokenizerCache
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
-from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.agent import AgentBounds, EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.metrics import figures
@@ -144,7 +145,7 @@ async def _open_resources(
     stack: AsyncExitStack, config: RunConfig, run_dir: Path, name: str, addresses: PeerAddresses
 ) -> WorkerResources:
     """Opens what a worker works with, the engines started; all of it is closed with the stack."""
-    access, environment = addresses.access, config.environment
+    access = addresses.access
     tokenizer = Tokenizer.load(run_dir / "model", config.model)
     incarnation = secrets.randbits(64)
     bus = await Bus.connect(
@@ -168,15 +169,7 @@ async def _open_resources(
     gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
     stack.push_async_callback(gateway.close)
     spans = BusySpans()
-    agent = EpisodeAgent(
-        tokenizer,
-        pool,
-        gateway,
-        spans,
-        limits=Limits(environment.queue_s, environment.reset_s, environment.step_s),
-        max_context_tokens=config.longest_sequence,
-        max_new_tokens=config.rollout.max_new_tokens,
-    )
+    agent = EpisodeAgent(pool, gateway, spans, episode_bounds(config, run_dir, tokenizer))
     rejoined = asyncio.Event()
     scheduler = SchedulerClient(
         addresses.scheduler,
@@ -193,9 +186,33 @@ async def _open_resources(
     stack.push_async_callback(scheduler.close)
     gauges = Gauges(pool, agent, spans, tokenizer.unknown_words)
     stack.push_async_callback(gauges.close)
-    hosts = HostWait(gateway, environment.name, environment.wait_s)
+    hosts = HostWait(gateway, {entry.name: entry.section.wait_s for entry in config.mixture})
     weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts)
+
+
+def episode_bounds(config: RunConfig, run_dir: Path, tokenizer: Tokenizer) -> dict[str, AgentBounds]:
+    """The bounds of each environment's episodes by its label. tokenizer: with the system message of [model].
+
+    Environments with one system message share a cache of tokenized texts.
+    """
+    caches = {config.model.system: TokenizerCache(tokenizer)}
+    bounds: dict[str, AgentBounds] = {}
+    for entry in config.mixture:
+        if entry.system not in caches:
+            prompts = config.model.model_copy(update={"system": entry.system})
+            caches[entry.system] = TokenizerCache(Tokenizer.load(run_dir / "model", prompts))
+        section = entry.section
+        bounds[entry.label] = AgentBounds(
+            Limits(section.queue_s, section.reset_s, section.step_s),
+            entry.max_context_tokens,
+            entry.max_new_tokens,
+            caches[entry.system],
+            config.scheduler.turn_s,
+            config.scheduler.timeout == "truncate",
+            entry.rewards,
+        )
+    return bounds
 
 
 async def _open_store(

@@ -13,15 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from earl.bus import Bus
+from earl.config.mixture import entry_of
 from earl.config.run import RunConfig
+from earl.config.task_set import TaskSet
 from earl.errors import EpisodesFailing
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
 from earl.stack.status import RunStatus
+from earl.stack.task_sets import task_sets_of
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.recorder import RunRecorder
@@ -48,9 +52,11 @@ class RunLoop:
 
     def __init__(
         self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger,
-        columns: ColumnRegistry, access: Access,
+        columns: ColumnRegistry, access: Access, task_sets: Mapping[str, TaskSet],
     ) -> None:  # fmt: skip
         self.config = config
+        # By the label of the environment.
+        self.task_sets = task_sets
         self.ledger = ledger
         self.recorder = recorder = RunRecorder(config, run_dir)
         self.step_clock = StepClock()
@@ -75,12 +81,16 @@ class RunLoop:
 
     @classmethod
     async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Self:
-        """Takes the stored ledger over, or begins one. access: to workers. Raises BusUnavailable."""
+        """Takes the stored ledger over, or begins one. access: to workers.
+
+        Raises BusUnavailable, and ConfigError for a task set that cannot be read or has changed.
+        """
+        task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()
         columns = ColumnRegistry([consumers.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
-        ledger = Ledger.restored(rules_of(config), records, time.monotonic(), columns.held_back)
-        return cls(config, run_dir, bus, store, ledger, columns, access)
+        ledger = Ledger.restored(rules_of(config, task_sets), records, time.monotonic(), columns.held_back)
+        return cls(config, run_dir, bus, store, ledger, columns, access, task_sets)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
@@ -192,11 +202,12 @@ class RunLoop:
 
     def _give_up(self) -> None:
         """Raises EpisodesFailing once give_up_after tickets in a row have failed."""
-        tickets = self.ledger.attempts.given_up
-        if tickets >= self.config.scheduler.give_up_after:
-            fault = self.ledger.attempts.last_fault or "its lease ended"
+        attempts = self.ledger.attempts
+        if attempts.given_up >= self.config.scheduler.give_up_after:
+            fault = attempts.last_fault or "its lease ended"
+            entry = entry_of(self.config.mixture, attempts.last_given_up)
             raise EpisodesFailing(
-                f"{tickets} tickets of environment {self.config.environment.name!r} in a row failed "
+                f"{attempts.given_up} tickets of environment {entry.name!r} in a row failed "
                 f"{self.config.scheduler.attempts} times each; the last: {fault}",
                 "fix the environment or environment.task, then continue with --resume",
             )

@@ -13,6 +13,7 @@ from typing import Self
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
+from earl.config.task_set import TaskSet
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
@@ -53,6 +54,11 @@ class Scheduler:
     @property
     def config(self) -> RunConfig:
         return self.loop.config
+
+    @property
+    def task_sets(self) -> Mapping[str, TaskSet]:
+        """The task sets by the label of their environment."""
+        return self.loop.task_sets
 
     @property
     def tables(self) -> LedgerTables:
@@ -196,7 +202,8 @@ class Scheduler:
         self._handed_out = batch.id
         self.loop.traces.moved(batch.tickets)
         tickets, kind = self.loop.ledger.tables.tickets, self.loop.config.scheduler.advantage
-        plan = batch_plan.split_batch(batch, tickets, max(1, ranks), kind, references)
+        masks = self.loop.config.scheduler.truncated == "mask"
+        plan = batch_plan.split_batch(batch, tickets, max(1, ranks), kind, references, masks_truncated=masks)
         await self.loop.journal.durable()
         return plan, False
 
@@ -213,13 +220,13 @@ class Scheduler:
         step = phases.step(self.loop.ledger)[0] + 1
         committed = self.loop.ledger.commit(batch_id, version)
         if committed is not None:
-            self.loop.traces.moved(committed[0].tickets)
+            self.loop.traces.moved(committed.batch.tickets)
         self.loop.store_clock()
         self.loop.settle()
         if committed is not None:
             now_s = time.monotonic()
             observed = self.loop.recorder.committed(
-                self.loop.ledger, self.loop.columns, *committed, step=step, phase=phase, version=version,
+                self.loop.ledger, self.loop.columns, committed, step=step, phase=phase, version=version,
                 trainer=metrics,
                 elapsed_s=self.loop.elapsed_s, now_s=now_s,
             )  # fmt: skip

@@ -15,7 +15,8 @@ from earl.env.base import Limits, Observation
 from earl.models.create import create_model
 from earl.models.tokenizer import Tokenizer
 from services.rollout.episode.busy_spans import BusySpans
-from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.episode.tokenizer_cache import TokenizerCache
+from services.rollout.worker.agent import AgentBounds, EpisodeAgent
 from services.trainer.checkpoint.export import write
 from tests.integration.test_play_checkpoint import earl, folder
 from tests.support.chat_checkpoint import QWEN, chat_model
@@ -57,10 +58,9 @@ async def begun(model: Path, config: ModelConfig, observation: str) -> list[int]
     """The ids of the first request of an episode to its engine."""
     policy, sessions = Says(["."]), Sessions(WON)
     sessions.session.observation = Observation(observation)
-    agent = EpisodeAgent(
-        Tokenizer.load(model, config), policy, sessions, BusySpans(),
-        limits=Limits(), max_context_tokens=400, max_new_tokens=6,
-    )  # fmt: skip
+    tokenizer = TokenizerCache(Tokenizer.load(model, config))
+    bounds = AgentBounds(Limits(), max_context_tokens=400, max_new_tokens=6, tokenizer=tokenizer)
+    agent = EpisodeAgent(policy, sessions, BusySpans(), {TICKET.label: bounds})
     await agent.play(TICKET)
     [request] = policy.requests
     return request.ids

@@ -38,6 +38,7 @@ TICKET = EpisodeTicket(
     publish=True,
     scripted=False,
     environment="e",
+    label="e",
     task_json="{}",
     env_seed=0,
     sample_seed=0,

@@ -58,6 +58,7 @@ class Launched:
     name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:10]}")
     process: subprocess.Popen[str] | None = None
     said: str = ""
+    run_file: Path = TICTACTOE
 
     @property
     def run_directory(self) -> Path:
@@ -82,7 +83,7 @@ class Launched:
     def _new_run(self, overrides: dict[str, str]) -> list[str]:
         given = SMALL | {key.replace("__", "."): value for key, value in overrides.items()}
         dotted = [text for key, value in given.items() for text in (f"--{key}", value)]
-        return [str(TICTACTOE), "--name", self.name, "--runs-dir", str(self.directory), *dotted]
+        return [str(self.run_file), "--name", self.name, "--runs-dir", str(self.directory), *dotted]
 
     def _environment(self) -> dict[str, str]:
         """The mark, and where modules are: what a test put into its directory, and this tree, whichever is

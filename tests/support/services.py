@@ -20,7 +20,7 @@ from earl.config.run import RunConfig
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.env import EnvHost, Environment, StepResult
-from earl.env.base import Limits, Observation
+from earl.env.base import Observation
 from earl.env.session import GatewayClient
 from earl.models.create import create_model
 from earl.models.tokenizer import Tokenizer
@@ -154,8 +154,7 @@ async def _rollout(
     )
     gateway = GatewayClient(addresses["gateway"])
     spans = BusySpans()
-    bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": config.rollout.max_new_tokens}
-    agent = EpisodeAgent(tokenizer, pool, gateway, spans, limits=Limits(), **bounds)
+    agent = EpisodeAgent(pool, gateway, spans, rollout_service.episode_bounds(config, run_dir, tokenizer))
     gauges = Gauges(pool, agent, spans)
     store = await TensorStore.open(
         Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
@@ -169,7 +168,7 @@ async def _rollout(
         stack.push_async_callback(close)
     sequences = store.sequences(columns.registry_key(name, 1), list(columns.DTYPES.items()))
     weights = WeightFollower(pool, ReaderLeases(bus, name), spans, lease_s=1.0)
-    hosts = HostWait(gateway, config.environment.name, 1.0)
+    hosts = HostWait(gateway, {entry.name: 1.0 for entry in config.mixture})
     rejoined = asyncio.Event()
     resources = WorkerResources(scheduler, bus, sequences, pool, agent, gauges, weights, rejoined, hosts)
     worker = RolloutWorker(config, resources, 1)

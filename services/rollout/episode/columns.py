@@ -34,7 +34,7 @@ def arena_bytes(config: RunConfig) -> int:
     worker may have played them all.
     """
     scheduler = config.scheduler
-    outstanding = (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
+    outstanding = (scheduler.staleness + 2) * config.batch_episodes
     sequences = max(outstanding, 2 * config.warmup.batch_episodes)
     tokens = config.rollout.max_context_tokens
     longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in DTYPES.values()))

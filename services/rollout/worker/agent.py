@@ -16,19 +16,20 @@ import json
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
-from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
+from earl.errors import ContextTooLong, DeadlineExceeded, EarlError, EngineError, EnvironmentFailure
 from earl.obs import tracing
 from earl.transcript import TranscriptTurn
+from earl.waiting import deadline
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.columns import TokenColumns
-from services.rollout.episode.tokenizer_cache import EpisodeTokenizer, TokenizerCache
+from services.rollout.episode.tokenizer_cache import TokenizerCache
 from services.rollout.episode.transcript import conversation
 
 
@@ -42,6 +43,7 @@ class EpisodeTicket:
     publish: bool  # the trainer gets its columns
     scripted: bool  # actions are drawn from the legal ones, without an engine
     environment: str
+    label: str
     task_json: str
     env_seed: int
     sample_seed: int
@@ -106,35 +108,50 @@ class EnvSessions(Protocol):
     ) -> EnvSession: ...
 
 
+# Chooses the action for an observation, and appends both to the columns.
+Choose = Callable[[Observation, TokenColumns], Awaitable[str]]
+
+
 class _Truncated(Exception):
     """The episode ends here and is trained on; its text is the outcome's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentBounds:
+    """The bounds of an environment's episodes.
+
+    limits: of a session; episode_s is replaced by the ticket's. max_context_tokens bounds a whole trajectory,
+    max_new_tokens one answer. tokenizer: begins with the environment's system message. turn_s: of an answer
+    and the step that it takes, in seconds, 0 for no bound. truncates: slow episodes are truncated, and do not
+    fail. rewards: the least and the most that an episode may earn.
+    """
+
+    limits: Limits
+    max_context_tokens: int
+    max_new_tokens: int
+    tokenizer: TokenizerCache
+    turn_s: float = 0.0
+    truncates: bool = False
+    rewards: tuple[float, float] = (-math.inf, math.inf)
 
 
 class EpisodeAgent:
     """Plays any number of tickets at once; holds what all episodes share.
 
-    limits: of every session; episode_s is replaced by the ticket's.
-    max_context_tokens bounds a whole trajectory, max_new_tokens one answer.
+    bounds: by the label of the environment.
     """
 
     def __init__(
         self,
-        tokenizer: EpisodeTokenizer,
         policy: SamplingPolicy,
         sessions: EnvSessions,
         spans: BusySpans,
-        *,
-        limits: Limits,
-        max_context_tokens: int,
-        max_new_tokens: int,
+        bounds: Mapping[str, AgentBounds],
     ) -> None:
-        self._tokenizer = TokenizerCache(tokenizer)
         self._policy = policy
         self._sessions = sessions
         self._spans = spans
-        self._limits = limits
-        self._max_context_tokens = max_context_tokens
-        self._max_new_tokens = max_new_tokens
+        self._bounds = bounds
         # Totals since the start, for gauges.
         self.steps = 0
         self.step_wait_s = 0.0
@@ -165,11 +182,18 @@ class EpisodeAgent:
                 outcome.message = f"episode took longer than {ticket.episode_s:g} s"
         except EarlError as error:
             outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
+        bounds = self._bounds[ticket.label]
+        if outcome.ending is Ending.TIMEOUT and bounds.truncates and outcome.columns.trained_tokens:
+            outcome.ending = Ending.TRUNCATED
+        least, most = bounds.rewards
+        if outcome.trainable and not least <= outcome.reward <= most:
+            outcome.ending = Ending.ENV_ERROR
+            outcome.message = f"an episode earned {outcome.reward:g}, outside of [{least:g}, {most:g}]"
         if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
             # Nothing to train on: the task itself does not fit, and another attempt would not help.
             outcome.ending = Ending.ENV_ERROR
         if observed is not None:
-            tokenizer = self._tokenizer
+            tokenizer = bounds.tokenizer
             outcome.transcript = conversation(
                 tokenizer.system, observed, outcome.columns, tokenizer.decode, tokenizer.opening
             )
@@ -183,25 +207,23 @@ class EpisodeAgent:
         traceparent: str,
     ) -> None:
         """Fills the outcome. observed: gets (role, text) of each observation; None if nobody reads them."""
-        if self._limits.episode_s != ticket.episode_s:
-            self._limits = replace(self._limits, episode_s=ticket.episode_s)
+        bounds = self._bounds[ticket.label]
+        limits = replace(bounds.limits, episode_s=ticket.episode_s)
         with tracing.span("rollout open", traceparent):
             session = await self._sessions.open(
-                ticket.environment, _task(ticket), ticket.env_seed, self._limits, traceparent=traceparent
+                ticket.environment, _task(ticket), ticket.env_seed, limits, traceparent=traceparent
             )
         name = f"{ticket.ticket_id}/{ticket.attempt}"
         try:
-            choose = self._scripted(ticket) if ticket.scripted else self._sampled(ticket, name)
+            choose = (
+                self._scripted(ticket, bounds) if ticket.scripted else self._sampled(ticket, bounds, name)
+            )
             observation = session.observation
             columns = outcome.columns
             while True:
                 if observed is not None:
                     observed.append((observation.role, observation.text))
-                turn = len(columns.turn_tokens)
-                with tracing.span("rollout act", traceparent, {"turn": turn}):
-                    text = await choose(observation, columns)
-                with tracing.span("rollout step", traceparent, {"turn": turn}):
-                    result = await self._step(session, text)
+                result = await self._turn(session, choose, observation, columns, bounds.turn_s, traceparent)
                 if not math.isfinite(result.reward):
                     raise EnvironmentFailure(
                         f"environment {ticket.environment} gave reward {result.reward}",
@@ -220,6 +242,30 @@ class EpisodeAgent:
                 await self._policy.release(name)
             await session.close()
 
+    async def _turn(
+        self,
+        session: EnvSession,
+        choose: Choose,
+        observation: Observation,
+        columns: TokenColumns,
+        turn_s: float,
+        traceparent: str,
+    ) -> Any:
+        """An action and the step that it takes. Raises DeadlineExceeded after turn_s, if that is not 0."""
+        turn = len(columns.turn_tokens)
+
+        async def taken() -> Any:
+            with tracing.span("rollout act", traceparent, {"turn": turn}):
+                text = await choose(observation, columns)
+            with tracing.span("rollout step", traceparent, {"turn": turn}):
+                return await self._step(session, text)
+
+        if not turn_s:
+            return await taken()
+        message = f"turn {turn + 1} took longer than {turn_s:g} s"
+        async with deadline(turn_s, DeadlineExceeded(message, "raise scheduler.turn_s")):
+            return await taken()
+
     async def _step(self, session: EnvSession, text: str) -> Any:
         before_ns = time.time_ns()
         self._spans.enter("env", before_ns)
@@ -231,26 +277,26 @@ class EpisodeAgent:
             self.step_wait_s += (now_ns - before_ns) * 1e-9
             self.steps += 1
 
-    def _observe(self, observation, columns: TokenColumns) -> int:
+    def _observe(self, observation, columns: TokenColumns, bounds: AgentBounds) -> int:
         """Appends the observation; returns the tokens left for the action, at least 1."""
         tokens = columns.tokens
         after = tokens[-1] if tokens else None
-        ids = self._tokenizer.encode_observation(observation.text, not tokens, observation.role, after)
-        left = self._max_context_tokens - len(columns.tokens) - len(ids)
+        ids = bounds.tokenizer.encode_observation(observation.text, not tokens, observation.role, after)
+        left = bounds.max_context_tokens - len(columns.tokens) - len(ids)
         if left < 1:
             raise _Truncated(
                 f"context full: {len(columns)} tokens and an observation of {len(ids)}"
-                f" exceed {self._max_context_tokens}"
+                f" exceed {bounds.max_context_tokens}"
             )
         columns.observe(ids, self._policy.version)
         return left
 
-    def _sampled(self, ticket: EpisodeTicket, name: str):
+    def _sampled(self, ticket: EpisodeTicket, bounds: AgentBounds, name: str):
         """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
-        most = self._max_new_tokens
+        most, tokenizer = bounds.max_new_tokens, bounds.tokenizer
 
         async def choose(observation, columns: TokenColumns) -> str:
-            left = self._observe(observation, columns)
+            left = self._observe(observation, columns, bounds)
             request = GenerateRequest(
                 request_id=f"{name}/{len(columns.turn_tokens)}",
                 ids=columns.tokens,
@@ -267,13 +313,13 @@ class EpisodeAgent:
                 raise EngineError(f"generation {request.request_id} was aborted by its engine")
             columns.act(answer.ids, answer.logprobs, answer.versions)
             if answer.finish == "length" and left < most:
-                raise _Truncated(f"context full: {len(columns)} of {self._max_context_tokens} tokens")
+                raise _Truncated(f"context full: {len(columns)} of {bounds.max_context_tokens} tokens")
             # Special tokens are not part of the text; a stop token that is a word of the action is.
-            return self._tokenizer.opening + self._tokenizer.decode(answer.ids)
+            return tokenizer.opening + tokenizer.decode(answer.ids)
 
         return choose
 
-    def _scripted(self, ticket: EpisodeTicket):
+    def _scripted(self, ticket: EpisodeTicket, bounds: AgentBounds):
         """Returns the function that chooses actions: drawn uniformly from the legal ones, reproducible from
         ticket.sample_seed."""
         draw = random.Random(ticket.sample_seed).random
@@ -285,9 +331,9 @@ class EpisodeAgent:
                     f"environment {ticket.environment} lists no legal actions",
                     "scripted play needs Observation.legal_actions",
                 )
-            left = self._observe(observation, columns)
+            left = self._observe(observation, columns, bounds)
             text = legal[int(draw() * len(legal))]
-            ids = self._tokenizer.encode_action(text)
+            ids = bounds.tokenizer.encode_action(text)
             if len(ids) > left:
                 raise _Truncated(f"context full: an action of {len(ids)} tokens exceeds the {left} left")
             columns.act_scripted(ids, self._policy.version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from earl.errors import DeadlineExceeded, ServiceUnavailable, UnknownEnvironment
@@ -27,11 +27,10 @@ class HostListing(Protocol):
 
 
 class HostWait:
-    """Waits until a host serves the environment of this name, at most wait_s seconds."""
+    """Waits until hosts serve all environments. wait_s: by name, the most seconds to wait for it."""
 
-    def __init__(self, gateway: HostListing, name: str, wait_s: float) -> None:
+    def __init__(self, gateway: HostListing, wait_s: Mapping[str, float]) -> None:
         self._gateway = gateway
-        self._name = name
         self._wait_s = wait_s
         self._began_s = 0.0
         self._waits = False
@@ -42,25 +41,26 @@ class HostWait:
         return time.monotonic() - self._began_s if self._waits else 0.0
 
     async def served(self) -> None:
-        """Returns once the environment is served. Raises UnknownEnvironment after wait_s."""
+        """Returns once all environments are served. Raises UnknownEnvironment after the wait_s of one."""
         self._began_s, next_notice_s = time.monotonic(), 0.0
         self._waits = True
         try:
-            while self._name not in (names := await self._names()):
+            while missing := self._wait_s.keys() - (names := await self._names()):
                 waited_s = self.seconds
-                if waited_s >= self._wait_s:
+                name = min(missing, key=lambda missed: (self._wait_s[missed], missed))
+                wait_s = self._wait_s[name]
+                if waited_s >= wait_s:
                     raise UnknownEnvironment(
-                        f"no host served {self._name!r} within {self._wait_s:g} s; {_served(names)}",
+                        f"no host served {name!r} within {wait_s:g} s; {_served(names)}",
                         f"{self._start}, or raise environment.wait_s",
                     )
                 if waited_s >= next_notice_s:
                     next_notice_s = waited_s + NOTICE_S
-                    left_s = self._wait_s - waited_s
                     log.warning(
                         "no host serves %r yet, %s; %s within %.0f s",
-                        self._name, _served(names), self._start, left_s,
+                        name, _served(names), self._start, wait_s - waited_s,
                     )  # fmt: skip
-                await asyncio.sleep(min(POLL_S, max(0.0, self._wait_s - waited_s)))
+                await asyncio.sleep(min(POLL_S, max(0.0, wait_s - waited_s)))
         finally:
             self._waits = False
 

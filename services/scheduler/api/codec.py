@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import asdict
 
+from earl.config.mixture import MixtureEntry, entry_of
 from earl.config.run import RunConfig
+from earl.config.task_set import TaskSet
 from earl.errors import LedgerError
 from earl.message_fields import fill
 from earl.parallelism import Parallelism
@@ -41,15 +43,17 @@ VERDICTS = {verdict: scheduler_pb2.Verdict.Value(f"VERDICT_{verdict.name}") for 
 
 
 class TicketEncoder:
-    """Encodes tickets with what they all share: environment, task, bounds."""
+    """Encodes tickets with what their environment and the run say of them: task, bounds."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._environment = config.environment.name
-        self._task_json = json.dumps(config.environment.task, sort_keys=True)
+    def __init__(self, config: RunConfig, task_sets: Mapping[str, TaskSet]) -> None:
+        self._entries = config.mixture
+        self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
+        self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
         self._scheduler = config.scheduler
 
     def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
         scripted = ticket.purpose is Purpose.WARMUP
+        entry = entry_of(self._entries, ticket.environment)
         return scheduler_pb2.Ticket(
             ticket_id=ticket.id,
             attempt=ticket.attempt,
@@ -57,19 +61,27 @@ class TicketEncoder:
             purpose=PURPOSES[ticket.purpose],
             actor=common_pb2.ACTOR_RANDOM_LEGAL if scripted else common_pb2.ACTOR_POLICY,
             group_id=ticket.group,
-            environment=self._environment,
-            task_json=self._task_json,
+            environment=entry.name,
+            label=entry.label,
+            task_json=self._task_json(entry, ticket.task),
             env_seed=ticket.env_seed,
             sample_seed=ticket.sample_seed,
             min_version=ticket.min_version,
             temperature=ticket.temperature,
             episode_s=self._scheduler.episode_s,
             lease_s=self._scheduler.lease_s,
-            max_turns=self._scheduler.max_turns,
+            max_turns=entry.max_turns,
             evaluation=ticket.evaluation,
             transcript=ticket.transcript,
             traceparent=traceparent,
         )
+
+    def _task_json(self, entry: MixtureEntry, number: int) -> str:
+        """The task of the run file, and over it the row of this number, if there is one."""
+        rows = self._rows.get(entry.label, ())
+        if not 0 <= number < len(rows):
+            return self._tasks[entry.label]
+        return json.dumps(entry.task | json.loads(rows[number]), sort_keys=True)
 
 
 def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:

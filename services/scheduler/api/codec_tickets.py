@@ -31,6 +31,7 @@ def encode_tickets(tables: LedgerTables, limit: int, now: float) -> scheduler_pb
                 group_id=ticket.group,
                 purpose=PURPOSES[ticket.purpose],
                 evaluation=ticket.evaluation,
+                environment=ticket.environment,
                 state=STATES[state],
                 attempt=ticket.attempt,
                 worker=ticket.worker,

@@ -30,7 +30,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._tickets = codec.TicketEncoder(scheduler.config)
+        self._tickets = codec.TicketEncoder(scheduler.config, scheduler.task_sets)
 
     async def Join(self, request, context):
         version, keys = await self._scheduler.join(codec.decode_worker(request))

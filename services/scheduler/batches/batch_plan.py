@@ -10,7 +10,7 @@ import msgspec
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
-from services.scheduler.state.run import Batch
+from services.scheduler.state.run import Batch, CommittedBatch
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 
 # Numbers of an environment's last result that are 0 or 1: their means are rates.
@@ -30,6 +30,7 @@ class PlannedSequence(msgspec.Struct, frozen=True):
     total_tokens: int
     reference_keys: tuple[str, ...] = ()
     reference_offset: int = 0
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,21 @@ def split_batch(
     ranks: int,
     advantage: str,
     references: Mapping[int, Location] | None = None,
+    *,
+    masks_truncated: bool = False,
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
     advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
-    references: where tickets' reference log-probs lie, if the run has a reference stage.
+    references: where tickets' reference log-probs lie, if the run has a reference stage. masks_truncated:
+    rewards of truncated trajectories count in their groups, their tokens in no loss.
     """
     members = [tickets[number] for number in batch.tickets]
     locations = [(references or {}).get(number, NOWHERE) for number in batch.tickets]
     results = [ticket.result or EpisodeResult() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
+    masks = masks_truncated and batch.purpose is Purpose.TRAIN
+    masked = [masks and result.ending is EpisodeEnding.TRUNCATED for result in results]
     items = [
         PlannedSequence(
             position=position,
@@ -70,6 +76,7 @@ def split_batch(
             total_tokens=result.total_tokens,
             reference_keys=location.keys,
             reference_offset=location.offset,
+            masked=masked[position],
         )
         for position, (ticket, result, value, location) in enumerate(
             zip(members, results, advantages, locations, strict=True)
@@ -80,7 +87,9 @@ def split_batch(
         batch=batch,
         ranks=tuple(tuple(items[index] for index in indices) for indices in assigned),
         total_tokens=sum(result.total_tokens for result in results),
-        trained_tokens=sum(result.trained_tokens for result in results),
+        trained_tokens=sum(
+            result.trained_tokens for result, left_out in zip(results, masked, strict=True) if not left_out
+        ),
     )
 
 
@@ -100,10 +109,23 @@ def _advantages(
     return advantages
 
 
-def summary(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """Summarises a committed batch's trajectories; names are those of metrics.jsonl."""
+def summary(committed: CommittedBatch) -> dict[str, float]:
+    """Summarises a committed batch's trajectories; names are those of metrics.jsonl.
+
+    The figures of an environment of a mixture are named "environments.LABEL.FIGURE".
+    """
+    batch, results, environments = committed
     if not results:
         return {}
+    figures = _figures(batch, results)
+    for label in dict.fromkeys(filter(None, environments)):
+        chosen = [result for result, other in zip(results, environments, strict=True) if other == label]
+        figures |= {f"environments.{label}.{name}": value for name, value in _figures(batch, chosen).items()}
+    return figures
+
+
+def _figures(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]:
+    """The figures of results, at least one."""
     rows = [(each.reward, each.win, each.total_tokens, each.trained_tokens, each.turns) for each in results]
     rewards, wins, tokens, trained, turns = zip(*rows, strict=True)
     staleness: list[int] = []

@@ -16,7 +16,13 @@ from typing import Any
 from earl.obs.histogram import Histogram
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.batches.columns import ColumnProgress
-from services.scheduler.ledger.evaluation import Judgement, Judgements, rewards, wins
+from services.scheduler.ledger.evaluation import (
+    Judgement,
+    Judgements,
+    environment_figures,
+    rewards,
+    wins,
+)
 from services.scheduler.monitor.length_sketch import histogram
 from services.scheduler.monitor.remaining import Remaining
 from services.scheduler.monitor.workers import TransferRates
@@ -161,6 +167,7 @@ def evaluation_line(record: EvaluationRecord, judgement: Judgement) -> dict[str,
         numbers["gain_episodes"] = judgement.pairs
     for name, figure in shown:
         numbers |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+    numbers |= environment_figures(judgement)
     return {**numbers, "metrics": record.metrics, "rewards": rewards(record), "wins": wins(record)}
 
 

@@ -20,7 +20,7 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.workers import WorkerFleet
 from services.scheduler.monitor.workload import Monitor, StepFigures
-from services.scheduler.state.run import Batch
+from services.scheduler.state.run import CommittedBatch
 from services.scheduler.state.tickets import EpisodeResult, Ticket
 
 
@@ -53,11 +53,11 @@ class RunRecorder:
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(
-        self, ledger: Ledger, columns: ColumnRegistry, batch: Batch, results: Sequence[EpisodeResult], *,
+        self, ledger: Ledger, columns: ColumnRegistry, committed: CommittedBatch, *,
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
     ) -> StepFigures:  # fmt: skip
-        """A batch of these results is trained: writes its line; what the step was."""
-        tokens = [result.total_tokens for result in results]
+        """A batch is trained: writes its line; what the step was."""
+        tokens = [result.total_tokens for result in committed.results]
         observed = self.monitor.step(
             workers=ledger.tables.workers.values(),
             device_slots=self._device_slots,
@@ -70,7 +70,7 @@ class RunRecorder:
             phase=phase,
             version=version,
             time_s=elapsed_s,
-            trajectories=batch_plan.summary(batch, results),
+            trajectories=batch_plan.summary(committed),
             trainer=trainer,
             observed=observed,
             length_tokens=tokens,
@@ -78,7 +78,7 @@ class RunRecorder:
             ledger={"issued": ledger.tables.run.next_ticket - 1, **ledger.tables.counts()},
             stages=columns.progress(),
         )
-        self._samples.trained(step, batch.tickets)
+        self._samples.trained(step, committed.batch.tickets)
         return observed
 
     def write(self, ledger: Ledger, elapsed_s: float) -> None:

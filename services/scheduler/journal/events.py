@@ -8,7 +8,7 @@ from typing import Any
 from earl.message_fields import fill
 from earl.parallelism_codec import encode_parallelism, put_figures
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
-from services.scheduler.ledger.evaluation import Judgement, judge
+from services.scheduler.ledger.evaluation import Judgement, environment_figures, judge
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import (
@@ -74,6 +74,7 @@ def encode_evaluation(evaluation: EvaluationRecord, judgement: Judgement) -> sch
         message.gain, message.gain_episodes = gain.value, judgement.pairs
         if judgement.pairs > 1:
             message.gain_low, message.gain_high = gain.low, gain.high
+    message.metrics.update(environment_figures(judgement))
     return message
 
 

@@ -18,8 +18,9 @@ from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import BatchCommitted, EvaluationDone, TrajectoryReady
+from services.scheduler.state.mixture import batch_episodes, instance_at
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.seeds import env_seed, sample_seeds
+from services.scheduler.state.seeds import sample_seeds
 from services.scheduler.state.tickets import (
     BATCHED,
     Attempt,
@@ -37,6 +38,8 @@ from services.scheduler.state.workers import WorkerRecord
 MAY_TRAIN = frozenset({EpisodeEnding.OK, EpisodeEnding.TRUNCATED})
 # States of a ticket whose attempt was accepted.
 DONE = BATCHED | {TicketState.EVALUATED}
+# Rewards of a group that differ by less are equal up to rounding: all its advantages would be 0.
+SMALLEST_SPREAD = 1e-6
 
 
 class TicketAttempts:
@@ -45,8 +48,10 @@ class TicketAttempts:
     def __init__(self, rules: Rules, tables: LedgerTables) -> None:
         self.rules = rules
         self.tables = tables
-        # Tickets in a row that used up their attempts, and why an attempt failed last.
+        # Tickets in a row that used up their attempts, the label of the last one's environment, and why an
+        # attempt failed last.
         self.given_up = 0
+        self.last_given_up = ""
         self.last_fault = ""
 
     def issue(self, purpose: Purpose, size: int, min_version: int, temperature: float, *,
@@ -58,6 +63,7 @@ class TicketAttempts:
         run.next_group += 1
         first = run.next_ticket
         run.next_ticket += size
+        instance = instance_at(self.rules, purpose, index, take)
         judged = self.tables.evaluations.get(evaluation)
         episodes = judged.episodes if judged else 0
         self.tables.issue(
@@ -66,11 +72,13 @@ class TicketAttempts:
                 purpose=purpose,
                 index=index,
                 first=first,
-                env_seed=env_seed(seed, purpose, index, take),
+                env_seed=instance.env_seed,
                 sample_seeds=sample_seeds(seed, purpose, index, size, take),
                 min_version=min_version,
                 temperature=temperature,
                 evaluation=evaluation,
+                environment=instance.environment,
+                task=instance.task,
                 transcripts=[
                     first + member
                     for member in range(size)
@@ -134,6 +142,8 @@ class TicketAttempts:
             self.tables.change(ticket, broken=ticket.broken or broken)
             self.fail(ticket)
             return TicketVerdict.RETRIED, fault
+        if self.rules.drops_truncated and self._is_dropped(ticket, result):
+            return TicketVerdict.ACCEPTED, ""
         self.given_up = 0
         if ticket.purpose is Purpose.EVALUATE:
             judged = self.tables.evaluations[ticket.evaluation].with_result(ticket.index, result)
@@ -142,6 +152,7 @@ class TicketAttempts:
         floor = result.oldest_version if result.trained_tokens else ticket.floor
         self.tables.move(ticket, TicketState.READY, result=result, floor=floor)
         self.tables.record_fact(TrajectoryReady(ticket.id, ticket.attempt, name, ticket.purpose, result))
+        self._resample(ticket)
         return TicketVerdict.ACCEPTED, ""
 
     def expire(self, now: float) -> None:
@@ -158,7 +169,7 @@ class TicketAttempts:
             ticket = tables.tickets[number]
             self._forget_columns(ticket)
             tables.move(ticket, TicketState.DROPPED, reason)
-        self.free(self.rules.batch_groups * self.rules.group_size)
+        self.free(batch_episodes(self.rules, 0))
 
     # --- within -----------------------------------------------------------------------------
 
@@ -207,6 +218,7 @@ class TicketAttempts:
             self.retry(ticket)
             return
         self.given_up += 1
+        self.last_given_up = ticket.environment
         if self.rules.deterministic and not ticket.broken:
             tables.change(ticket, failures=0)
             self.retry(ticket)
@@ -214,9 +226,49 @@ class TicketAttempts:
             judged = tables.evaluations[ticket.evaluation].with_failure()
             self._judge(ticket, judged, TicketState.DROPPED, Reason.EVALUATION_FAILED)
         else:
-            takes = tables.run.takes.setdefault(ticket.purpose, {})
-            takes[ticket.index] = takes.get(ticket.index, 0) + 1
-            self.drop_group(ticket.purpose, ticket.group, Reason.GROUP_INCOMPLETE)
+            self._leave_out(ticket, Reason.MEMBER_FAILED, Reason.GROUP_INCOMPLETE)
+
+    def _is_dropped(self, ticket: Ticket, result: EpisodeResult) -> bool:
+        """Drops a training ticket whose episode was truncated; returns whether it was."""
+        if result.ending is not EpisodeEnding.TRUNCATED or ticket.purpose is not Purpose.TRAIN:
+            return False
+        self.given_up += 1
+        self.last_given_up, self.last_fault = ticket.environment, f"truncated: {result.message}"
+        self.tables.change(ticket, result=result)
+        self._leave_out(ticket, Reason.TRUNCATED, Reason.TRUNCATED)
+        return True
+
+    def _leave_out(self, ticket: Ticket, alone: Reason, whole: Reason) -> None:
+        """Drops a ticket, alone if enough others of its group are left, otherwise with its group."""
+        members = self.tables.groups[ticket.purpose][ticket.group]
+        if ticket.purpose is Purpose.TRAIN and 0 < self.rules.min_group_size < len(members):
+            self._forget_columns(ticket)
+            self.tables.move(ticket, TicketState.DROPPED, alone)
+            self._resample(ticket)
+        else:
+            self._substitute(ticket, whole)
+
+    def _substitute(self, ticket: Ticket, reason: Reason) -> None:
+        """Drops the ticket's group: another instance gets its place."""
+        takes = self.tables.run.takes.setdefault(ticket.purpose, {})
+        takes[ticket.index] = takes.get(ticket.index, 0) + 1
+        self.drop_group(ticket.purpose, ticket.group, reason)
+
+    def _resample(self, ticket: Ticket) -> None:
+        """Replaces the ticket's group if it is complete and its rewards are all equal.
+
+        At most `resample` times at a place, whatever a substitute was for: so what is played at a place
+        follows from the outcomes there alone.
+        """
+        tables = self.tables
+        taken = tables.run.takes.get(ticket.purpose, {}).get(ticket.index, 0)
+        if ticket.purpose is not Purpose.TRAIN or taken >= self.rules.resample:
+            return
+        if ticket.group in tables.whole[ticket.purpose]:
+            members = [tables.tickets[number] for number in tables.groups[ticket.purpose][ticket.group]]
+            rewards = [member.result.reward for member in members if member.result is not None]
+            if max(rewards) - min(rewards) < SMALLEST_SPREAD:
+                self._substitute(ticket, Reason.NO_SIGNAL)
 
     def retry(self, ticket: Ticket) -> None:
         """Makes the ticket pending again. It must not become staler than promised: `floor` never sinks."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from services.scheduler.ledger.intervals import Interval, mean_interval, wilson_interval
@@ -24,24 +24,64 @@ FINAL = "final"
 class Judgement:
     """One evaluation's figures over its episodes done. gain: None without an earlier evaluation.
 
-    pairs: instances that the gain, a mean difference of rewards, is over.
+    pairs: instances that the gain, a mean difference of rewards, is over. environments: the same of each
+    environment of a mixture, by its label.
     """
 
     reward: Interval
     win_rate: Interval
     gain: Interval | None = None
     pairs: int = 0
+    environments: Mapping[str, Judgement] = field(default_factory=dict)
 
 
 def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Judgement:
     """The figures of an evaluation, which may be in progress, with those of `baseline`."""
-    reward, won = mean_interval(_done(rewards(evaluation))), _done(wins(evaluation))
-    win_rate = wilson_interval(math.fsum(won), len(won))
-    if baseline is None or baseline.name == evaluation.name:
+    compared = baseline is not None and baseline.name != evaluation.name
+    before = rewards(baseline) if compared and baseline is not None else None
+    after, won = rewards(evaluation), wins(evaluation)
+    judgement, labels = _judgement(after, won, before), evaluation.environments
+    if not labels:
+        return judgement
+    each = {
+        label: _judgement(
+            after[place :: len(labels)],
+            won[place :: len(labels)],
+            before[place :: len(labels)] if before is not None else None,
+        )
+        for place, label in enumerate(labels)
+    }
+    return replace(judgement, environments=each)
+
+
+def _judgement(after: list[float], won: list[float], before: list[float] | None) -> Judgement:
+    """The figures of instances. before: their rewards in the evaluation to compare with, if there is one."""
+    done = _done(won)
+    reward, win_rate = mean_interval(_done(after)), wilson_interval(math.fsum(done), len(done))
+    if before is None:
         return Judgement(reward, win_rate)
-    pairs = zip(rewards(baseline), rewards(evaluation), strict=False)
-    gains = _done([after - before for before, after in pairs])
+    gains = _done([later - earlier for earlier, later in zip(before, after, strict=False)])
     return Judgement(reward, win_rate, mean_interval(gains) if gains else None, len(gains))
+
+
+def figures(judgement: Judgement) -> dict[str, float]:
+    """The figures of a judgement by name, each with its bounds as NAME_low and NAME_high. A figure, or a
+    bound, that is not known is left out."""
+    intervals = {"win_rate": judgement.win_rate, "mean_reward": judgement.reward, "gain": judgement.gain}
+    named: dict[str, float] = {}
+    for name, interval in intervals.items():
+        if interval is not None:
+            named |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return {name: value for name, value in named.items() if math.isfinite(value)}
+
+
+def environment_figures(judgement: Judgement) -> dict[str, float]:
+    """The figures of each environment of a mixture, named "environments.LABEL.FIGURE"."""
+    return {
+        f"environments.{label}.{name}": value
+        for label, judged in judgement.environments.items()
+        for name, value in figures(judged).items()
+    }
 
 
 class Judgements:

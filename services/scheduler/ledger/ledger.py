@@ -23,8 +23,8 @@ from services.scheduler.ledger.membership import Membership
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.facts import BatchPlanned
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.run import Batch
-from services.scheduler.state.tickets import Attempt, EpisodeResult, Purpose, Reason, Ticket, TicketState
+from services.scheduler.state.run import Batch, CommittedBatch
+from services.scheduler.state.tickets import Attempt, Purpose, Reason, Ticket, TicketState
 
 # A batch handed out more often than this to a trainer that does not commit cannot be read.
 HANDOUTS = 5
@@ -149,8 +149,8 @@ class Ledger:
         tables.record_fact(BatchPlanned(tables.batch.id, run.version, len(numbers), tokens))
         return tables.batch
 
-    def commit(self, batch_id: int, version: int) -> tuple[Batch, list[EpisodeResult]] | None:
-        """The optimizer step on a batch is done: (batch, its tickets' results); None if repeated."""
+    def commit(self, batch_id: int, version: int) -> CommittedBatch | None:
+        """The optimizer step on a batch is done; None if repeated."""
         run, batch = self.tables.run, self.tables.batch
         if batch is None or batch.id != batch_id:
             if batch_id and batch_id == run.last_batch:
@@ -164,9 +164,9 @@ class Ledger:
                 f"batch {batch_id} was planned at version {batch.version}, its commit names {version}",
                 f"a committed batch makes version {batch.version + 1}",
             )
-        results = self._train(batch)
+        committed = self._train(batch)
         run.version = version
-        return batch, results
+        return committed
 
     def dissolve(self, *, all_lost: bool = False) -> None:
         """Takes the planned batch apart: what can still be read is ready again, the rest is retried."""
@@ -243,18 +243,19 @@ class Ledger:
         chosen = choose(candidates, version, count, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
 
-    def _train(self, batch: Batch) -> list[EpisodeResult]:
-        """Moves the tickets of a batch from planned to trained, once; returns their results."""
+    def _train(self, batch: Batch) -> CommittedBatch:
+        """Moves the tickets of a batch from planned to trained, once."""
         tables, run = self.tables, self.tables.run
-        results = []
+        committed = CommittedBatch(batch, [], [])
         for number in batch.tickets:
             ticket = tables.tickets[number]
             if ticket.result is not None:
-                results.append(ticket.result)
+                committed.results.append(ticket.result)
+                committed.environments.append(ticket.environment)
                 if ticket.result.descriptor_key:
                     tables.freed.append(ticket.result.descriptor_key)
             tables.move(ticket, TicketState.TRAINED, result=None)
         tables.batch = None
         run.last_batch = batch.id
         self.attempts.free(0, batch.id, batch.version + 1)
-        return results
+        return committed

@@ -27,6 +27,7 @@ from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.mixture import batch_episodes, group_size_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import Purpose, Reason, TicketState
@@ -89,7 +90,8 @@ def work(ledger: Ledger) -> StepWork | None:
     if phase_name == WARMUP:
         return StepWork(Doing.PLAYING, version, rules.warmup_episodes, Purpose.WARMUP)
     if phase_name == TRAIN:
-        return StepWork(Doing.PLAYING, version, rules.batch_groups * rules.group_size, Purpose.TRAIN)
+        first = training_steps(ledger) * rules.batch_groups
+        return StepWork(Doing.PLAYING, version, batch_episodes(rules, first), Purpose.TRAIN)
     return None
 
 
@@ -238,12 +240,14 @@ def _issue_training(ledger: Ledger) -> bool:
     rules, version = ledger.rules, ledger.tables.run.version
     outstanding = len(ledger.tables.groups[Purpose.TRAIN])
     vacant = _vacant(ledger, Purpose.TRAIN)
-    at_once = math.ceil(ISSUED_AT_ONCE / rules.group_size)
+    largest = max(share.group_size or rules.group_size for share in rules.mixture)
+    at_once = math.ceil(ISSUED_AT_ONCE / largest)
     for ahead, index in enumerate(vacant[:at_once], outstanding):
         target = target_version(version, ahead, rules.batch_groups)
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
-        ledger.attempts.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature, index=index)
+        size = group_size_at(rules, index)
+        ledger.attempts.issue(Purpose.TRAIN, size, oldest, rules.temperature, index=index)
     return len(vacant) > at_once
 
 
@@ -294,7 +298,11 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     if name in tables.evaluations:
         return
     tables.evaluations[name] = EvaluationRecord(
-        name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
+        name=name,
+        version=version,
+        episodes=episodes,
+        setting=rules.evaluation_setting,
+        environments=[share.label for share in rules.mixture if share.label],
     )
     issue, temperature = ledger.attempts.issue, rules.evaluation_temperature
     for index in range(episodes):

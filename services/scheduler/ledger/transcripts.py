@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from services.scheduler.state.mixture import group_size_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.tickets import Purpose
 
@@ -35,5 +36,9 @@ def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episod
     """
     if purpose is Purpose.EVALUATE:
         return chosen(index, episodes, rules.transcripts)
-    place = index % rules.batch_groups * rules.group_size + member
+    if len(rules.mixture) > 1:
+        first = index - index % rules.batch_groups
+        place = sum(group_size_at(rules, earlier) for earlier in range(first, index)) + member
+    else:
+        place = index % rules.batch_groups * group_size_at(rules, index) + member
     return purpose is Purpose.TRAIN and place < rules.transcripts

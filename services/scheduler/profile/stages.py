@@ -81,8 +81,9 @@ def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Paralle
 
 def fed(config: RunConfig, parallelism: Parallelism) -> bool:
     """Returns whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
-    scheduler, warmup = config.scheduler, config.warmup
-    most = scheduler.group_size * scheduler.batch_groups // config.trainer.minibatches
+    warmup = config.warmup
+    least = min(entry.group_size for entry in config.mixture) * config.scheduler.batch_groups
+    most = least // config.trainer.minibatches
     if warmup.batches:
         most = min(most, warmup.batch_episodes // warmup.minibatches)
     return parallelism.dp <= most
@@ -92,7 +93,7 @@ def largest(stage: str, config: RunConfig) -> int:
     """The concurrency that a run reaches: what the engines hold, or a batch's sequences."""
     if stage == "rollout":
         return config.rollout.engines * config.rollout.max_sequences
-    return config.scheduler.batch_groups * config.scheduler.group_size
+    return config.batch_episodes
 
 
 def _falling(most: int, by: int, count: int, least: int) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ class EvaluationRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=
     win_data: bytes = b""
     metric_sums: dict[str, float] = {}
     setting: str = ""
+    # The labels of a mixture: instance i is of the environment i % n. Empty in a run that has only one.
+    environments: list[str] = []
 
     @property
     def finished(self) -> bool:

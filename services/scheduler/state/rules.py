@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
+from earl.config.mixture import MixtureEntry
 from earl.config.run import RunConfig
+from earl.config.task_set import TaskSet
 
 
 def _key(name: str, default: Any = MISSING) -> Any:
     """A field that holds the run file's key of that name."""
     return field(default=default, metadata={"key": name})
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One environment of the mixture. label: as its tickets have it. share: of the groups, together 1.
+
+    train, held_out: numbers of its tasks, both empty without a task set.
+    """
+
+    label: str = ""
+    share: float = 1.0
+    group_size: int = 0
+    train: Sequence[int] = field(default=(), repr=False)
+    held_out: Sequence[int] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +65,52 @@ class Rules:
     # Conversations of each batch and of each evaluation.
     transcripts: int = _key("scheduler.transcripts", 0)
     keep_best: bool = _key("evaluation.keep_best", True)
+    # 0: all of a group.
+    min_group_size: int = _key("scheduler.min_group_size", 0)
+    resample: int = _key("scheduler.resample", 0)
+    drops_truncated: bool = False
+    # The environments, at least one; group_size 0 is the rule of that name.
+    mixture: tuple[Share, ...] = (Share(),)
     # Names what decides how an instance is played: see EvaluationRecord.setting.
     evaluation_setting: str = ""
 
 
-def rules_of(config: RunConfig) -> Rules:
-    """Reads the ledger's rules from the run file."""
+def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyType({})) -> Rules:
+    """Reads the ledger's rules from the run file. task_sets: by the label of the environment."""
     keys = {rule.name: rule.metadata["key"] for rule in fields(Rules) if rule.metadata}
     values = {name: attrgetter(key)(config) for name, key in keys.items()}
-    return Rules(**values, evaluation_setting=_evaluation_setting(config))
+    mixture = tuple(_share(config, entry, task_sets.get(entry.label)) for entry in config.mixture)
+    return Rules(
+        **values,
+        drops_truncated=config.scheduler.truncated == "drop",
+        mixture=mixture,
+        evaluation_setting=_evaluation_setting(config),
+    )
+
+
+def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Share:
+    # Tickets of the only environment need no label.
+    label = entry.label if config.environments else ""
+    train, held_out = (tasks.train, tasks.held_out) if tasks is not None else ((), ())
+    return Share(label, entry.share, entry.group_size, train, held_out)
 
 
 def _evaluation_setting(config: RunConfig) -> str:
     """Two runs of one policy in which this is the same play an evaluation's instances alike."""
-    parts = (
-        config.model.model_dump(mode="json"),
-        config.environment.name,
-        config.environment.task,
-        config.evaluation.temperature,
-        config.scheduler.max_turns,
-        config.longest_sequence,
-        config.rollout.max_new_tokens,
-    )
+    entries = config.mixture
+    parts: Any = [[entry.label, *_how_played(config, entry)] for entry in entries]
+    if not config.environments:
+        parts = _how_played(config, entries[0])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
+    return (
+        config.model.model_copy(update={"system": entry.system}).model_dump(mode="json"),
+        entry.name,
+        entry.task,
+        config.evaluation.temperature,
+        entry.max_turns,
+        entry.max_context_tokens,
+        entry.max_new_tokens,
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
-from services.scheduler.state.tickets import Purpose
+from services.scheduler.state.tickets import EpisodeResult, Purpose
 
 
 class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -25,6 +27,14 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Records that a ticket's samples are lost. The trainer may have read them: its next call tells."""
         if number in self.tickets and number not in self.lost:
             self.lost.append(number)
+
+
+class CommittedBatch(NamedTuple):
+    """A batch that is trained, with the results of its tickets and the labels of their environments."""
+
+    batch: Batch
+    results: list[EpisodeResult]
+    environments: list[str]
 
 
 class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):

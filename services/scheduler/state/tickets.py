@@ -47,6 +47,12 @@ class Reason(StrEnum):
     """The reason for which a ticket was dropped."""
 
     GROUP_INCOMPLETE = "group_incomplete"
+    # Its attempts are used up, and its group continues without it.
+    MEMBER_FAILED = "member_failed"
+    # It was truncated, and scheduler.truncated is "drop".
+    TRUNCATED = "truncated"
+    # All rewards of its group are equal.
+    NO_SIGNAL = "no_signal"
     TOO_STALE = "too_stale"
     ROLLED_BACK = "rolled_back"
     PHASE_OVER = "phase_over"
@@ -101,6 +107,10 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     min_version: int
     temperature: float
     evaluation: str = ""
+    # The label of its environment; "" in a run that has only one.
+    environment: str = ""
+    # The number of its task in the environment's set; -1 without one.
+    task: int = -1
     # Its conversation is wanted with the result.
     transcript: bool = False
     state: TicketState = TicketState.PENDING
@@ -140,6 +150,8 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
     min_version: int
     temperature: float
     evaluation: str = ""
+    environment: str = ""
+    task: int = -1
     transcripts: list[int] = []
 
     def tickets(self) -> list[Ticket]:
@@ -156,6 +168,8 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
                 floor=self.min_version,
                 temperature=self.temperature,
                 evaluation=self.evaluation,
+                environment=self.environment,
+                task=self.task,
                 transcript=number in self.transcripts,
             )
             for number, seed in enumerate(self.sample_seeds, self.first)

@@ -62,6 +62,12 @@ class Columns:
         has_reference = bool(self.items[index].reference_keys)
         return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or has_reference}
 
+    def mask(self) -> None:
+        """Takes the tokens of masked sequences out of the loss, once the columns are filled."""
+        for index, item in enumerate(self.items):
+            if item.masked:
+                self._arrays["loss_mask"][self.offsets[index] : self.offsets[index + 1]] = 0
+
     @property
     def tokens(self) -> np.ndarray:
         """Every sequence's tokens: int32[total tokens]."""

@@ -15,7 +15,7 @@ class ReplicaSequence:
 
     reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
     if none are wanted. position: its place in the batch, the same whenever the batch is trained, which its
-    ticket is not.
+    ticket is not. masked: none of its tokens counts in the loss.
     """
 
     ticket_id: int
@@ -26,6 +26,7 @@ class ReplicaSequence:
     reference_keys: tuple[str, ...] = ()
     position: int = 0
     reference_offset: int = 0
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

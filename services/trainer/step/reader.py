@@ -26,6 +26,7 @@ async def read_columns(
         if item.reference_keys
     ]
     await dispatcher.read([sampled, *reference], deadline_s)
+    columns.mask()
 
 
 def _span(item: ReplicaSequence) -> Box:

@@ -11,7 +11,8 @@ from earl.env.base import Ending, Limits, Observation
 from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
 from services.rollout.engines.contract.engine import Generation
 from services.rollout.episode.busy_spans import BusySpans
-from services.rollout.worker.agent import EpisodeAgent, EpisodeTicket
+from services.rollout.episode.tokenizer_cache import TokenizerCache
+from services.rollout.worker.agent import AgentBounds, EpisodeAgent, EpisodeTicket
 
 TICKET = EpisodeTicket(
     ticket_id=7,
@@ -20,6 +21,7 @@ TICKET = EpisodeTicket(
     publish=True,
     scripted=False,
     environment="count",
+    label="count",
     task_json='{"n": 3}',
     env_seed=11,
     sample_seed=12,
@@ -128,18 +130,11 @@ class Sessions:
         return self.session
 
 
-def agent(policy, sessions, context=100, new=4, opening=""):
+def agent(policy, sessions, context=100, new=4, opening="", **bounded):
     letters = Letters()
     letters.opening = opening
-    return EpisodeAgent(
-        letters,
-        policy,
-        sessions,
-        BusySpans(),
-        limits=Limits(),
-        max_context_tokens=context,
-        max_new_tokens=new,
-    )
+    bounds = AgentBounds(Limits(), context, new, TokenizerCache(letters), **bounded)
+    return EpisodeAgent(policy, sessions, BusySpans(), {TICKET.label: bounds})
 
 
 GOES_ON = Result(Observation("cd", legal_actions=("z.",)), reward=0.5)
@@ -262,6 +257,56 @@ async def test_an_episode_is_bounded():
     outcome = await agent(Says(["x."]), sessions).play(replace(TICKET, episode_s=0.01))
     assert outcome.ending is Ending.TIMEOUT
     assert sessions.session.closed
+
+
+async def test_a_turn_is_bounded():
+    sessions = Sessions(GOES_ON, None)
+    outcome = await agent(Says(["x."]), sessions, turn_s=0.01).play(TICKET)
+    assert (outcome.ending, outcome.message) == (
+        Ending.TIMEOUT,
+        "DeadlineExceeded: turn 2 took longer than 0.01 s; raise scheduler.turn_s",
+    )
+    assert sessions.session.closed and not outcome.trainable
+
+
+@pytest.mark.parametrize("bounded", [{"turn_s": 0.01}, {}])
+async def test_a_slow_episode_may_be_truncated_with_what_it_earned(bounded):
+    sessions = Sessions(GOES_ON, None)
+    ticket = TICKET if bounded else replace(TICKET, episode_s=0.05)
+    outcome = await agent(Says(["x."]), sessions, truncates=True, **bounded).play(ticket)
+    assert (outcome.ending, outcome.reward) == (Ending.TRUNCATED, 0.5)
+    assert "took longer than" in outcome.message and len(outcome.columns.turn_tokens) == 2
+
+
+async def test_an_episode_that_is_slow_before_its_first_answer_stays_a_timeout():
+    class Slow(Says):
+        async def generate(self, request):
+            await asyncio.Event().wait()
+
+    outcome = await agent(Slow(["x."]), Sessions(WON), turn_s=0.01, truncates=True).play(TICKET)
+    assert outcome.ending is Ending.TIMEOUT
+
+
+@pytest.mark.parametrize(("reward", "ending"), [(1.0, Ending.OK), (1.5, Ending.ENV_ERROR)])
+async def test_a_reward_beyond_the_runs_range_is_an_error_of_the_environment(reward, ending):
+    sessions = Sessions(replace(WON, reward=reward))
+    outcome = await agent(Says(["x."]), sessions, rewards=(-1.0, 1.0)).play(TICKET)
+    assert outcome.ending is ending
+    if ending is Ending.ENV_ERROR:
+        assert outcome.message == "an episode earned 1.5, outside of [-1, 1]"
+
+
+async def test_each_label_has_its_own_bounds():
+    letters = TokenizerCache(Letters())
+    bounds = {
+        "short": AgentBounds(Limits(), 100, 1, letters),
+        "long": AgentBounds(Limits(reset_s=7.0), 100, 4, letters),
+    }
+    for label, most in (("short", 1), ("long", 4)):
+        policy = Says(["x."])
+        played = EpisodeAgent(policy, Sessions(WON), BusySpans(), bounds)
+        await played.play(replace(TICKET, label=label))
+        assert [request.max_new_tokens for request in policy.requests] == [most]
 
 
 async def test_weights_that_never_arrive_are_no_timeout_of_the_episode():

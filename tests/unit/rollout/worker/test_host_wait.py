@@ -40,14 +40,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_host_that_is_there_is_not_waited_for() -> None:
     gateway = Gateway([NAME])
-    wait = HostWait(gateway, NAME, 60.0)
+    wait = HostWait(gateway, {NAME: 60.0})
     await wait.served()
     assert (gateway.asked, wait.seconds) == (1, 0.0)
 
 
 async def test_it_waits_for_a_gateway_and_a_host_that_come_late(caplog: pytest.LogCaptureFixture) -> None:
     gateway = Gateway(ServiceUnavailable("no gateway"), (), ["other/game"], [NAME, "other/game"])
-    wait = HostWait(gateway, NAME, 60.0)
+    wait = HostWait(gateway, {NAME: 60.0})
     await wait.served()
     assert gateway.asked == 4 and wait.seconds == 0.0
     [record] = caplog.records
@@ -71,7 +71,7 @@ async def has_asked(gateway: Gateway, times: int) -> None:
 
 async def test_how_long_it_has_waited_is_known_while_it_waits(advance: Callable[[float], None]) -> None:
     gateway = Gateway(())
-    wait = HostWait(gateway, NAME, 60.0)
+    wait = HostWait(gateway, {NAME: 60.0})
     waiting = asyncio.create_task(wait.served())
     await has_asked(gateway, 1)
     advance(5.0)
@@ -85,7 +85,7 @@ async def test_it_gives_up_after_its_bound_and_names_what_is_served(
     advance: Callable[[float], None],
 ) -> None:
     gateway = Gateway(["other/game"])
-    waiting = asyncio.create_task(HostWait(gateway, NAME, 60.0).served())
+    waiting = asyncio.create_task(HostWait(gateway, {NAME: 60.0}).served())
     await has_asked(gateway, 1)
     advance(59.0)
     await has_asked(gateway, 2)

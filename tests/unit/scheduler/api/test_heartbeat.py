@@ -20,7 +20,9 @@ from tests.support.runs import tictactoe
 async def reported(tmp_path: Path, **gauges: float) -> WorkerReport:
     """The report that the scheduler gets of a trainer's heartbeat."""
     heartbeat = Mock(return_value=False)
-    scheduler: Any = SimpleNamespace(config=tictactoe(tmp_path), heartbeat=heartbeat, heartbeat_s=1.0)
+    scheduler: Any = SimpleNamespace(
+        config=tictactoe(tmp_path), task_sets={}, heartbeat=heartbeat, heartbeat_s=1.0
+    )
     request = scheduler_pb2.HeartbeatRequest(gauges=gauges)
     request.worker.name, request.worker.incarnation = "trainer", 3
     await SchedulerServicer(scheduler).Heartbeat(request, None)

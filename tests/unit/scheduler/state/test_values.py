@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.batch_plan import split_batch, summary
 from services.scheduler.ledger.admission import GroupCandidate, choose, target_version
-from services.scheduler.state.run import Batch
+from services.scheduler.state.run import Batch, CommittedBatch
 from services.scheduler.state.seeds import env_seed, sample_seeds, splitmix64
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 
@@ -151,9 +151,19 @@ def test_a_plan_gives_each_sequence_to_one_rank_with_its_groups_advantage() -> N
 def test_a_summary_says_what_was_trained() -> None:
     batch, tickets = planned([1, -1, 1, 1], 2)
     results = [one.result for one in tickets.values() if one.result is not None]
-    numbers = summary(batch, results)
+    committed = CommittedBatch(batch, results, [""] * len(results))
+    numbers = summary(committed)
     assert numbers["reward_mean"] == 0.5 and numbers["win_rate"] == 0.75 and numbers["illegal_rate"] == 0
     assert numbers["staleness_mean"] == 1 and numbers["staleness_max"] == 1
     assert numbers["truncated_episodes"] == 0
     results[0].ending = EpisodeEnding.TRUNCATED
-    assert summary(batch, results)["truncated_episodes"] == 1
+    assert summary(committed)["truncated_episodes"] == 1
+
+
+def test_a_summary_of_a_mixture_has_the_figures_of_each_environment() -> None:
+    batch, tickets = planned([1, -1, 1, 1], 2)
+    results = [one.result for one in tickets.values() if one.result is not None]
+    numbers = summary(CommittedBatch(batch, results, ["a/b", "c", "a/b", "a/b"]))
+    assert numbers["reward_mean"] == 0.5 and numbers["sequences"] == 4
+    assert numbers["environments.a/b.reward_mean"] == 1 and numbers["environments.a/b.sequences"] == 3
+    assert numbers["environments.c.reward_mean"] == -1 and numbers["environments.c.win_rate"] == 0

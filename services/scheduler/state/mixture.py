@@ -1,0 +1,141 @@
+"""The environment, task and seed of the group at each place of a schedule. Pure.
+
+Training follows a sequence of low discrepancy: place i plays the environment whose interval of [0, 1), as
+long as its share, holds the fractional part of o + i * 0.618… (the additive recurrence of the golden ratio).
+The offset o comes from the run's seed. So any n successive places hold close to n times each share: a batch
+is mixed like the whole run. An evaluation takes the environments in turns, equally often, whatever their
+shares: instance i of it is instance i // n of environment i % n.
+
+An environment with a task set plays its tasks in epochs, each in an order of its own that the seed decides.
+A task has one seed for the whole run, so its prompt is the same in every epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from services.scheduler.state.rules import Rules, Share
+from services.scheduler.state.seeds import EVALUATION_BIT, MASK, derive, env_seed
+from services.scheduler.state.tickets import Purpose
+
+# 2**64 divided by the golden ratio, made odd.
+STRIDE = 0x9E3779B97F4A7C15
+NO_TASK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The instance that a group plays. environment: its label. task: its number in the set, or NO_TASK."""
+
+    environment: str
+    env_seed: int
+    task: int = NO_TASK
+
+
+def instance_at(rules: Rules, purpose: Purpose, index: int, take: int = 0) -> Instance:
+    """The instance of the index-th group of a purpose; the same for the same seed and mixture.
+
+    take: 0 for the instance itself, n for its n-th substitute.
+    """
+    share = share_at(rules, purpose, index)
+    if not share.train:
+        return Instance(share.label, env_seed(rules.seed, purpose, index, take))
+    task = _task_at(rules, share, purpose, index, take)
+    seed = derive(rules.seed, "task", _word(share.label), task) & (EVALUATION_BIT - 1)
+    return Instance(share.label, seed | EVALUATION_BIT if purpose is Purpose.EVALUATE else seed, task)
+
+
+def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
+    """The environment of the index-th group of a purpose."""
+    mixture = rules.mixture
+    if len(mixture) == 1:
+        return mixture[0]
+    if purpose is Purpose.EVALUATE:
+        return mixture[index % len(mixture)]
+    return mixture[_entry_at(tuple(share.share for share in mixture), _offset(rules.seed, purpose), index)]
+
+
+def group_size_at(rules: Rules, index: int) -> int:
+    """The trajectories of the index-th group of training."""
+    return share_at(rules, Purpose.TRAIN, index).group_size or rules.group_size
+
+
+def batch_episodes(rules: Rules, first: int) -> int:
+    """The trajectories of the batch whose groups are those of the places from `first` on."""
+    if len(rules.mixture) == 1:
+        return rules.batch_groups * group_size_at(rules, first)
+    return sum(group_size_at(rules, index) for index in range(first, first + rules.batch_groups))
+
+
+def epoch_at(rules: Rules, share: Share, index: int) -> float:
+    """The number of epochs, with its fraction, that training has played of an environment before the index-th
+    group."""
+    return _drawn(rules, share, Purpose.TRAIN, index) / len(share.train)
+
+
+# --- within ---------------------------------------------------------------------------------
+
+
+def _task_at(rules: Rules, share: Share, purpose: Purpose, index: int, take: int) -> int:
+    if purpose is Purpose.EVALUATE:
+        place = index // len(rules.mixture)
+        return share.held_out[place % len(share.held_out)]
+    count, word = len(share.train), _word(share.label)
+    if take:  # any other task: the one whose turn it was is broken
+        return share.train[derive(rules.seed, "take", purpose, word, index, take) % count]
+    epoch, place = divmod(_drawn(rules, share, purpose, index), count)
+    return share.train[_order(derive(rules.seed, "epoch", purpose, word, epoch), count)[place]]
+
+
+def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
+    """The number of places before `index` that play the environment."""
+    if len(rules.mixture) == 1:
+        return index
+    shares, offset = tuple(other.share for other in rules.mixture), _offset(rules.seed, purpose)
+    entry = rules.mixture.index(share)
+    first = index - index % BLOCK
+    before = _counted(shares, offset, first // BLOCK)[entry]
+    return before + sum(_entry_at(shares, offset, place) == entry for place in range(first, index))
+
+
+# Places whose environments are counted together.
+BLOCK = 256
+
+
+@lru_cache(maxsize=1 << 16)
+def _counted(shares: tuple[float, ...], offset: int, blocks: int) -> tuple[int, ...]:
+    """Returns how many of the places in the first `blocks` blocks each entry has."""
+    counts = [0] * len(shares)
+    for place in range(blocks * BLOCK):
+        counts[_entry_at(shares, offset, place)] += 1
+    return tuple(counts)
+
+
+@lru_cache(maxsize=64)
+def _order(seed: int, count: int) -> list[int]:
+    """A permutation of range(count)."""
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+@lru_cache(maxsize=64)
+def _offset(seed: int, purpose: Purpose) -> int:
+    return derive(seed, "mixture", purpose)
+
+
+def _entry_at(shares: tuple[float, ...], offset: int, index: int) -> int:
+    point = (offset + index * STRIDE & MASK) / (MASK + 1)
+    for entry, share in enumerate(shares[:-1]):
+        if point < share:
+            return entry
+        point -= share
+    return len(shares) - 1
+
+
+@lru_cache(maxsize=256)
+def _word(label: str) -> int:
+    """A label as one word of a seed: `derive` takes 8 bytes of a text."""
+    return derive(0, *(label[place : place + 8] for place in range(0, len(label), 8)))

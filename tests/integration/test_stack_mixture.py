@@ -1,0 +1,88 @@
+"""A whole run of two environments, one with a task set: killed in mid-epoch, resumed, and what it played."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from earl.config.run import RunConfig
+from earl.stack.task_sets import task_sets_of
+from services.scheduler.state.mixture import group_size_at, instance_at, share_at
+from services.scheduler.state.rules import rules_of
+from services.scheduler.state.tickets import Purpose
+from tests.support.launched import TICTACTOE, Launched, assert_ledger_adds_up, launch_in
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 12
+ENVIRONMENTS = """
+[[environments]]
+name = "open_spiel/tic_tac_toe"
+label = "as x"
+serve = "earl.env.adapters.open_spiel:environments"
+weight = 2
+max_turns = 5
+instances = 30
+held_out = 0.4
+
+[[environments]]
+name = "open_spiel/tic_tac_toe"
+label = "as o"
+serve = "earl.env.adapters.open_spiel:environments"
+task = { player = 1 }
+group_size = 2
+reward_range = [-1, 1]
+"""
+
+
+def mixed_run_file(directory: Path) -> Path:
+    text = TICTACTOE.read_text(encoding="utf-8")
+    one = re.search(r"^\[environment\]\n(?:.+\n)+", text, re.MULTILINE)
+    assert one is not None
+    path = directory / "mixed.toml"
+    path.write_text(text.replace(one[0], "") + ENVIRONMENTS, encoding="utf-8")
+    return path
+
+
+def test_a_mixture_is_killed_resumed_and_plays_what_its_seed_says(tmp_path: Path) -> None:
+    with launch_in(tmp_path) as run:
+        run.run_file = mixed_run_file(tmp_path)
+        run.start(scheduler__steps=str(STEPS), scheduler__staleness="0")
+        run.until(r"train [3-9]/")
+        run.kill("services.scheduler")
+        code, figures = run.finish()
+        assert code == 0, run.said
+        assert_played(run, figures)
+        run.assert_nothing_left()
+
+
+def assert_played(run: Launched, figures: dict) -> None:
+    config = RunConfig.model_validate_json((run.run_directory / "run.json").read_bytes())
+    rules = rules_of(config, task_sets_of(config, run.run_directory))
+    groups = config.scheduler.batch_groups
+    lines = [json.loads(line) for line in (run.run_directory / "metrics.jsonl").open()]
+    steps = {line["step"]: line for line in lines if line["phase"] == "train"}
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    for step, line in steps.items():
+        wanted: Counter[str] = Counter()
+        for place in range((step - 1) * groups, step * groups):
+            wanted[share_at(rules, Purpose.TRAIN, place).label] += group_size_at(rules, place)
+        played = {label: line.get(f"environments.{label}.sequences", 0) for label in ("as x", "as o")}
+        assert played == {label: wanted[label] for label in played}, step
+    told = [json.loads(line) for line in (run.run_directory / "samples.jsonl").open()]
+    assert {(one["environment"], one.get("task", -1)) for one in told if not one["evaluation"]} <= {
+        (instance.environment, instance.task)
+        for place in range(STEPS * groups)
+        for instance in [instance_at(rules, Purpose.TRAIN, place)]
+    }
+    assert {one["environment"] for one in told if one["evaluation"] == "final"} == {"as x", "as o"}
+    assert_ledger_adds_up(figures)
+    assert figures["trained"] == 2 * 16 + sum(group_size_at(rules, place) for place in range(STEPS * groups))
+    assert figures["environments"].keys() == {"as x", "as o"}
+    for judged in figures["environments"].values():
+        assert judged["gain_low"] <= judged["gain"] <= judged["gain_high"]
+    assert re.search(r"\n  as o: win rate .* gain .* over the start", run.said)

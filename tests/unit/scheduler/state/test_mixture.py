@@ -1,0 +1,120 @@
+"""The instance at each place: shares, epochs and seeds, as properties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.state.mixture import (
+    NO_TASK,
+    batch_episodes,
+    epoch_at,
+    group_size_at,
+    instance_at,
+    share_at,
+)
+from services.scheduler.state.rules import Rules, Share
+from services.scheduler.state.seeds import EVALUATION_BIT, env_seed
+from services.scheduler.state.tickets import Purpose
+from tests.support.ledger import RULES
+
+quick = settings(max_examples=40, deadline=None)
+weights = st.lists(st.integers(1, 9), min_size=2, max_size=5)
+
+
+def mixed(parts: list[int], seed: int = 0, tasks: int = 0) -> Rules:
+    """Rules with environments of these weights; half of the tasks of each are held out."""
+    shares = tuple(
+        Share(
+            f"e{number}", weight / sum(parts), number + 2,
+            tuple(range(0, tasks, 2)), tuple(range(1, tasks, 2)),
+        )
+        for number, weight in enumerate(parts)
+    )  # fmt: skip
+    return replace(RULES, seed=seed, mixture=shares)
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30), st.integers(0, 5000), st.integers(1, 400))
+def test_any_successive_places_hold_close_to_each_share(
+    parts: list[int], seed: int, first: int, count: int
+) -> None:
+    rules = mixed(parts, seed)
+    played = Counter(share_at(rules, Purpose.TRAIN, place).label for place in range(first, first + count))
+    for share in rules.mixture:
+        assert abs(played[share.label] - count * share.share) <= 5
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30))
+def test_the_mixture_is_a_function_of_the_seed(parts: list[int], seed: int) -> None:
+    places = range(64)
+    one, again = (
+        [instance_at(mixed(parts, seed, 10), Purpose.TRAIN, place) for place in places] for _ in "ab"
+    )
+    assert one == again
+    other = [instance_at(mixed(parts, seed + 1, 10), Purpose.TRAIN, place) for place in places]
+    assert one != other
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30), st.integers(2, 40))
+def test_every_epoch_plays_every_task_once_in_another_order(parts: list[int], seed: int, tasks: int) -> None:
+    rules = mixed(parts, seed, tasks)
+    share = rules.mixture[0]
+    count = len(share.train)
+    played: list[int] = []
+    for place in range(10_000):
+        if share_at(rules, Purpose.TRAIN, place) is share:
+            assert epoch_at(rules, share, place) == len(played) / count
+            played.append(instance_at(rules, Purpose.TRAIN, place).task)
+            if len(played) == 3 * count:
+                break
+    epochs = [played[number * count : (number + 1) * count] for number in range(3)]
+    assert all(sorted(epoch) == sorted(share.train) for epoch in epochs)
+    if count > 6:
+        assert epochs[0] != epochs[1]
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30), st.integers(0, 900))
+def test_a_task_has_one_seed_and_evaluation_never_meets_training(
+    parts: list[int], seed: int, first: int
+) -> None:
+    rules = mixed(parts, seed, 8)
+    seeds: dict[tuple[str, int], int] = {}
+    for place in range(first, first + 60):
+        for take in (0, 1):
+            instance = instance_at(rules, Purpose.TRAIN, place, take)
+            assert instance.task % 2 == 0 and instance.env_seed < EVALUATION_BIT
+            known = seeds.setdefault((instance.environment, instance.task), instance.env_seed)
+            assert known == instance.env_seed
+        judged = instance_at(rules, Purpose.EVALUATE, place)
+        assert judged.task % 2 == 1 and judged.env_seed >= EVALUATION_BIT
+
+
+def test_an_evaluation_plays_the_environments_in_turns() -> None:
+    rules = mixed([7, 1, 1], tasks=8)
+    played = [instance_at(rules, Purpose.EVALUATE, place) for place in range(12)]
+    assert [one.environment for one in played] == ["e0", "e1", "e2"] * 4
+    assert [one.task for one in played[::3]] == [1, 3, 5, 7]
+
+
+def test_a_run_with_one_environment_plays_the_seeds_that_it_always_played() -> None:
+    for purpose in Purpose:
+        for place in range(20):
+            instance = instance_at(RULES, purpose, place, place % 3)
+            assert instance.env_seed == env_seed(RULES.seed, purpose, place, place % 3)
+            assert (instance.environment, instance.task) == ("", NO_TASK)
+    assert batch_episodes(RULES, 7) == RULES.batch_groups * RULES.group_size
+
+
+@quick
+@given(weights, st.integers(0, 2000))
+def test_a_batch_has_as_many_episodes_as_its_groups(parts: list[int], first: int) -> None:
+    rules = mixed(parts)
+    places = range(first, first + rules.batch_groups)
+    assert batch_episodes(rules, first) == sum(group_size_at(rules, place) for place in places)
