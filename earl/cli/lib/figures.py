@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from earl.cli.lib.mixture_figures import by_environment
 from earl.stack.status import ConfidenceBounds, EvaluationStatus, RunStatus
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
     ledger = outcome.status.ledger
     start = outcome.status.evaluation("start")
     final = outcome.status.evaluation("final")
+    metrics = final.metrics if final else {}
     return {
         "win_rate": final.win_rate if final and final.done else None,
         **bounds("win", final.win_bounds if final else None),
@@ -36,6 +38,7 @@ def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
         **{name: getattr(ledger, name) for name in ("issued", "trained", "evaluated", "live")},
         "dropped": ledger.dropped_total,
         "seed": seed,
+        **({"environments": environments} if (environments := by_environment(metrics)) else {}),
     }
 
 
@@ -55,8 +58,26 @@ def closing_lines(status: RunStatus) -> Iterator[str]:
         mark = " (best)" if shown is best and len(evaluations) > 1 else ""
         text = evaluation_text(shown, first.name, winners=status.has_winners)
         yield f"evaluation {shown.name}, version {shown.version}{mark}: {text}"
+        yield from environment_lines(shown, first.name, winners=status.has_winners)
     if len(evaluations) > 3:
         yield f"{len(evaluations)} evaluations in all; the report shows every one"
+
+
+def environment_lines(evaluation: EvaluationStatus, first: str, *, winners: bool) -> Iterator[str]:
+    """A line for each environment of a mixture: its win rate or score, and its gain over the evaluation
+    `first`, each with its 95 % interval."""
+    for label, figures in by_environment(evaluation.metrics).items():
+        name, word = ("win_rate", "win rate") if winners else ("mean_reward", "score")
+        parts = [f"{word} {_interval_of(figures, name)}"]
+        if "gain" in figures:
+            parts.append(f"gain {_interval_of(figures, 'gain', signed=True)} over the {first}")
+        yield f"  {label}: {', '.join(parts)}"
+
+
+def _interval_of(figures: Mapping[str, float], name: str, *, signed: bool = False) -> str:
+    low, high = figures.get(f"{name}_low"), figures.get(f"{name}_high")
+    bounds = ConfidenceBounds(low, high) if low is not None and high is not None else None
+    return interval(figures[name], bounds, signed=signed)
 
 
 def evaluation_text(evaluation: EvaluationStatus, first: str, *, winners: bool) -> str:

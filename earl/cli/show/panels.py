@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from earl.cli.lib.concerns import concerns, faults, quarantines, waits
 from earl.cli.lib.gateway_codec import HostLatency
+from earl.cli.lib.mixture_figures import by_environment
 from earl.cli.lib.snapshot import NOWHERE, RunSnapshot, RunState
 from earl.cli.lib.status_table import StatusTable, numbers
 from earl.cli.lib.status_text import (
@@ -98,6 +99,7 @@ def tables(snapshot: RunSnapshot) -> Iterator[StatusTable]:
     """Every table that has rows."""
     for table in (
         learning(snapshot.status),
+        mixture(snapshot.status),
         stages(snapshot.status),
         workers(snapshot.status),
         environments(snapshot),
@@ -279,6 +281,35 @@ def learning(status: RunStatus) -> StatusTable:
     columns = tuple(name for name, _ in figures)
     row = tuple(text for _, text in figures)
     return StatusTable("learning", columns, (row,) if row else (), numbers=frozenset(columns))
+
+
+def mixture(status: RunStatus) -> StatusTable:
+    """The last step's figures of each environment of a mixture, and its gain in the last evaluation.
+
+    A step that had no group of an environment leaves its row without figures of the step.
+    """
+    judged = [evaluation for evaluation in status.evaluations if evaluation.done]
+    gains = by_environment(judged[-1].metrics) if judged else {}
+    steps = by_environment(status.metrics)
+    rows = tuple(
+        (
+            label,
+            _figure(steps.get(label, {}), "sequences", "{:,.0f}"),
+            _figure(steps.get(label, {}), "reward_mean", "{:+.3f}"),
+            _figure(steps.get(label, {}), "win_rate", "{:.1%}") if status.has_winners else NONE,
+            _figure(steps.get(label, {}), "length_mean", "{:,.0f}"),
+            _figure(gains.get(label, {}), "gain", "{:+.3f}"),
+        )
+        for label in dict.fromkeys((*gains, *steps))
+    )
+    columns = ("mixture", "episodes", "reward", "win rate", "tokens", "gain")
+    return StatusTable(
+        "mixture", columns, rows, numbers=frozenset(columns[1:]), least=("tokens", "episodes", "win rate")
+    )
+
+
+def _figure(figures: Mapping[str, float], name: str, form: str) -> str:
+    return form.format(figures[name]) if name in figures else NONE
 
 
 def switches(stages: Sequence[StageState]) -> StatusTable:
