@@ -8,7 +8,9 @@ with the first one, then what happened since its last move, of boards the last o
 Task: {"player": 0, "players": the fewest the game takes, "retries": the game's own, "max_turns": 200,
 "legal_actions": false}. The agent is `player` of `players`; everybody else plays random legal moves: of
 what the game has named in brackets and of the game's own grammar, those that a copy of the game takes.
-"retries" bounds illegal moves in a row; one more loses the game (TextArena's rule, mostly after 1).
+"retries" bounds illegal moves in a row; one more loses the game (TextArena's rule, mostly after 1). Where
+TextArena only says so and lets the game continue, as in Poker, Santorini, Settlers of Catan and with
+several players in general, the episode ends here, with the least reward that the game pays.
 After max_turns actions the episode is truncated. "legal_actions" lists up to LISTED_MOVES moves
 that the game takes, for a warm-up or a random policy, at the cost of up to a few hundred copies a turn; of
 puzzles that would give their solution away it lists moves of the right form, not all of them legal.
@@ -71,6 +73,7 @@ class TextArenaGame(Environment):
         self._player: int = settings["player"]
         self._left: int = settings["max_turns"]
         self._listing: bool = settings["legal_actions"]
+        self._refusals_in_row = 0
         self._brackets = moves.puts_brackets(self.id)
         self._turns = 0
         self._chance = random.Random(f"textarena/{seed}")
@@ -94,12 +97,33 @@ class TextArenaGame(Environment):
         text = action[: move_text.MAX_ACTION_CHARACTERS]
         if self._brackets and "[" not in text and "]" not in text:
             text = f"[{text}]"
-        if self._take(text) or self._opponents_move():
+        over = self._take_of_agent(text)
+        if not over and self._refusals_in_row > self._playing.state.error_allowance:
+            return self._lost()
+        if over or self._opponents_move():
             return self._ended()
         if self._left <= 0:
             undecided = metrics(win=False, draw=False, loss=False, illegal=False, turns=self._turns)
             return StepResult(Observation(self._text()), truncated=True, metrics=undecided)
         return StepResult(self._observation())
+
+    def _take_of_agent(self, move: str) -> bool:
+        """Plays a move of the agent, and counts those in a row that the game refused."""
+        state, refused = self._playing.state, False
+        refuse = state.set_invalid_move
+
+        def note_refusal(*values: Any, **options: Any) -> Any:
+            nonlocal refused
+            refused = True
+            return refuse(*values, **options)
+
+        state.set_invalid_move = note_refusal
+        try:
+            over = self._take(move)
+        finally:
+            del state.set_invalid_move  # copies of the game take the class's again
+        self._refusals_in_row = self._refusals_in_row + 1 if refused else 0
+        return over
 
     def _take(self, move: str) -> bool:
         with episode_random.chance(self._chance):
@@ -179,6 +203,14 @@ class TextArenaGame(Environment):
         lost = not won and not drawn
         figures = metrics(win=won, draw=drawn, loss=lost, illegal=illegal, turns=self._turns)
         return StepResult(Observation(text), reward, done=True, metrics=figures)
+
+    def _lost(self) -> StepResult:
+        """Ends a game that TextArena would continue after one illegal move too many of the agent."""
+        self._messages = moves.tidy(self._playing.state.observations[self._player])
+        reason = f"{self._refusals_in_row} illegal moves in a row lose the game."
+        text = "\n\n".join(part for part in (self._text(), reason) if part)
+        figures = metrics(win=False, draw=False, loss=True, illegal=True, turns=self._turns)
+        return StepResult(Observation(text), self.game.rewards[0], done=True, metrics=figures)
 
 
 def _number(reward: Any) -> float:

@@ -128,6 +128,37 @@ def test_a_second_illegal_move_loses_and_retries_may_be_set():
     assert strict.step("nonsense").metrics["illegal"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("id", "turns"),
+    [
+        ("Poker-v0", 2),
+        ("SantoriniBaseFixed-v0", 11),
+        ("SettlersOfCatan-v0", 2),
+        ("PublicGoodsGame-v0", 6),  # three turns in which anything may be said, then three refusals
+        ("MarketEntryGame-v0", 6),
+    ],
+)
+def test_nonsense_loses_where_textarena_lets_the_game_continue(id, turns):
+    game = CLASSES[id]()
+    game.reset(2, {})
+    for _ in range(turns):
+        result = game.step("hello there")
+        if result.done or result.truncated:
+            break
+    assert (result.done, result.reward) == (True, -1.0)
+    assert result.metrics == {"win": 0.0, "draw": 0.0, "loss": 1.0, "illegal": 1.0, "turns": turns}
+    assert "illegal moves in a row lose the game" in result.observation.text
+
+
+def test_a_legal_move_forgives_the_illegal_ones_before_it():
+    game = CLASSES["Poker-v0"]()
+    game.reset(2, {"retries": 1})
+    for action in ("hello there", "[call]", "hello there"):
+        result = game.step(action)
+        assert not result.done, action
+    assert game.step("hello there").done
+
+
 def test_texts_without_brackets_are_put_into_them():
     game = NOUGHTS()
     game.reset(3, {})
