@@ -34,7 +34,8 @@ def check_hello(hello: Any) -> None:
         )
     for info in hello.environments:
         if wrong := _fault_in(info):
-            raise EnvProtocolError(f"host {hello.host!r} serves {info.name[:MAX_NAME]!r}: {wrong}")
+            text = f"host {hello.host!r} serves {info.name[:MAX_NAME]!r}: {wrong}"
+            raise EnvProtocolError(text, "correct this environment in the Hello; `earl env test` checks it")
 
 
 def _fault_in(info: Any) -> str:
@@ -42,6 +43,8 @@ def _fault_in(info: Any) -> str:
         return f"a name has 1 to {MAX_NAME} printable characters"
     low, high = info.min_reward, info.max_reward
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
+    if info.HasField("min_reward") != info.HasField("max_reward"):
+        return "one bound of its reward only; declare both or none"
     if bounded and not -math.inf < low <= high < math.inf:
         return f"rewards in [{low}, {high}]"
     wrong = fault_in_tools(info.tools_json)

@@ -11,7 +11,7 @@ def tools_of(info: Any) -> list[Mapping[str, Any]]:
     """The functions of EnvironmentInfo.tools_json: [{"name", "description", "parameters"}]; [] if none."""
     try:
         entries = json.loads(info.tools_json or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     functions = [entry.get("function", entry) for entry in entries if isinstance(entry, dict)]
     return [function for function in functions if not fault_in_tool(function)]
@@ -21,7 +21,7 @@ def fault_in_tools(tools_json: str) -> str:
     """Returns why this is no list of functions; "" if it is one, or empty."""
     try:
         tools = json.loads(tools_json or "[]")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"is not JSON: {error}"
     if not isinstance(tools, list):
         return "is no list"

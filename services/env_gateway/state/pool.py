@@ -32,7 +32,7 @@ class ServedEnvironment:
         if self.schema_hash != other.schema_hash:
             return f"schema {self.schema_hash!r}, host {{!r}} serves it with {other.schema_hash!r}"
         if self.bounds != other.bounds:
-            return f"rewards {_range(self.bounds)}, host {{!r}} serves it with {_range(other.bounds)}"
+            return f"rewards {_range(self.bounds)}, host {{!r}} serves it with rewards {_range(other.bounds)}"
         return ""
 
 

@@ -361,6 +361,8 @@ def test_the_commonest_and_the_last_fault_are_listed_by_environment_and_host():
         ({"schema_hash": ""}, "empty schema_hash"),
         ({"tools_json": "{nope"}, "its tools_json is not JSON"),
         ({"tools_json": '{"name": "look"}'}, "its tools_json is no list"),
+        ({"tools_json": "[" * 100_000}, "its tools_json is not JSON: .*; correct this environment"),
+        ({"min_reward": -1.0}, "one bound of its reward only; declare both or none"),
         (
             {"min_reward": -1.0, "max_reward": 2.0},
             r"in \[-1, 2\], host 'h' serves it .* in \[-1, 1\]",
