@@ -113,6 +113,30 @@ class Growing(Sound):
         return StepResult(" ".join(self.said), 0.0)
 
 
+class Transcript(Sound):
+    """A bounded episode whose observations are all of it so far, under a line that changes."""
+
+    def reset(self, seed, task):
+        super().reset(seed, task)
+        self.left, self.said = 15, []
+        return Observation("Turn 0 of 15\nguess", list("ab"))
+
+    def step(self, action):
+        self.left -= 1
+        self.said.append(f"> {action[:20]}\nin room {self.rng.randrange(10_000)} you find {self.left} doors")
+        text = "\n".join([f"Turn {15 - self.left} of 15", "guess", *self.said])
+        return StepResult(Observation(text, list("ab")), self.rng.random() / 20, done=not self.left)
+
+
+class OnlyNew(Transcript):
+    """The same episode, told once: a prompt and a map that come again are no history."""
+
+    def step(self, action):
+        result = super().step(action)
+        told = [f"Turn {15 - self.left} of 15", "guess", "#" * 40, self.said[-1]]
+        return StepResult(Observation("\n".join(told), list("ab")), result.reward, done=result.done)
+
+
 class Huge(Sound):
     def step(self, action):
         return StepResult("x" * (2 << 20), 0.0)
@@ -177,6 +201,7 @@ PLANTED = [
     (Growing, "observations", "fail", "with no end in sight"),
     (Huge, "policy", "fail", "larger than 1048576"),
     (Fussy, "actions", "fail", "ValueError"),
+    (Transcript, "observations", "fail", "the episode so far is repeated"),
 ]
 
 
@@ -188,6 +213,11 @@ async def test_a_planted_fault_is_found(environment: type[Environment], check: s
     (found,) = card.named(check)
     assert (found.verdict, words in found.seen) == (verdict, True), found
     assert found.remedy and card.passed is (verdict != "fail")
+
+
+async def test_what_is_told_once_is_no_history():
+    card = await carded(OnlyNew, "observations")
+    assert verdicts(card) == {"observations": "pass"}, card.checks
 
 
 async def test_a_leak_of_memory_is_found():

@@ -95,7 +95,7 @@ ENVIRONMENT_CHECKS: dict[str, str] = {
     "sessions": "are concurrent sessions independent?",
     "script": "do the recorded episodes come out as recorded?",
     "actions": "does it take any text that a model may write?",
-    "observations": "are observations bounded?",
+    "observations": "are observations bounded, and is none of them the episode so far?",
     "cancel": "can a step be cancelled, or its session closed, while it runs?",
     "leaks": "are memory, files, threads and processes released?",
     "speed": "how long do resets and steps take?",

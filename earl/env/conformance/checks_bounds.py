@@ -11,7 +11,8 @@ from earl.env.base import Action
 from earl.env.conformance import policies
 from earl.env.conformance.bench import Subject
 from earl.env.conformance.card import CheckOutcome, failed, passed, skipped, warned
-from earl.env.conformance.play import EpisodeTrace, at_random, replaying, shortly
+from earl.env.conformance.history import LEAST_OBSERVATIONS, RepeatedHistory, repeated_history
+from earl.env.conformance.play import EpisodeTrace, View, at_random, replaying, shortly
 from earl.env.conformance.usage import ProcessUsage, trend, usage_of
 from earl.errors import EarlError
 
@@ -21,6 +22,8 @@ KIB = 1 << 10
 GROWTH_BYTES = 8
 GROWN = 2
 LONG_BYTES = 64 * KIB
+# Repetition in one episode above this costs contexts more than a short list of moves does.
+LEAST_REPEATED_BYTES = KIB
 # Growth per episode that is a leak, and that may be one.
 LEAK_BYTES = 4 * KIB
 SUSPECT_BYTES = KIB
@@ -71,17 +74,43 @@ async def observations(subject: Subject) -> CheckOutcome:
         observed = f"grows by {fastest:.0f} bytes a step, {longest} after {steps}, with no end in sight"
         remedy = "show what is new, or the last part: the agent keeps what it has seen"
         return failed(observed, remedy, figures)
+    if history := _history(subject):
+        figures["repeated_bytes"] = float(history.repeated_bytes)
+        share = history.repeated_bytes / history.shown_bytes
+        observed = f"the episode so far is repeated: of {history.shown_bytes} bytes in {history.steps} steps"
+        observed += f" {share:.0%} had been shown before"
+        judge = failed if history.repeated_bytes > LEAST_REPEATED_BYTES else warned
+        remedy = "show what is new: every observation stays in the agent's context"
+        return judge(observed, remedy, figures)
     if longest > LONG_BYTES:
         return warned(f"up to {longest} bytes", "does a context of the policy hold it?", figures)
     return passed(f"up to {longest} bytes", figures=figures)
 
 
+def _history(subject: Subject) -> RepeatedHistory | None:
+    """The worst of the episodes that repeat themselves, if more than half of those long enough do."""
+    shown = [_shown(trace) for trace in subject.played]
+    long_enough = [texts for texts in shown if len(texts) >= LEAST_OBSERVATIONS]
+    repeating = [history for texts in long_enough if (history := repeated_history(texts))]
+    if 2 * len(repeating) <= len(long_enough):
+        return None
+    return max(repeating, key=lambda history: history.repeated_bytes)
+
+
+def _shown(trace: EpisodeTrace) -> list[str]:
+    """Lists the texts of an episode's observations, without the one that ended it."""
+    return [_text_of(view) for view in trace.views if not view["done"]]
+
+
 def _lengths(trace: EpisodeTrace) -> list[int]:
     """Bytes of each observation; legal actions are not shown to a policy."""
-    return [
-        len(view["text"].encode()) + sum(len(text.encode()) for _, text, _ in view["tool_results"])
-        for view in trace.views
-    ]
+    return [len(_text_of(view).encode()) for view in trace.views]
+
+
+def _text_of(view: View) -> str:
+    """The text of an observation and of its tools' results."""
+    parts = [view["text"], *(text for _, text, _ in view["tool_results"])]
+    return "\n".join(part for part in parts if part)
 
 
 async def cancel(subject: Subject) -> CheckOutcome:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from earl.env import ToolEnvironment, tool
 from earl.env.codec import info
 from earl.env.conformance import policies
 from earl.env.conformance.card import CHECKS, Card, Check, CheckVerdict, in_order
+from earl.env.conformance.history import repeated_history
 from earl.env.conformance.offered_tools import tools_of
 from earl.env.conformance.plan import ExamPlan, chosen, recorded
 from earl.env.conformance.rules import Judge
@@ -106,6 +108,57 @@ def test_the_random_policy_takes_legal_actions_and_is_a_function_of_its_seed():
 def test_random_values_fit_their_schema(schema: dict[str, Any], fits: Any):
     rng = random.Random(5)
     assert all(fits(policies.random_value(schema, rng)) for _ in range(30))
+
+
+# --- repeated history -----------------------------------------------------------------------
+
+
+def told(steps: int, show: Callable[[list[str]], str]) -> list[str]:
+    """The observations of an episode: of each, `show` gets the lines that its steps have brought so far."""
+    lines = [f"you went {'north' if step % 2 else 'south'} to room {step * 7}" for step in range(steps)]
+    return [show(lines[:count]) for count in range(steps + 1)]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda lines: "begin " + " ".join(lines),
+        lambda lines: " ".join(lines) or "The rules, once.",
+        lambda lines: "\n".join(["begin", *lines]),
+        lambda lines: "\n".join([f"turn {len(lines)} of 9", *reversed(lines), "what now?"]),
+        lambda lines: f"turn {len(lines)} of 9\nyour moves: {', '.join(lines)}",
+    ],
+    ids=[
+        "one line",
+        "after the rules",
+        "appended",
+        "under a counter, the newest first",
+        "in one line under a counter",
+    ],
+)
+def test_observations_that_are_the_episode_so_far(show: Callable[[list[str]], str]):
+    history = repeated_history(told(8, show))
+    assert history is not None and history.steps == 8
+    assert 0.6 < history.repeated_bytes / history.shown_bytes < 0.9
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda lines: "\n".join(["begin", *lines[-1:]]),
+        lambda lines: "\n".join(["begin", *lines[-3:]]),
+        lambda lines: f"score {10 ** len(lines)}",
+        lambda lines: "\n".join(["board", *lines, *["." * 25] * (8 - len(lines))]),
+        lambda lines: f"{str(len(lines)) * 90}\nyou carry {'a stone, ' * len(lines)}",
+    ],
+    ids=["the new line", "the last three", "a counter", "a board of one size", "what it carries"],
+)
+def test_observations_that_are_no_history(show: Callable[[list[str]], str]):
+    assert repeated_history(told(8, show)) is None
+
+
+def test_a_short_episode_is_not_judged():
+    assert repeated_history(told(3, " ".join)) is None
 
 
 # --- recorded episodes ----------------------------------------------------------------------
