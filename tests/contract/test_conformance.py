@@ -21,7 +21,9 @@ from earl.env.conformance.spawned import spawned
 from earl.errors import ConfigError, ServiceUnavailable, UnknownEnvironment
 
 TOKEN = "of this test"
-PLAN: dict[str, Any] = {"seeds": 3, "episodes": 60, "sessions": 8, "max_steps": 20, "step_s": 10.0}
+PLAN: dict[str, Any] = {
+    "seeds": 3, "episodes": 60, "sessions": 8, "max_steps": 20, "repeats": 200, "step_s": 10.0,
+}  # fmt: skip
 
 
 class Sound(Environment):
@@ -137,6 +139,37 @@ class OnlyNew(Transcript):
         return StepResult(Observation("\n".join(told), list("ab")), result.reward, done=result.done)
 
 
+class PaysForNothing(Sound):
+    def step(self, action):
+        return super().step(str(self.secret) if action == "" else action)
+
+
+class PaysForTrying(Sound):
+    def step(self, action):
+        self.left -= 1
+        return StepResult(self.observation("no"), 0.01, done=not self.left)
+
+
+class SparesNonsense(Sound):
+    """Every legal episode loses; a text that is no legal action draws."""
+
+    reward_range = (-1.0, 1.0)
+
+    def step(self, action):
+        self.left -= 1
+        legal = action in map(str, range(8))
+        return StepResult(self.observation("no"), -1.0 if legal else 0.0, done=legal or not self.left)
+
+
+class Stubborn(Sound):
+    """Forgets to count the steps of one of its actions."""
+
+    def step(self, action):
+        if action == "3" and self.secret != 3:
+            return StepResult(self.observation("look"), 0.0)
+        return super().step(action)
+
+
 class Huge(Sound):
     def step(self, action):
         return StepResult("x" * (2 << 20), 0.0)
@@ -202,6 +235,15 @@ PLANTED = [
     (Huge, "policy", "fail", "larger than 1048576"),
     (Fussy, "actions", "fail", "ValueError"),
     (Transcript, "observations", "fail", "the episode so far is repeated"),
+    (PaysForNothing, "actions", "fail", "1 of 12 malformed actions earn a reward: empty earns 1"),
+    (PaysForTrying, "actions", "warn", "12 of 12 malformed actions earn a reward: empty earns 0.01"),
+    (SparesNonsense, "actions", "fail", "nonsense until the end returns 0, the best of 15 legal episodes -1"),
+    (
+        Stubborn,
+        "endless",
+        "warn",
+        "1 of 10 actions never end the episode, repeated 200 times: the action '3'",
+    ),
 ]
 
 

@@ -73,6 +73,9 @@ def test(
     max_steps: Annotated[
         int, typer.Option(min=1, help="Steps after which an episode is closed.")
     ] = DEFAULT.max_steps,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="How often one action is repeated in an episode that does not end.")
+    ] = DEFAULT.repeats,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions played at once.")] = DEFAULT.sessions,
     reset_s: Annotated[float, typer.Option(min=0.01, help="Longest reset, in seconds.")] = DEFAULT.reset_s,
     step_s: Annotated[float, typer.Option(min=0.01, help="Longest step, in seconds.")] = DEFAULT.step_s,
@@ -103,6 +106,7 @@ def test(
         episodes=episodes,
         leak_s=leak_s,
         max_steps=max_steps,
+        repeats=repeats,
         sessions=sessions,
         reset_s=reset_s,
         step_s=step_s,

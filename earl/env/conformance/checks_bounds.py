@@ -1,4 +1,4 @@
-"""Checks of what must stay bounded: any action, observations, steps that are cut short, leaks, waits."""
+"""Checks of what must stay bounded: observations, steps that are cut short, leaks, waits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from time import monotonic
 
 from earl.env.base import Action
-from earl.env.conformance import policies
 from earl.env.conformance.bench import Subject
 from earl.env.conformance.card import CheckOutcome, failed, passed, skipped, warned
 from earl.env.conformance.history import LEAST_OBSERVATIONS, RepeatedHistory, repeated_history
-from earl.env.conformance.play import EpisodeTrace, View, at_random, replaying, shortly
+from earl.env.conformance.play import EpisodeTrace, View, at_random
 from earl.env.conformance.usage import ProcessUsage, trend, usage_of
 from earl.errors import EarlError
 
@@ -35,27 +34,6 @@ AT_ONCE = 8
 SAMPLES = 40
 # How long a cancelled step may keep its place.
 GIVE_BACK_S = 5.0
-
-
-async def actions(subject: Subject) -> CheckOutcome:
-    """Takes one step with each of the malformed texts that models write."""
-    texts = policies.malformed(subject.tools)
-    raised, echoed = [], 0
-    for what, act in texts.items():
-        trace = await subject.player.play(0, replaying([act]))
-        if trace.failed:
-            raised.append(f"{what}: {trace.failed}")
-        if what == "huge":
-            echoed = len(trace.last["text"])
-    if raised:
-        observed = (
-            f"{len(raised)} of {len(texts)} end the episode without a reward: {shortly(raised[0], 160)}"
-        )
-        return failed(observed, "answer what is malformed with a result: a model learns nothing from errors")
-    if echoed > LONG_BYTES:
-        observed = f"an action of {policies.HUGE_CHARACTERS} characters comes back as {echoed}"
-        return warned(observed, "cut what an observation repeats of an action")
-    return passed(f"{len(texts)} malformed texts, each answered")
 
 
 async def observations(subject: Subject) -> CheckOutcome:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 
-from earl.env.conformance import checks_bounds, checks_episodes, checks_host
+from earl.env.conformance import checks_actions, checks_bounds, checks_episodes, checks_host
 from earl.env.conformance.bench import Bench, Subject
 from earl.env.conformance.card import Card, Check, CheckOutcome, failed, in_order, skipped
 from earl.errors import DeadlineExceeded, EarlError, UnknownEnvironment
@@ -33,7 +33,8 @@ _EPISODES: dict[str, Run] = {
     "replay": checks_episodes.replay,
     "sessions": checks_episodes.sessions,
     "script": checks_episodes.script,
-    "actions": checks_bounds.actions,
+    "actions": checks_actions.actions,
+    "endless": checks_actions.endless,
     "observations": checks_bounds.observations,
     "cancel": checks_bounds.cancel,
     "leaks": checks_bounds.leaks,
@@ -47,6 +48,8 @@ _HOST: dict[str, Run] = {
 }
 _COMPARING = {"determinism", "seeds", "replay", "sessions", "observations", "cancel", "speed"}
 _COMPARING |= {"reconnect", "drain"}
+# These can do without the episodes of `policy`, but judge more with them.
+_USING_PLAY = {"actions"}
 _JUDGED_BY_DETERMINISM = {"sessions"}
 MAX_HANGS = 2
 
@@ -122,7 +125,7 @@ async def _run(subject: Subject, runs: dict[str, Run], note: Report, during: Dur
 def _with_needs(subject: Subject, runs: dict[str, Run], needed: set[str]) -> dict[str, Run]:
     """The checks to run, in their order: those that give what a wanted one needs are run with it."""
     names = set(needed)
-    if needed & _COMPARING:
+    if needed & (_COMPARING | _USING_PLAY):
         names.add("policy")
     if needed & _JUDGED_BY_DETERMINISM:
         names.add("determinism")

@@ -31,8 +31,9 @@ class ExamPlan:
     """Settings of an examination.
 
     task: given to every reset. seeds: episodes that are compared. episodes: of the leak check, which ends
-    after leak_s in any case. max_steps: of an episode, which is then closed. sessions: played at once, at
-    most the host's capacity. only: names of checks, all if empty.
+    after leak_s in any case. max_steps: of an episode, which is then closed. repeats: how often one action is
+    taken in an episode that does not end. sessions: played at once, at most the host's capacity. only: names
+    of checks, all if empty.
     """
 
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class ExamPlan:
     episodes: int = 1_000
     leak_s: float = 300.0
     max_steps: int = 100
+    repeats: int = 1_000
     sessions: int = 32
     reset_s: float = 30.0
     step_s: float = 30.0

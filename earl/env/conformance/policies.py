@@ -17,6 +17,9 @@ from earl.env import tool_calls
 from earl.env.base import Action, ToolCall
 
 HUGE_CHARACTERS = 200_000
+NONSENSE = "no such action"
+# Legal actions, and tools, that are repeated at most.
+MAX_REPEATED = 8
 # How often the random policy with tools answers in words instead.
 _PLAIN = 0.15
 _WORDS = ("yes", "no", "a", "x", "north", "help", "0", "1", "2", "[3]", "42", "-1", "0.5")
@@ -109,6 +112,25 @@ def malformed(tools: Sequence[Mapping[str, Any]]) -> dict[str, Action]:
             "many calls": Action("", [ToolCall(name, {}, f"call-{number}") for number in range(100)]),
         }
     return acts
+
+
+def may_be_sound(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Names of malformed actions that a tool may carry out all the same, so that a reward is no fault."""
+    if not tools or (tools[0].get("parameters") or {}).get("required"):
+        return set()
+    return {"no arguments", "unknown argument", "wrong types", "many calls"}
+
+
+def repeatable(observation: Any, tools: Sequence[Mapping[str, Any]], rng: random.Random) -> dict[str, Action]:
+    """Actions that a stubborn agent may repeat for ever, by their descriptions: legal actions of an
+    earl.v1.Observation, a call of each tool, and nonsense."""
+    legal = list(observation.legal_actions)
+    legal = legal if len(legal) <= MAX_REPEATED else rng.sample(legal, MAX_REPEATED)
+    acts = {f"the action {text!r}": Action(text) for text in legal}
+    for tool in tools[:MAX_REPEATED]:
+        arguments = random_value(tool.get("parameters") or {"type": "object"}, rng)
+        acts[f"a call of {tool['name']}"] = called(tool["name"], arguments)
+    return acts | {"an empty text": Action(""), "nonsense": Action(NONSENSE)}
 
 
 def _wrong(tool: Mapping[str, Any]) -> dict[str, Any]:

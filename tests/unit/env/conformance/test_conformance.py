@@ -161,6 +161,13 @@ def test_a_short_episode_is_not_judged():
     assert repeated_history(told(3, " ".join)) is None
 
 
+def test_calls_without_arguments_may_be_sound():
+    free = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    bound = {"name": "take", "parameters": {"type": "object", "required": ["what"]}}
+    assert "no arguments" in policies.may_be_sound([free])
+    assert not policies.may_be_sound([bound]) and not policies.may_be_sound([])
+
+
 # --- recorded episodes ----------------------------------------------------------------------
 
 
