@@ -262,6 +262,27 @@ async def test_what_is_told_once_is_no_history():
     assert verdicts(card) == {"observations": "pass"}, card.checks
 
 
+class Waiting(Sound):
+    """Never answers a step."""
+
+    async def step(self, action):
+        await asyncio.Event().wait()
+
+
+async def test_an_examination_ends_in_time_and_says_what_it_did_not_reach():
+    card = await carded(Waiting, "reset", "policy", "actions", "speed", "strangers", "frames", total_s=2.0)
+    assert verdicts(card) == {
+        "reset": "pass", "policy": "skip", "actions": "skip", "speed": "skip",
+        "strangers": "skip", "frames": "pass",
+    }  # fmt: skip
+    assert [check.seen for check in card.named("policy") + card.named("speed")] == [
+        "not finished within the 2 s of the examination"
+    ] * 2
+    subjects = ["policy", "actions", "speed"]
+    assert card.unreached == [*(f"{name} of test/sound" for name in subjects), "strangers of host"]
+    assert card.as_object()["unreached"] == card.unreached
+
+
 async def test_a_leak_of_memory_is_found():
     card = await carded(Leaking, "leaks", episodes=240)
     Leaking.held.clear()

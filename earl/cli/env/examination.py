@@ -18,7 +18,7 @@ from earl.cli.lib import completion
 from earl.cli.lib.notices import waiting
 from earl.env.conformance.card import Card, Check, CheckVerdict
 from earl.env.conformance.plan import ExamPlan, chosen, recorded
-from earl.errors import ConfigError
+from earl.errors import ConfigError, DeadlineExceeded
 from earl.visible import visible
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ def test(
     reset_s: Annotated[float, typer.Option(min=0.01, help="Longest reset, in seconds.")] = DEFAULT.reset_s,
     step_s: Annotated[float, typer.Option(min=0.01, help="Longest step, in seconds.")] = DEFAULT.step_s,
     leak_s: Annotated[float, typer.Option(min=1, help="Longest leak check, in seconds.")] = DEFAULT.leak_s,
+    total_s: Annotated[
+        float, typer.Option(min=1, help="Longest examination, in seconds; the rest is left out.")
+    ] = DEFAULT.total_s,
     pid: Annotated[
         int, typer.Option(help="With --listen or --dial: the host's process, for the leak check.")
     ] = 0,
@@ -88,18 +91,10 @@ def test(
     """Check an environment: a report card of its behaviour and of its host's messages.
 
     The host runs in a process of its own and all its messages are checked. Each check passes, warns, fails
-    or is skipped, and prints its observation and a remedy. Exit code 1 if any fails.
+    or is skipped, and prints its observation and a remedy. Exit code 1 if any fails, else 12 if there was no
+    time for one.
     """
-    names = list(who or [])
-    if listen and dial:
-        raise ConfigError(f"--listen {listen} and --dial {dial} are two hosts", "give one of them")
-    target = "" if listen or dial or not names else names.pop(0)
-    if not target and not listen and not dial:
-        raise ConfigError(
-            "no environment to test is given", "give module:Class, --listen or --dial HOST:PORT"
-        )
-    if target and ":" not in target:
-        raise ConfigError(f"{target!r} does not name an object", 'give "package.module:Class"')
+    target, names = _target(list(who or []), listen, dial)
     plan = ExamPlan(
         task=task_of(task),
         seeds=seeds,
@@ -107,6 +102,7 @@ def test(
         leak_s=leak_s,
         max_steps=max_steps,
         repeats=repeats,
+        total_s=total_s,
         sessions=sessions,
         reset_s=reset_s,
         step_s=step_s,
@@ -119,7 +115,23 @@ def test(
         print(json.dumps(card.as_object()))
     else:
         console.print(closing(card))
-    raise typer.Exit(0 if card.passed else 1)
+    raise typer.Exit(exit_code(card))
+
+
+def _target(names: list[str], listen: str, dial: str) -> tuple[str, list[str]]:
+    """The "module:Class" to start, "" for a host of the user's, and the environments to test."""
+    if listen and dial:
+        raise ConfigError(f"--listen {listen} and --dial {dial} are two hosts", "give one of them")
+    if listen or dial:
+        return "", names
+    if not names:
+        raise ConfigError(
+            "no environment to test is given", "give module:Class, --listen or --dial HOST:PORT"
+        )
+    target, *names = names
+    if ":" not in target:
+        raise ConfigError(f"{target!r} does not name an object", 'give "package.module:Class"')
+    return target, names
 
 
 async def _examined(
@@ -167,7 +179,7 @@ def checking(name: str, subject: Subject) -> AbstractContextManager[None]:
     leaks = name == "leaks"
     return waiting(
         f"checking {visible(subject.name)}: {name}",
-        subject.bench.plan.leak_s if leaks else 0.0,
+        subject.bench.leak_s() if leaks else 0.0,
         progress=lambda: subject.leak_episodes if leaks else (0, 0),
     )
 
@@ -188,4 +200,16 @@ def closing(card: Card) -> Text:
     )
     who = ", ".join(card.environments)
     style = STYLES[CheckVerdict.PASS if card.passed else CheckVerdict.FAIL]
-    return Text(f"{who}: {counts}, in {card.seconds:.1f} s", style=style)
+    text = Text(f"{who}: {counts}, in {card.seconds:.1f} s", style=style)
+    if card.unreached:
+        first, more = ", ".join(card.unreached[:3]), len(card.unreached) - 3
+        named = f"{first} and {more} more" if more > 0 else first
+        text += Text(f"\nno time for {named}; give more with --total-s", style=STYLES[CheckVerdict.WARN])
+    return text
+
+
+def exit_code(card: Card) -> int:
+    """1 if a check failed, else that of DeadlineExceeded if some were not reached, else 0."""
+    if not card.passed:
+        return 1
+    return DeadlineExceeded.exit_code if card.unreached else 0

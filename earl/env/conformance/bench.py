@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from earl.env.conformance.host_link import HostLink
 from earl.env.conformance.offered_tools import tools_of
 from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.play import EpisodeBounds, EpisodePlayer, EpisodeTrace
+
+# Share of the time left for an environment that its leak check may take: others come after it.
+LEAK_SHARE = 0.7
 
 
 @dataclass(slots=True)
@@ -19,6 +24,8 @@ class Bench:
 
     pid: of its process, 0 if not known. another: a second process that serves the same, None if none can
     be started. terminate: sends SIGTERM and gives the exit code within a bound, None if it cannot be sent.
+    ends: on the monotonic clock, when the examination is over. environments_left: the one that is examined
+    and those after it.
     """
 
     link: HostLink
@@ -26,6 +33,15 @@ class Bench:
     pid: int = 0
     another: Callable[[], AbstractAsyncContextManager[HostLink]] | None = None
     terminate: Callable[[], Any] | None = None
+    ends: float = math.inf
+    environments_left: int = 1
+
+    def left_s(self) -> float:
+        return max(0.0, self.ends - monotonic())
+
+    def leak_s(self) -> float:
+        """Seconds that a leak check may take that begins now."""
+        return min(self.plan.leak_s, LEAK_SHARE * self.left_s() / self.environments_left)
 
 
 @dataclass(slots=True)

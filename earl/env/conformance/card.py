@@ -55,12 +55,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """All checks of one host. seconds: how long they took."""
+    """All checks of one host. seconds: how long they took. unreached: the checks for which there was no time
+    left, as "NAME of SUBJECT"."""
 
     host: str
     environments: Sequence[str]
     checks: Sequence[Check]
     seconds: float
+    unreached: Sequence[str] = ()
 
     @property
     def passed(self) -> bool:
@@ -74,12 +76,13 @@ class Card:
         return [check for check in self.checks if check.name == name]
 
     def as_object(self) -> dict[str, Any]:
-        """Returns {"passed", "host", "environments", "seconds", "counts", "checks": [...]} for JSON."""
+        """Returns {"passed", "host", "environments", "seconds", "unreached", "counts", "checks"} for JSON."""
         return {
             "passed": self.passed,
             "host": self.host,
             "environments": list(self.environments),
             "seconds": round(self.seconds, 3),
+            "unreached": list(self.unreached),
             "counts": {verdict.value: self.count(verdict) for verdict in CheckVerdict},
             "checks": [asdict(check) | {"verdict": check.verdict.value} for check in self.checks],
         }

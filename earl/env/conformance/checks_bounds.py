@@ -129,7 +129,7 @@ async def leaks(subject: Subject) -> CheckOutcome:
             "the host's process is not known" if not bench.pid else f"process {bench.pid} cannot be read"
         )
         return skipped(observed, "give --pid, of a process of yours on this machine")
-    ends = monotonic() + plan.leak_s
+    ends = monotonic() + bench.leak_s()
     every = max(AT_ONCE, plan.episodes // SAMPLES)
     samples: list[tuple[int, ProcessUsage]] = []
     played = 0
@@ -185,7 +185,7 @@ def _of_samples(subject: Subject, samples: list[tuple[int, ProcessUsage]], playe
         return warned(f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}", remedy, figures)
     if played < subject.bench.plan.episodes:
         observed = f"no trend{over}; there was no time for {subject.bench.plan.episodes}"
-        return warned(observed, "give it longer with --leak-s", figures)
+        return warned(observed, "give it longer with --leak-s and --total-s", figures)
     return passed(f"{size}, no trend{over}", figures=figures)
 
 

@@ -6,6 +6,8 @@
 
 An environment that hangs fails the check in which it did; after a second one the rest of its checks are
 left out, so that a hang costs a few bounds and not one for each check. So are they after its host died.
+The whole takes the plan's total_s and little more: a check that is still running then ends, and the card
+names it and those after it as not reached.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from earl.env.conformance import checks_actions, checks_bounds, checks_episodes,
 from earl.env.conformance.bench import Bench, Subject
 from earl.env.conformance.card import Card, Check, CheckOutcome, failed, in_order, skipped
 from earl.errors import DeadlineExceeded, EarlError, UnknownEnvironment
+from earl.waiting import deadline
 
 Run = Callable[[Subject], Awaitable[CheckOutcome]]
 Report = Callable[[Check], None]
@@ -77,17 +80,19 @@ async def examine(
         checks.append(check)
         report(check)
 
+    bench.ends = began + bench.plan.total_s
     subjects = [Subject(bench, served[name]) for name in names or served]
-    for subject in subjects:
-        await _run(subject, _EPISODES, note, during)
+    unreached: list[str] = []
+    for number, subject in enumerate(subjects):
+        bench.environments_left = len(subjects) - number
+        unreached += await _run(subject, _EPISODES, note, during)
     if bench.plan.wants("pings") and not bench.link.ended:
         await _pinged(bench)
-    await _run(subjects[0], _HOST, note, during)
+    unreached += await _run(subjects[0], _HOST, note, during)
     for check in checks_host.noted(bench):
         note(check)
-    return Card(
-        bench.link.name, [subject.name for subject in subjects], in_order(checks), monotonic() - began
-    )
+    names = [subject.name for subject in subjects]
+    return Card(bench.link.name, names, in_order(checks), monotonic() - began, unreached)
 
 
 async def _pinged(bench: Bench) -> None:
@@ -98,15 +103,22 @@ async def _pinged(bench: Bench) -> None:
         bench.link.judge.violated("pings", error.message)
 
 
-async def _run(subject: Subject, runs: dict[str, Run], note: Report, during: During) -> None:
-    """Runs the checks that the plan selects, and those that they need."""
-    wants = subject.bench.plan.wants
+async def _run(subject: Subject, runs: dict[str, Run], note: Report, during: During) -> list[str]:
+    """Runs the checks that the plan selects, and those that they need; returns those without time left."""
+    bench, wants = subject.bench, subject.bench.plan.wants
+    late = DeadlineExceeded(
+        f"not finished within the {bench.plan.total_s:g} s of the examination", "raise --total-s"
+    )
+    out_of_time = skipped(late.message)
     needed = {name for name in runs if wants(name)}
-    who = subject.bench.link.name if runs is _HOST else subject.name
+    who = bench.link.name if runs is _HOST else subject.name
     hangs = 0
+    unreached: list[str] = []
     for name, run in _with_needs(subject, runs, needed).items():
-        if subject.bench.link.ended:
+        if bench.link.ended:
             outcome = skipped("left out: the host is gone")
+        elif not bench.left_s():
+            outcome = out_of_time
         elif hangs >= MAX_HANGS:
             outcome = skipped("left out: it hangs")
         elif name in _COMPARING and not subject.traces:
@@ -114,12 +126,15 @@ async def _run(subject: Subject, runs: dict[str, Run], note: Report, during: Dur
         else:
             try:
                 with during(name, subject):
-                    outcome = await run(subject)
+                    async with deadline(bench.left_s(), late):
+                        outcome = await run(subject)
             except EarlError as error:
                 hangs += isinstance(error, DeadlineExceeded)
-                outcome = failed(error.message, error.remedy)
+                outcome = out_of_time if error is late else failed(error.message, error.remedy)
         if name in needed:
             note(outcome.on_card(name, who))
+            unreached += [f"{name} of {who}"] if outcome is out_of_time else []
+    return unreached
 
 
 def _with_needs(subject: Subject, runs: dict[str, Run], needed: set[str]) -> dict[str, Run]:

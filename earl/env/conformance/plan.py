@@ -32,8 +32,9 @@ class ExamPlan:
 
     task: given to every reset. seeds: episodes that are compared. episodes: of the leak check, which ends
     after leak_s in any case. max_steps: of an episode, which is then closed. repeats: how often one action is
-    taken in an episode that does not end. sessions: played at once, at most the host's capacity. only: names
-    of checks, all if empty.
+    taken in an episode that does not end. sessions: played at once, at most the host's capacity.
+    total_s: of the whole examination; what it has not reached by then is left out. only: names of checks,
+    all if empty.
     """
 
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class ExamPlan:
     sessions: int = 32
     reset_s: float = 30.0
     step_s: float = 30.0
+    total_s: float = 120.0
     only: frozenset[str] = frozenset()
     recorded: Sequence[Recorded] = ()
 

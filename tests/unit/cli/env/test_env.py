@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from earl.cli.env import app, examination, project
-from earl.cli.env.examination import closing, lines
+from earl.cli.env.examination import closing, exit_code, lines
 from earl.cli.env.games import Shown, chosen
 from earl.cli.env.listing import table
 from earl.cli.env.play import action_of
@@ -151,6 +151,19 @@ def test_a_check_has_its_remedy_below_it_if_there_is_something_to_do():
     passed = Check("reset", "a", CheckVerdict.PASS, "fine")
     assert len(lines(passed)) == 1
     assert closing(Card("h", ["a", "b"], [failed, passed], 2.04)).plain == "a, b: 1 pass, 1 fail, in 2.0 s"
+
+
+def test_an_examination_without_time_for_all_says_so_and_has_an_exit_code():
+    passed = Check("reset", "a", CheckVerdict.PASS, "fine")
+    failed = Check("policy", "a", CheckVerdict.FAIL, "raises")
+    left_out = [f"{name} of a" for name in ("leaks", "speed", "strangers", "drain")]
+    card = Card("h", ["a"], [passed], 120.0, left_out)
+    assert closing(card).plain.splitlines()[1] == (
+        "no time for leaks of a, speed of a, strangers of a and 1 more; give more with --total-s"
+    )
+    assert exit_code(card) == 12
+    assert exit_code(Card("h", ["a"], [passed, failed], 120.0, left_out)) == 1
+    assert exit_code(Card("h", ["a"], [passed], 3.0)) == 0
 
 
 def test_a_check_that_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch):

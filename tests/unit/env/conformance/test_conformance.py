@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from earl.env import ToolEnvironment, tool
 from earl.env.codec import info
 from earl.env.conformance import policies
+from earl.env.conformance.bench import Bench
 from earl.env.conformance.card import CHECKS, Card, Check, CheckVerdict, in_order
 from earl.env.conformance.history import repeated_history
 from earl.env.conformance.offered_tools import tools_of
@@ -208,6 +210,15 @@ def test_a_check_that_there_is_not():
     )
     with pytest.raises(ConfigError, match="'leak'; name some of reset,"):
         chosen(["leak"])
+
+
+def test_the_leak_check_leaves_time_for_others():
+    now, plan = monotonic(), ExamPlan(leak_s=300.0)
+    link: Any = None
+    assert Bench(link, plan).leak_s() == 300.0
+    assert Bench(link, plan, ends=now + 100.0).leak_s() <= 70.0
+    assert Bench(link, plan, ends=now + 100.0, environments_left=2).leak_s() <= 35.0
+    assert Bench(link, plan, ends=now).leak_s() == 0.0
 
 
 # --- the card -------------------------------------------------------------------------------
