@@ -5,9 +5,10 @@ text, in the form of the Hermes, Qwen and SmolLM2 models:
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "12 * 7"}}</tool_call>
 
-One call or a list of them between the marks; several marks follow each other. `calls_in` and `parse` are
-pure and strict: every action gives either calls or one Fault that says what is wrong, in time linear in
-a text that is bounded. Nothing of the text is ever run.
+One call or a list of them between the marks; several marks follow each other. What the agent only thinks,
+between <think> and </think>, calls nothing (`spoken`). `calls_in` and `parse` are pure and strict: every
+action gives either calls or one Fault that says what is wrong, in time linear in a text that is bounded.
+Nothing of the text is ever run.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
 MAX_CHARACTERS = 16_384
 MAX_CALLS = 16
 
+_MARK = re.compile(f"{OPEN}|{THINK}|{THOUGHT}")
+_CALL_MARK = re.compile(f"{OPEN}|{CLOSE}")
 # JSON schema's types, as json.loads gives them.
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -166,15 +171,65 @@ def render(call: ToolCall) -> str:
 
 
 def has_calls(action: str) -> bool:
-    """Returns whether the action tries to call a tool; if not, it is the agent's answer."""
-    return bool(getattr(action, "tool_calls", ())) or OPEN in action
+    """Returns whether the action tries to call a tool; if not, it is the agent's answer.
+
+    A text that is too long for `calls_in` is not read: with any mark of a call in it, it tries to.
+    """
+    if getattr(action, "tool_calls", ()):
+        return True
+    return OPEN in action and (len(action) > MAX_CHARACTERS or OPEN in spoken(action))
+
+
+def spoken(text: str) -> str:
+    """The text without the agent's thinking, in which no call is meant to be carried out.
+
+    Thinking ends with the first </think> after its <think>, or with the text if there is none: the answer
+    was truncated. A </think> alone ends thinking that began before the text, as with chat templates that put
+    <think> into the prompt. The body of a whole call is data: a mark in an argument neither begins nor ends
+    thinking.
+
+        "<think>A<tool_call>B</tool_call></think>C<tool_call>D</tool_call>" -> "C<tool_call>D</tool_call>"
+    """
+    return "\n".join(text[start:end] for start, end in _spoken_spans(text))
+
+
+def before_calls(text: str) -> str:
+    """The text up to its first call, thinking included; all of it if it has no call."""
+    for start, end in _spoken_spans(text):
+        first = text.find(OPEN, start, end)
+        if first >= 0:
+            return text[:first]
+    return text
+
+
+def _spoken_spans(text: str) -> list[tuple[int, int]]:
+    """Where the text is not thinking, as (start, end) in characters, in order."""
+    spans: list[tuple[int, int]] = []
+    start = position = 0
+    while mark := _MARK.search(text, position):
+        position = mark.end()
+        if mark.group() == OPEN:
+            following = _CALL_MARK.search(text, position)
+            if following is not None and following.group() == CLOSE:
+                position = following.end()
+        elif mark.group() == THOUGHT:
+            spans.clear()
+            start = position
+        else:
+            if mark.start() > start:
+                spans.append((start, mark.start()))
+            thought = text.find(THOUGHT, position)
+            if thought < 0:
+                return spans
+            start = position = thought + len(THOUGHT)
+    return [*spans, (start, len(text))]
 
 
 def calls_in(action: str) -> list[ToolCall] | Fault:
     """The calls of an action, at least one, not yet checked against any tools.
 
-    Those that a client sent; otherwise those in the text, where text around them is ignored and a last
-    call whose closing mark is missing is a fault: the action was cut.
+    Those that a client sent; otherwise those in the text, where text around them and thinking are ignored
+    and a last call whose closing mark is missing is a fault: the action was truncated.
     """
     calls: list[ToolCall] = [*getattr(action, "tool_calls", ())]
     if not calls:
@@ -217,9 +272,10 @@ def parse(action: str, tools: Sequence[Tool]) -> list[ToolCall] | Fault:
 def _calls_in_text(text: str) -> list[ToolCall] | Fault:
     if len(text) > MAX_CHARACTERS:
         return Fault(FaultKind.TOO_LONG, f"an action of {len(text)} characters; at most {MAX_CHARACTERS}")
-    pieces = text.split(OPEN)[1:]
+    pieces = spoken(text).split(OPEN)[1:]
     if not pieces:
-        return Fault(FaultKind.NO_CALL, f"no {OPEN} in the answer")
+        where = f"outside of {THINK}" if OPEN in text else "in the answer"
+        return Fault(FaultKind.NO_CALL, f"no {OPEN} {where}")
     calls: list[ToolCall] = []
     for piece in pieces:
         body, closed, _ = piece.partition(CLOSE)

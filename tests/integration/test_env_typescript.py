@@ -148,6 +148,11 @@ async def test_episodes_through_the_gateway(node):
         session = await client.open(COINS, {}, 1, LIMITS)
         wrong = await session.step(weigh([1], [1]))
         assert (wrong.observation.text, wrong.done) == ("error: coin 1 is on both sides", False)
+        thinking = await client.open(COINS, {"weighings": 1}, 1, LIMITS)
+        used = await thinking.step(f"<think>{weigh([2], [3])} or</think>{weigh([1], [2])}")
+        assert len(used.observation.tool_results) == 1 and not used.done
+        unsaid = await thinking.step(f"<think>{weigh([1], [2])}")
+        assert (unsaid.ending, unsaid.metrics["illegal"]) == (Ending.OK, 1.0)
         # SIGTERM: no new episodes, this one goes on to its end.
         process.terminate()
         assert (await session.step("heads")).metrics["illegal"] == 1.0

@@ -44,7 +44,7 @@ from earl.env.adapters.verifiers_chat import InProcess
 from earl.env.adapters.verifiers_model import Seats, serving
 from earl.env.adapters.verifiers_seat import Ask, VerifiersSeat
 from earl.env.base import Environment, Observation, StepResult, Tool
-from earl.env.tool_calls import Fault, calls_in, describe, has_calls
+from earl.env.tool_calls import Fault, before_calls, calls_in, describe, has_calls
 from earl.errors import ConfigError, EnvironmentFailure
 
 AGENT: dict[str, Any] = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
@@ -180,7 +180,7 @@ def _message(action: str) -> dict[str, Any]:
     if isinstance(calls, Fault) or not calls:
         return {"content": str(action)}
     return {
-        "content": str(action).partition("<tool_call>")[0].strip(),
+        "content": before_calls(str(action)).strip(),
         "tool_calls": [
             {
                 "id": call.id or f"call-{number}",

@@ -4,6 +4,9 @@ import type { Action, Context, Promising, ToolCall, ToolResult } from "./environ
 
 const OPEN = "<tool_call>";
 const CLOSE = "</tool_call>";
+const THOUGHT = "</think>";
+const MARK = /<tool_call>|<think>|<\/think>/g;
+const CALL_MARK = /<tool_call>|<\/tool_call>/g;
 const MAX_CHARACTERS = 16_384;
 const MAX_CALLS = 16;
 
@@ -75,16 +78,44 @@ function callsIn({ text, toolCalls }: Action): Call[] {
   return calls.length <= MAX_CALLS ? calls : [{ id: "", fault: `more than ${MAX_CALLS} calls` }];
 }
 
-/** The calls between the marks of a text. */
+/** The calls between the marks of a text, without those that the agent only thinks of. */
 function written(text: string): Call[] {
   if (!text.includes(OPEN)) return [];
   if (text.length > MAX_CHARACTERS) return [{ id: "", fault: `more than ${MAX_CHARACTERS} characters` }];
-  const pieces = text.split(OPEN).slice(1);
+  const pieces = spoken(text).split(OPEN).slice(1);
   return pieces.map((piece, index) => {
     const [body = "", ...after] = piece.split(CLOSE);
     const id = `${index}`;
     return after.length > 0 ? parsed(body, id) : { id, fault: `${OPEN} without ${CLOSE}` };
   });
+}
+
+/**
+ * The text without the agent's thinking: from <think> to the first </think> after it, or to the end if there
+ * is none. A </think> alone ends thinking that began in the prompt. The body of a whole call is data.
+ */
+function spoken(text: string): string {
+  const spans: string[] = [];
+  let start = 0;
+  let position = 0;
+  for (;;) {
+    MARK.lastIndex = position;
+    const mark = MARK.exec(text);
+    if (!mark) return [...spans, text.slice(start)].join("\n");
+    position = MARK.lastIndex;
+    if (mark[0] === OPEN) {
+      CALL_MARK.lastIndex = position;
+      if (CALL_MARK.exec(text)?.[0] === CLOSE) position = CALL_MARK.lastIndex;
+    } else if (mark[0] === THOUGHT) {
+      spans.length = 0;
+      start = position;
+    } else {
+      spans.push(text.slice(start, mark.index));
+      const thought = text.indexOf(THOUGHT, position);
+      if (thought < 0) return spans.join("\n");
+      start = position = thought + THOUGHT.length;
+    }
+  }
 }
 
 function parsed(body: string, id: string): Call {

@@ -15,10 +15,14 @@ from earl.env.tool_calls import (
     FaultKind,
     Tool,
     ToolCall,
+    before_calls,
+    calls_in,
     describe,
+    has_calls,
     object_schema,
     parse,
     render,
+    spoken,
 )
 
 CALCULATOR = Tool("calculator", "Evaluates arithmetic.", object_schema(expression="string"))
@@ -105,3 +109,66 @@ def test_the_description_shows_every_tool_and_a_form_that_names_the_marks():
     assert [schema["function"]["name"] for schema in schemas] == ["calculator", "search"]
     assert schemas[1]["function"]["parameters"]["required"] == ["query", "most", "near"]
     assert OPEN in text and CLOSE in text
+
+
+ADD, SUBTRACT = (ToolCall("calculator", {"expression": text}) for text in ("1 + 1", "2 - 1"))
+THOUGHTS = {
+    "closed": f"<think>perhaps {render(ADD)}</think>No, 2.",
+    "never closed, as in a truncated answer": f"<think>perhaps {render(ADD)}",
+    "begun in the prompt": f"perhaps {render(ADD)} or not</think>No, 2.",
+    "twice": f"<think>a</think>b<think>{render(ADD)}</think>c",
+    "one in another": f"<think>a<think>b</think>{render(ADD)}</think>c",
+    "closed inside of an argument": "<think>" + render(ToolCall("calculator", {"expression": "</think>"})),
+    "with a call that is not closed": f"<think>{OPEN}</think>2",
+}
+
+
+@pytest.mark.parametrize("text", THOUGHTS.values(), ids=[*THOUGHTS])
+def test_a_call_that_is_only_thought_of_is_none(text):
+    assert not has_calls(text)
+    fault = calls_in(text)
+    assert isinstance(fault, Fault) and fault.kind is FaultKind.NO_CALL and "<think>" in fault.message
+    assert before_calls(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        (f"<think>{render(ADD)}</think>{render(SUBTRACT)}", [SUBTRACT]),
+        (f"{render(ADD)}</think>so {render(SUBTRACT)}", [SUBTRACT]),
+        (f"{render(ADD)}<think>and then</think>{render(SUBTRACT)}", [ADD, SUBTRACT]),
+        (f"{render(SUBTRACT)}<think>or {render(ADD)}", [SUBTRACT]),
+        (f"<think>what is <think>?</think>{render(ADD)}", [ADD]),
+    ],
+)
+def test_calls_beside_thinking_are_made(text, made):
+    assert has_calls(text) and parse(text, TOOLS) == made
+
+
+@pytest.mark.parametrize("mark", ["<think>", "</think>", "<think></think>"])
+def test_marks_of_thinking_in_an_argument_are_data(mark):
+    written = ToolCall("calculator", {"expression": f"a {mark} b"})
+    assert parse(render(written) + render(ADD), TOOLS) == [written, ADD]
+
+
+def test_an_unclosed_call_before_thinking_does_not_reach_into_it():
+    fault = calls_in(f"{OPEN}<think>{render(ADD)}</think>")
+    assert isinstance(fault, Fault) and fault.kind is FaultKind.UNCLOSED
+    fault = calls_in(f"{OPEN}<think>{render(ADD)[len(OPEN) :]}</think>")
+    assert isinstance(fault, Fault) and fault.kind is FaultKind.NO_CALL
+
+
+def test_what_is_said_and_where_the_calls_begin():
+    text = f"<think>{render(ADD)}</think>So {render(SUBTRACT)} is it."
+    assert spoken(text) == f"So {render(SUBTRACT)} is it."
+    assert before_calls(text) == f"<think>{render(ADD)}</think>So "
+    assert spoken("as it is") == before_calls("as it is") == "as it is"
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "words", render(ADD), OPEN, CLOSE])))
+def test_thinking_never_calls(pieces):
+    thought = "".join(piece for piece in pieces if piece != "</think>")
+    assert not has_calls(f"<think>{thought}")
+    assert not has_calls(f"<think>{thought}</think>said")
+    if "<think>" not in pieces:
+        assert not has_calls("".join([*pieces, "</think>"]))

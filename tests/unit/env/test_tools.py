@@ -280,6 +280,18 @@ async def test_an_action_without_calls_is_the_answer(desk):
     assert (await Silent().step("I am done")).done
 
 
+@pytest.mark.parametrize("end", ["</think>seven", "", "</think>"])
+async def test_a_call_that_the_agent_only_thinks_of_is_not_made(desk, end):
+    result = await desk.step(
+        f"<think>perhaps {text_of(call('note', text='a'), call('submit', answer=7))}{end}"
+    )
+    assert (result.observation, desk.seen) == ("bye", [])
+    result = await desk.step(
+        f"<think>{text_of(call('note', text='a'))}</think>{text_of(call('note', text='b'))}"
+    )
+    assert (result.done, desk.seen) == (False, ["b"])
+
+
 async def test_called_decides_what_a_step_leads_to(desk):
     class Strict(Desk):
         async def called(self, calls, result):

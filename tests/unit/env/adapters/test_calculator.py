@@ -149,7 +149,17 @@ def test_partial_credit():
     assert calculator.step(shown(evaluate(problem))).metrics["win"] == 1.0
 
 
-@pytest.mark.parametrize("action", ["65326", called("x"), called("9 / 0"), "<tool_call>{}</tool_call>", ""])
+@pytest.mark.parametrize(
+    "action",
+    [
+        "65326",
+        called("x"),
+        called("9 / 0"),
+        "<tool_call>{}</tool_call>",
+        "",
+        f"<think>{called('1 + 1')}</think>2",
+    ],
+)
 def test_a_turn_without_a_call_that_works_ends_the_episode(action):
     calculator, _, _ = begun()
     end = calculator.step(action)
