@@ -17,8 +17,12 @@ Without action_field an action is a JSON object; without text_field an observati
 that is no such object, or that the server's own validation refuses, is the agent's doing: it is told so,
 without a reward, and the episode continues. Everything else that goes wrong is not: a server that cannot be
 reached, that dies or does not answer in time is EnvBackendLost, so INFRA_ERROR; its environment's failure,
-or an end without a reward (null, which is also what a server makes of NaN), is ENV_ERROR. A server that is
-full is asked again until open_s have passed.
+a message larger than MAX_MESSAGE_BYTES, or an end without a reward (null, which is also what a server makes
+of NaN), is ENV_ERROR. A server that is full is asked again until open_s have passed.
+
+Answers carry no number that says which request they answer. So a ping follows each answer: what the server
+sent before the pong, or before the next request, is a message that nobody asked for, and ENV_ERROR too. It is
+never taken as the answer to the next request.
 
 Metrics: steps, invalid (actions refused), return.
 """
@@ -32,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from websockets.asyncio.client import ClientConnection, connect  # pyright: ignore[reportMissingImports]
-from websockets.exceptions import WebSocketException  # pyright: ignore[reportMissingImports]
+from websockets.exceptions import ConnectionClosed, WebSocketException  # pyright: ignore[reportMissingImports]
 
 from earl.env.base import Environment, Observation, StepResult
 from earl.errors import ConfigError, EnvBackendLost, EnvironmentFailure, EnvProtocolError
@@ -41,6 +45,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 CLOSE_S = 2.0
 _RETRY_S = 0.05
 _MAX_REASON = 300
+_TOO_LARGE = 1009  # RFC 6455, 7.4.1: this end refused a message because of its size
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -163,13 +168,22 @@ class _Link:
     def __init__(self, url: str, connection: ClientConnection) -> None:
         self._url = url
         self._connection = connection
+        self._answers = 0
+        # Done once the server has taken note of the last ping; None if it could not be sent.
+        self._pong: asyncio.Future[float] | None = None
 
     @classmethod
     async def opened(cls, url: str, within_s: float) -> _Link:
         """A connection, within so many seconds. Raises EnvBackendLost."""
         try:
             connection = await connect(
-                url, open_timeout=within_s, close_timeout=CLOSE_S, max_size=MAX_MESSAGE_BYTES, proxy=None
+                url,
+                open_timeout=within_s,
+                close_timeout=CLOSE_S,
+                max_size=MAX_MESSAGE_BYTES,
+                # The size of a message that is too large is then known without reading it.
+                compression=None,
+                proxy=None,
             )
         except (OSError, TimeoutError, WebSocketException) as error:
             text = f"no OpenEnv server at {url}: {error or type(error).__name__}"
@@ -180,18 +194,58 @@ class _Link:
         """The `data` of the answer. Raises _Refused, EnvBackendLost, EnvProtocolError."""
         try:
             async with asyncio.timeout(within_s):
-                # A full server says so unasked and closes: what it said is still there to be read.
+                if self._answers == 0:
+                    await self._ping()
+                unasked = await self._unasked()
+                if unasked is not None:
+                    raise self._fault(kind, unasked)
                 try:
                     await self._connection.send(json.dumps({"type": kind, "data": data}))
                 except WebSocketException:
-                    pass
+                    pass  # `recv` says why
                 reply = await self._connection.recv()
+                self._answers += 1
+                await self._ping()
         except TimeoutError:
             text = f"{self._url} did not answer a {kind} within {within_s:g} s"
             raise EnvBackendLost(text, "see what its environment does") from None
         except (OSError, WebSocketException) as error:
-            raise EnvBackendLost(f"{self._url} was lost in a {kind}: {error}") from error
+            raise self._lost(kind, error) from error
         return self._read(kind, reply)
+
+    async def _ping(self) -> None:
+        """Asks the server for a pong, behind which lies nothing that it has sent so far."""
+        try:
+            self._pong = asyncio.ensure_future(await self._connection.ping())
+        except ConnectionClosed:
+            self._pong = None  # after its last answer a server may close
+
+    async def _unasked(self) -> str | bytes | None:
+        """Returns a message that arrived before the pong; None if the server was silent, or has closed."""
+        message = asyncio.ensure_future(self._connection.recv())
+        try:
+            if self._pong is not None:
+                await asyncio.wait({message, self._pong}, return_when=asyncio.FIRST_COMPLETED)
+            if not message.done():  # what has arrived can be received without waiting for it
+                await asyncio.sleep(0)
+        finally:
+            message.cancel()
+            await asyncio.wait({message})
+        return None if message.cancelled() or message.exception() is not None else message.result()
+
+    def _fault(self, kind: str, unasked: str | bytes) -> EnvProtocolError:
+        """The error of a message that nobody asked for. Raises _Refused if it is a full server's refusal."""
+        if self._answers == 0:  # such a server says so at once, and closes
+            self._read(kind, unasked)
+        text = f"{self._url} sent a message that nobody asked for, before a {kind}: {unasked[:80]!r}"
+        return EnvProtocolError(text, "have its environment answer each request once")
+
+    def _lost(self, kind: str, error: Exception) -> EnvironmentFailure:
+        """The error of a connection that ended: the environment's if it sent too much at once."""
+        if isinstance(error, ConnectionClosed) and error.sent is not None and error.sent.code == _TOO_LARGE:
+            text = f"{self._url} answered a {kind} with a message that is too large: {error.sent.reason}"
+            return EnvProtocolError(text, "bound the observations of its environment")
+        return EnvBackendLost(f"{self._url} was lost in a {kind}: {error}")
 
     def _read(self, kind: str, reply: str | bytes) -> dict[str, Any]:
         try:

@@ -11,7 +11,7 @@ pytest.importorskip("websockets", reason="the package websockets is not installe
 
 from websockets.asyncio.server import serve  # pyright: ignore[reportMissingImports]
 
-from earl.env.adapters.openenv import BadAction, OpenEnv
+from earl.env.adapters.openenv import MAX_MESSAGE_BYTES, BadAction, OpenEnv
 
 FIRST = {
     "type": "observation",
@@ -32,18 +32,26 @@ def seen(result):
 
 
 class Scripted:
-    """A server that gives its answers one after the other, to whatever it is asked."""
+    """A server that gives its answers one after the other, to whatever it is asked.
 
-    def __init__(self, *answers):
-        self.answers = [answer if isinstance(answer, str) else json.dumps(answer) for answer in answers]
+    An answer that is a list is several messages. greeting: messages that it sends before it is asked.
+    """
+
+    def __init__(self, *answers, greeting=()):
+        self.answers = [*answers]
+        self.greeting = greeting
         self.asked = []
 
     async def handle(self, connection):
+        for message in self.greeting:
+            await connection.send(json.dumps(message))
         async for message in connection:
             self.asked.append(json.loads(message))
             if self.asked[-1]["type"] == "close" or not self.answers:
                 return
-            await connection.send(self.answers.pop(0))
+            answer = self.answers.pop(0)
+            for said in answer if isinstance(answer, list) else [answer]:
+                await connection.send(said if isinstance(said, str) else json.dumps(said))
 
     async def __aenter__(self):
         self.server = await serve(self.handle, "127.0.0.1", 0).__aenter__()
@@ -94,6 +102,45 @@ async def test_what_it_may_not_say(answer, named):
         await played.reset(1, {})
         with pytest.raises(EnvProtocolError, match=named):
             await played.step("{}")
+        await played.close()
+
+
+@pytest.mark.parametrize("more", [1, 100])
+async def test_a_message_that_nobody_asked_for_answers_nothing(more):
+    unasked = said(reward=9.0, done=True)
+    scripted = Scripted(FIRST, [said(), *[unasked] * more], said(reward=0.25))
+    async with scripted as played:
+        await played.reset(1, {})
+        assert (await played.step("{}")).reward == 0.5
+        with pytest.raises(EnvProtocolError, match=r"nobody asked for, before a step: .*observation"):
+            await played.step("{}")
+        await played.close()
+    assert [asked["type"] for asked in scripted.asked] == ["reset", "step", "close"]
+
+
+async def test_a_first_message_that_nobody_asked_for_is_no_reset():
+    async with Scripted(FIRST, greeting=[said()]) as played:
+        with pytest.raises(EnvProtocolError, match="nobody asked for, before a reset"):
+            await played.reset(1, {})
+        await played.close()
+    full = {"type": "error", "data": {"message": "full", "code": "FACTORY_ERROR"}}
+    async with Scripted(FIRST, greeting=[full]) as played:
+        with pytest.raises(EnvironmentFailure, match=r"reset: full \(FACTORY_ERROR\)"):
+            await played.reset(1, {})
+        await played.close()
+
+
+async def test_an_answer_that_is_too_large_is_the_environments():
+    large = json.dumps(said(observation={"text": "x" * (6 << 20)}))
+    async with Scripted(FIRST, large) as played:
+        await played.reset(1, {})
+        with pytest.raises(EnvProtocolError, match="too large") as caught:
+            await played.step("{}")
+        assert str(len(large)) in caught.value.message and str(MAX_MESSAGE_BYTES) in caught.value.message
+        await played.close()
+    async with Scripted(large) as played:
+        with pytest.raises(EnvProtocolError, match="answered a reset with a message that is too large"):
+            await played.reset(1, {})
         await played.close()
 
 
