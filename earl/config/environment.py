@@ -136,6 +136,12 @@ class GatewayConfig(ConfigSection):
     #
     # Raise it for environments with long observations.
     max_text_bytes: int = Field(default=1 << 20, ge=1024)
+    # Longest action in whose text hosts look for calls of tools, in characters, thinking included. With calls
+    # in a longer one the agent gets an error as their result.
+    #
+    # Raise it, together with rollout.max_new_tokens, for agents that think for long or pass long arguments to
+    # tools. No action may have more bytes than max_text_bytes.
+    max_action_characters: int = Field(default=16_384, ge=256, le=1 << 20)
     # Consecutive faults of a host's environment after which it gets no sessions for quarantine_s.
     #
     # Raise it for an environment that fails often on all hosts alike; lower it to leave broken hosts sooner.

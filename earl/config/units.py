@@ -14,6 +14,7 @@ UNITS = {
     "s": "seconds",
     "heartbeats_per_s": "heartbeats per second",
     "bytes": "bytes",
+    "characters": "characters",
     "tokens": "tokens",
     "max_positions": "tokens",
     "staleness": "versions",

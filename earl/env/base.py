@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from earl.env.threads import in_thread
-from earl.env.tool_calls import Action, Tool, ToolCall, ToolResult
+from earl.env.tool_calls import MAX_CHARACTERS, Action, Tool, ToolCall, ToolResult
 
 __all__ = [
     "ISOLATIONS",
@@ -112,9 +112,10 @@ class Environment:
     isolation: "process" for code that may crash, or never return: each episode then runs in a process
     of its own (isolation.py), whose heap memory_bytes bounds, 0 for no bound.
 
-    The host makes an object for each episode, without arguments, and then sets its attributes report_progress
-    and in_thread. A subclass calls them from `reset` on, and neither overrides nor sets them. Without a host,
-    as in an environment's own tests, report_progress does nothing and in_thread starts a thread.
+    The host makes an object for each episode, without arguments, and then sets its attributes
+    report_progress, in_thread and max_action_characters. A subclass uses them from `reset` on, and neither
+    overrides nor sets them. Without a host, as in an environment's own tests, report_progress does nothing,
+    in_thread starts a thread, and max_action_characters has its default.
     """
 
     name: ClassVar[str] = ""
@@ -127,6 +128,9 @@ class Environment:
     isolation: ClassVar[Literal["thread", "process"]] = "thread"
     memory_bytes: ClassVar[int] = 0
 
+    # Set by the host before `reset`: the longest action in whose text calls of tools are looked for, in
+    # characters. It is the run's gateway.max_action_characters.
+    max_action_characters: int = MAX_CHARACTERS
     # Set by the host before `reset`: tells the gateway that a slow step is alive. Any thread may call it.
     report_progress: Callable[[str], None] = staticmethod(lambda message: None)
     # Set by the host before `reset`: `await self.in_thread(function, *arguments)` in async methods, for what

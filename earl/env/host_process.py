@@ -1,8 +1,8 @@
 """A process of an env host's own, with one episode in it at a time: `Environment.isolation = "process"`.
 
 Started by isolation.py with one end of a socket pair; speaks the environment stream's own messages over
-it (Reset, Step, Close there; Result, Progress back), so an episode runs as it would in the host itself.
-Ends when the host closes the socket, and with the host however that ends.
+it (Welcome, Reset, Step, Close there; Result, Progress back), so an episode runs as it would in the host
+itself. Ends when the host closes the socket, and with the host however that ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ async def serve(end: socket.socket, target: str) -> None:
     while (packet := await read_packet(reader)) is not None:
         message = env_pb2.GatewayMessage.FromString(packet)
         kind = message.WhichOneof("message")
-        if kind == "reset":
+        if kind == "welcome":
+            runner.max_action_characters = message.welcome.max_action_characters
+        elif kind == "reset":
             runner.reset(message.reset)
         elif kind == "step":
             runner.step(message.step)

@@ -17,6 +17,7 @@ from typing import Any
 from earl.env import codec
 from earl.env.frames import Frames
 from earl.env.runner import SessionRunner
+from earl.env.tool_calls import MAX_CHARACTERS
 from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError, ServiceUnavailable
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2
@@ -99,6 +100,8 @@ class HostStream:
             raise EnvProtocolError(f"gateway speaks protocol {welcome.protocol}, this host {codec.PROTOCOL}")
         self._note_message()
         self._runner.max_text_bytes = welcome.max_text_bytes
+        # An older gateway does not say.
+        self._runner.max_action_characters = welcome.max_action_characters or MAX_CHARACTERS
         self._runner.keep(set(welcome.sessions))
         for message in messages[1:]:
             self._handle(message)

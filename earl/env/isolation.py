@@ -32,7 +32,7 @@ from google.protobuf.message import DecodeError
 
 from earl.env import codec, stream_codec
 from earl.env.base import ISOLATIONS, Action, Environment, Factory
-from earl.env.packets import packed, read_packet
+from earl.env.packets import MAX_BYTES, packed, read_packet
 from earl.env.serve import load
 from earl.env.threads import in_thread
 from earl.errors import ConfigError, EarlError, EnvBackendLost, EnvironmentCrashed, EnvProtocolError
@@ -226,6 +226,7 @@ class IsolatedEnvironment(Environment):
         """
         process = self._process = await self._pool.take()
         process.episodes += 1
+        process.send(stream_codec.welcome(0.0, MAX_BYTES, (), self.max_action_characters))
         return await self._ask(stream_codec.reset(process.episodes, self._name, json.dumps(task), seed))
 
     async def step(self, action: Action) -> Any:

@@ -23,6 +23,7 @@ from earl.env.hosted import Admission, HostedSession
 from earl.env.isolation import IsolatedEnvironment, isolated
 from earl.env.serve import described
 from earl.env.threads import DaemonThreads
+from earl.env.tool_calls import MAX_CHARACTERS
 from earl.env.watch import HOLD_S, LoopWatch
 from earl.errors import (
     EarlError,
@@ -60,8 +61,9 @@ class SessionRunner:
         hold_s: float = HOLD_S,
     ) -> None:
         self.capacity = capacity
-        # The gateway's bound on a Result; it says so in its Welcome.
+        # The gateway's bounds on a Result, and on an action's text with calls; it says so in its Welcome.
         self.max_text_bytes = 1 << 20
+        self.max_action_characters = MAX_CHARACTERS
         self.infos = {name: described(factory) for name, factory in environments.items()}
         apart, self._pools = isolated(environments, self.infos, isolation)
         self._factories = {**environments, **apart}
@@ -192,6 +194,7 @@ class SessionRunner:
         environment = session.environment = self._factories[session.name]()
         environment.report_progress = partial(self._report_progress, session)
         environment.in_thread = self._in_thread
+        environment.max_action_characters = self.max_action_characters
         return environment.reset(seed, task)
 
     def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:

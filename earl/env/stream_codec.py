@@ -6,13 +6,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from earl.env.codec import PROTOCOL, action_message
+from earl.env.tool_calls import MAX_CHARACTERS
 from earl.v1 import env_pb2
 
 
-def welcome(lease_s: float, max_text_bytes: int, sessions: Sequence[int]) -> env_pb2.GatewayMessage:
+def welcome(
+    lease_s: float,
+    max_text_bytes: int,
+    sessions: Sequence[int],
+    max_action_characters: int = MAX_CHARACTERS,
+) -> env_pb2.GatewayMessage:
     """The answer to a Hello. sessions: those of the host that are still held."""
     message = env_pb2.Welcome(
-        protocol=PROTOCOL, lease_s=lease_s, max_text_bytes=max_text_bytes, sessions=sessions
+        protocol=PROTOCOL,
+        lease_s=lease_s,
+        max_text_bytes=max_text_bytes,
+        sessions=sessions,
+        max_action_characters=max_action_characters,
     )
     return env_pb2.GatewayMessage(welcome=message)
 

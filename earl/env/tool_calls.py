@@ -170,14 +170,14 @@ def render(call: ToolCall) -> str:
     return f"{OPEN}{json.dumps({'name': call.name, 'arguments': call.arguments})}{CLOSE}"
 
 
-def has_calls(action: str) -> bool:
+def has_calls(action: str, max_characters: int = MAX_CHARACTERS) -> bool:
     """Returns whether the action tries to call a tool; if not, it is the agent's answer.
 
     A text that is too long for `calls_in` is not read: with any mark of a call in it, it tries to.
     """
     if getattr(action, "tool_calls", ()):
         return True
-    return OPEN in action and (len(action) > MAX_CHARACTERS or OPEN in spoken(action))
+    return OPEN in action and (len(action) > max_characters or OPEN in spoken(action))
 
 
 def spoken(text: str) -> str:
@@ -225,15 +225,16 @@ def _spoken_spans(text: str) -> list[tuple[int, int]]:
     return [*spans, (start, len(text))]
 
 
-def calls_in(action: str) -> list[ToolCall] | Fault:
+def calls_in(action: str, max_characters: int = MAX_CHARACTERS) -> list[ToolCall] | Fault:
     """The calls of an action, at least one, not yet checked against any tools.
 
     Those that a client sent; otherwise those in the text, where text around them and thinking are ignored
-    and a last call whose closing mark is missing is a fault: the action was truncated.
+    and a last call whose closing mark is missing is a fault: the action was truncated. max_characters: of the
+    whole text, as in Environment.max_action_characters.
     """
     calls: list[ToolCall] = [*getattr(action, "tool_calls", ())]
     if not calls:
-        parsed = _calls_in_text(action)
+        parsed = _calls_in_text(action, max_characters)
         if isinstance(parsed, Fault):
             return parsed
         calls = parsed
@@ -256,9 +257,9 @@ def check(call: ToolCall, tools: Mapping[str, Tool]) -> dict[str, Any] | Fault:
         return Fault(FaultKind.BAD_ARGUMENTS, str(error))
 
 
-def parse(action: str, tools: Sequence[Tool]) -> list[ToolCall] | Fault:
-    """The calls of an action, if the tools accept every one of them."""
-    calls = calls_in(action)
+def parse(action: str, tools: Sequence[Tool], max_characters: int = MAX_CHARACTERS) -> list[ToolCall] | Fault:
+    """The calls of an action, if the tools accept every one of them. max_characters: as in `calls_in`."""
+    calls = calls_in(action, max_characters)
     if isinstance(calls, Fault):
         return calls
     known = {tool.name: tool for tool in tools}
@@ -269,9 +270,9 @@ def parse(action: str, tools: Sequence[Tool]) -> list[ToolCall] | Fault:
     return calls
 
 
-def _calls_in_text(text: str) -> list[ToolCall] | Fault:
-    if len(text) > MAX_CHARACTERS:
-        return Fault(FaultKind.TOO_LONG, f"an action of {len(text)} characters; at most {MAX_CHARACTERS}")
+def _calls_in_text(text: str, max_characters: int) -> list[ToolCall] | Fault:
+    if len(text) > max_characters:
+        return Fault(FaultKind.TOO_LONG, f"an action of {len(text)} characters; at most {max_characters}")
     pieces = spoken(text).split(OPEN)[1:]
     if not pieces:
         where = f"outside of {THINK}" if OPEN in text else "in the answer"

@@ -106,7 +106,7 @@ class ToolEnvironment(Environment):
 
     async def step(self, action: Action | str) -> StepResult:
         """Takes an action: carry out its calls, or take it as the answer."""
-        if not has_calls(action):
+        if not has_calls(action, self.max_action_characters):
             return await self._authored(self.answered, str(action))
         alive = asyncio.create_task(self._progress())
         try:
@@ -130,7 +130,7 @@ class ToolEnvironment(Environment):
     # --- running calls -----------------------------------------------------------------------
 
     async def _calls(self, action: str) -> list[Called]:
-        calls = calls_in(action)
+        calls = calls_in(action, self.max_action_characters)
         if isinstance(calls, Fault):
             sent = getattr(action, "tool_calls", ()) or (ToolCall("", {}),)
             return [_refused(call, calls.message) for call in sent]

@@ -130,16 +130,18 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., instance: _Optional[int] = ..., epoch: _Optional[int] = ..., environments: _Optional[_Iterable[_Union[EnvironmentInfo, _Mapping]]] = ..., capacity: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "lease_s", "max_text_bytes", "sessions")
+    __slots__ = ("protocol", "lease_s", "max_text_bytes", "sessions", "max_action_characters")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ACTION_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     lease_s: float
     max_text_bytes: int
     sessions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., lease_s: _Optional[float] = ..., max_text_bytes: _Optional[int] = ..., sessions: _Optional[_Iterable[int]] = ...) -> None: ...
+    max_action_characters: int
+    def __init__(self, protocol: _Optional[int] = ..., lease_s: _Optional[float] = ..., max_text_bytes: _Optional[int] = ..., sessions: _Optional[_Iterable[int]] = ..., max_action_characters: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("nonce",)

@@ -63,7 +63,11 @@ class HostSide:
             host.draining, host.back_by = False, math.inf
         config = self._episodes.config
         # Nothing comes before it: what a lost namesake leaves may be placed here at once.
-        outbox.put(stream_codec.welcome(config.lease_s, config.max_text_bytes, list(host.sessions)))
+        outbox.put(
+            stream_codec.welcome(
+                config.lease_s, config.max_text_bytes, list(host.sessions), config.max_action_characters
+            )
+        )
         for session in host.sessions.values():
             if session.pending is not None:
                 outbox.put(session.pending)

@@ -1,8 +1,13 @@
 """Calls of tools through the gateway: what a client sends as such, and what it finds in the listing."""
 
 import json
+from typing import Any
+
+import pytest
 
 from earl.env import Action, Ending, StepResult, ToolCall, ToolEnvironment, tool
+from earl.env.base import ISOLATIONS
+from earl.env.tool_calls import render
 from earl.v1 import env_pb2
 from tests.contract.test_env_stream_host import LIMITS, hosting, playing, serving
 
@@ -39,3 +44,27 @@ async def test_calls_and_results_travel_as_such():
         listed = await client._client.call("ListEnvironments", request, deadline_s=10)
         (described,) = json.loads(listed.entries[0].environment.tools_json)
         assert described["function"]["parameters"]["required"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize(
+    ("config", "bound"),
+    [({}, 16_384), ({"max_action_characters": 300}, 300), ({"max_action_characters": 40_000}, 40_000)],
+)
+async def test_the_run_file_bounds_an_action_with_calls(config: dict[str, Any], bound: int, isolation: str):
+    call = render(ToolCall("add", {"a": 2, "b": 3}))
+    async with (
+        serving(**config) as (_, address),
+        hosting(address, Adding, isolation=isolation),
+        playing(address) as client,
+    ):
+        session = await client.open("test/adding", limits=LIMITS)
+        outcome = await session.step(call.rjust(bound))
+        assert outcome.observation.text == "5"
+        outcome = await session.step(call.rjust(bound + 1))
+        refusal = f"error: an action of {bound + 1} characters; at most {bound}"
+        assert (outcome.observation.text, outcome.done) == (refusal, False)
+        # Not so an answer, nor what a client sent as calls.
+        outcome = await session.step(Action("x" * (bound + 1), [ToolCall("add", {"a": 2, "b": 3})]))
+        assert outcome.observation.text == "5"
+        assert (await session.step("5".rjust(bound + 1))).done

@@ -160,6 +160,20 @@ async def test_episodes_through_the_gateway(node):
         assert not gateway.refused and gateway.totals["failed: EnvHostLost"] == 0
 
 
+@pytest.mark.parametrize("bound", [300, 20_000])
+async def test_the_run_file_bounds_an_action_with_calls(node, bound):
+    async with (
+        serving(lease_s=20, max_action_characters=bound) as (_, address),
+        playing(address) as client,
+        typescript(node, address),
+    ):
+        session = await client.open(COINS, {}, 1, LIMITS)
+        outcome = await session.step(weigh([1], [2]).rjust(bound))
+        assert not outcome.observation.tool_results[0].is_error
+        outcome = await session.step(weigh([1], [2]).rjust(bound + 1))
+        assert outcome.observation.text == f"error: more than {bound} characters"
+
+
 async def test_a_lost_stream_costs_no_episode_and_no_weighing(node):
     async with serving(lease_s=20) as (gateway, address), typescript(node, address):
         client = Client(address, env_pb2_grpc.EnvGatewayServiceStub)

@@ -70,7 +70,7 @@ class Calculator(Environment):
         return self._call(action) if self._computed is None else self._answer(action)
 
     def _call(self, action: str) -> StepResult:
-        calls = parse(action, [CALCULATOR])
+        calls = parse(action, [CALCULATOR], self.max_action_characters)
         if isinstance(calls, Fault):
             return self._ended(calls.message)
         try:

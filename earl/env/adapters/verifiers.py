@@ -100,7 +100,7 @@ class Verifiers(Environment):
     async def step(self, action: str) -> StepResult:
         """Takes the agent's reply."""
         assert self._seat is not None
-        self._seat.say(_message(action))
+        self._seat.say(_message(action, self.max_action_characters))
         following = await self._turn(self._seat)
         return following if isinstance(following, StepResult) else StepResult(following)
 
@@ -174,9 +174,9 @@ def _index(tasks: list[Any], seed: int, task: Mapping[str, Any]) -> int:
     return index
 
 
-def _message(action: str) -> dict[str, Any]:
+def _message(action: str, max_characters: int) -> dict[str, Any]:
     """The assistant's message. Calls that cannot be read stay text, as a model server would leave them."""
-    calls = calls_in(action) if has_calls(action) else []
+    calls = calls_in(action, max_characters) if has_calls(action, max_characters) else []
     if isinstance(calls, Fault) or not calls:
         return {"content": str(action)}
     return {

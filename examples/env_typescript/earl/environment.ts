@@ -52,6 +52,8 @@ export interface Context {
   signal: AbortSignal;
   /** Longest that the gateway waits for an answer or for progress, in seconds. */
   deadlineS: number;
+  /** The longest action in whose text calls of tools are looked for, in UTF-16 units. */
+  maxActionCharacters: number;
   /** Tell the gateway that a slow reset or step is alive: it then waits deadlineS anew. */
   progress(message: string): void;
 }

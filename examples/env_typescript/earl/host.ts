@@ -20,7 +20,7 @@ import type { Client } from "@grpc/grpc-js";
 import { connect, Stream } from "./connection.ts";
 import type { Access, Ended } from "./connection.ts";
 import type { Offer } from "./environment.ts";
-import { Sessions } from "./sessions.ts";
+import { MAX_ACTION_CHARACTERS, Sessions } from "./sessions.ts";
 import { toolsJson } from "./tools.ts";
 import { ATTACH, encode, PROTOCOL } from "./wire.ts";
 import type { EnvironmentInfo, GatewayMessage, HostMessage, Welcome } from "./wire.ts";
@@ -162,6 +162,8 @@ class Host {
     this.#attached = true;
     watchdog.allow(Math.max(3 * welcome.leaseS, 1)); // the gateway pings several times a lease
     this.#sessions.maxTextBytes = Math.max(welcome.maxTextBytes, 1024);
+    // 0 of an older gateway, which does not say.
+    this.#sessions.maxActionCharacters = welcome.maxActionCharacters || MAX_ACTION_CHARACTERS;
     this.#sessions.keep(new Set(welcome.sessions));
     this.#ready();
     this.#ready = () => {};

@@ -10,6 +10,9 @@ import type { Ending, HostMessage, Reset, Result, Step, Uint64 } from "./wire.ts
 /** The longest line about a failure, below any gateway's bound on a result. */
 const MAX_MESSAGE_BYTES = 512;
 
+/** The bound on an action's text with calls where no gateway names another. */
+export const MAX_ACTION_CHARACTERS = 16_384;
+
 interface Session {
   readonly id: Uint64;
   readonly name: string;
@@ -28,6 +31,8 @@ interface Session {
 export class Sessions {
   /** The gateway's bound on a result, from its Welcome. */
   maxTextBytes = 1 << 20;
+  /** The gateway's bound on an action's text with calls, from its Welcome. */
+  maxActionCharacters = MAX_ACTION_CHARACTERS;
   readonly #offers: ReadonlyMap<string, Offer>;
   readonly #capacity: number;
   readonly #send: (message: Buffer) => void;
@@ -147,9 +152,11 @@ export class Sessions {
       const message = oneLine(text);
       this.#send(encode(ATTACH, { progress: { session: session.id, seq: `${seq}`, message } }));
     };
+    const { signal } = session.abort;
+    const { maxActionCharacters } = this;
     let answer: { result: Result };
     try {
-      answer = { result: await call({ signal: session.abort.signal, deadlineS, progress }) };
+      answer = { result: await call({ signal, deadlineS, maxActionCharacters, progress }) };
     } catch (error) {
       const text = described(error, seq);
       if (!session.dropped) console.error(`${session.name}:`, error instanceof ProtocolError ? text : error);

@@ -7,7 +7,6 @@ const CLOSE = "</tool_call>";
 const THOUGHT = "</think>";
 const MARK = /<tool_call>|<think>|<\/think>/g;
 const CALL_MARK = /<tool_call>|<\/tool_call>/g;
-const MAX_CHARACTERS = 16_384;
 const MAX_CALLS = 16;
 
 export interface Tool {
@@ -58,7 +57,7 @@ export function render(name: string, given: Record<string, unknown>): string {
  */
 export async function runCalls(action: Action, tools: Tool[], context: Context): Promise<ToolResult[]> {
   const results: ToolResult[] = [];
-  for (const call of callsIn(action)) {
+  for (const call of callsIn(action, context.maxActionCharacters)) {
     try {
       if ("fault" in call) throw new ToolError(call.fault);
       const tool = tools.find(({ name }) => name === call.name);
@@ -73,15 +72,15 @@ export async function runCalls(action: Action, tools: Tool[], context: Context):
   return results;
 }
 
-function callsIn({ text, toolCalls }: Action): Call[] {
-  const calls = toolCalls.length > 0 ? toolCalls : written(text);
+function callsIn({ text, toolCalls }: Action, maxCharacters: number): Call[] {
+  const calls = toolCalls.length > 0 ? toolCalls : written(text, maxCharacters);
   return calls.length <= MAX_CALLS ? calls : [{ id: "", fault: `more than ${MAX_CALLS} calls` }];
 }
 
 /** The calls between the marks of a text, without those that the agent only thinks of. */
-function written(text: string): Call[] {
+function written(text: string, maxCharacters: number): Call[] {
   if (!text.includes(OPEN)) return [];
-  if (text.length > MAX_CHARACTERS) return [{ id: "", fault: `more than ${MAX_CHARACTERS} characters` }];
+  if (text.length > maxCharacters) return [{ id: "", fault: `more than ${maxCharacters} characters` }];
   const pieces = spoken(text).split(OPEN).slice(1);
   return pieces.map((piece, index) => {
     const [body = "", ...after] = piece.split(CLOSE);

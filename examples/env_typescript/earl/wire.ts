@@ -45,6 +45,7 @@ export interface Welcome {
   leaseS: number;
   maxTextBytes: number;
   sessions: Uint64[];
+  maxActionCharacters: number;
 }
 
 export interface Reset {

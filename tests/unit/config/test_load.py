@@ -95,6 +95,13 @@ def test_an_unknown_key_with_nothing_near_points_to_the_list():
             "1.5",
             r"--scheduler\.steps 1\.5 is wrong; give a whole number of steps, at least 0",
         ),
+        (
+            "gateway.max_action_characters",
+            "255",
+            r"--gateway\.max_action_characters 255 is wrong; "
+            r"give a whole number of characters, at least 256 and at most 1048576$",
+        ),
+        ("gateway.max_action_characters", "1048577", r"1048577 is wrong"),
         ("evaluation.at_end", "maybe", r"evaluation\.at_end.*give true or false"),
         ("trainer.betas", "[0.9]", r"trainer\.betas.*give a list"),
         ("scheduler", "1", r"--scheduler is a section.*--scheduler\.group_size"),
