@@ -15,6 +15,7 @@ class Sums(McpEnvironment):
 
     name = "mcp/sums"
     server = SIDE
+    ready_servers = 0
     tool_timeout_s = 10.0
 
 
@@ -23,6 +24,13 @@ class Together(Sums):
 
     name = "mcp/together"
     shared = True
+
+
+class Ahead(Sums):
+    """Servers that are started ahead of their episodes."""
+
+    name = "mcp/ahead"
+    ready_servers = 2
 
 
 class Remote(Sums):
@@ -63,4 +71,4 @@ class Nowhere(Sums):
     server = Stdio(["/nonexistent/server"])
 
 
-ALL = [Sums, Together, Remote, Notes, Impatient, Nowhere]
+ALL = [Sums, Together, Ahead, Remote, Notes, Impatient, Nowhere]

@@ -41,6 +41,16 @@ def servers(host):
     return [process for process in below if "tests.envs.mcp_side" in " ".join(process.cmdline())]
 
 
+async def waiting_servers(host, count, used):
+    """The ids of the servers that wait for an episode, once they are so many and those used have ended."""
+    async with asyncio.timeout(READY_S):
+        while True:
+            ids = {process.pid for process in await asyncio.to_thread(servers, host)}
+            if len(ids) == count and not ids & {*used}:
+                return ids
+            await asyncio.sleep(0.05)
+
+
 async def gone(processes):
     """All of the processes have ended."""
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, DIES_S)
@@ -100,6 +110,31 @@ async def test_a_question_its_tools_and_its_answer(hosting):
     assert await gone(running)
     _, (outcome,) = await play(client, "mcp/sums", SUM, "<answer>41</answer>")
     assert (outcome.ending, outcome.reward, outcome.metrics["win"]) == (Ending.OK, 0.0, 0.0)
+
+
+async def test_servers_wait_ahead_of_their_episodes(tmp_path):
+    with hosted(tmp_path, SERVE, "mcp/ahead") as (address, host):
+        async with playing(address) as client:
+            noted = [call("note", text="n"), call("notes"), "42"]
+            used, waiting = [], set()
+            for _ in range(3):
+                _, outcomes = await play(client, "mcp/ahead", SUM, *noted)
+                # No episode finds what another one left.
+                pid, *notes = outcomes[1].observation.text.split()
+                assert notes == ["n"] and (not waiting or int(pid) in waiting)
+                used.append(int(pid))
+                waiting = await waiting_servers(host, 2, used)
+            assert len(set(used)) == 3
+            # One that died while it waited costs no episode.
+            for process in servers(host):
+                process.kill()
+            _, outcomes = await play(client, "mcp/ahead", SUM, "42")
+            assert outcomes[0].reward == 1.0
+            await waiting_servers(host, 2, [*used, *waiting])
+        running = servers(host)
+        host.terminate()
+        assert await asyncio.to_thread(host.wait, 30) == 0
+        assert await gone(running)
 
 
 async def test_calls_sent_as_such_run_at_once_and_faults_are_the_agents(hosting):

@@ -12,10 +12,11 @@ be async and may ask the server itself, for example for the state that the agent
 the tools, the question and how to give the answer: an action that calls no tool is the answer, which is what
 is between the last <answer> and </answer>, or else its last line.
 
-A server is started, or connected to, for each episode, or once for all that a host plays (`shared`). What
-it, or the verifier, fails with is never a reward: a lost server ends the episode as INFRA_ERROR, a verifier
-that raises as ENV_ERROR. Metrics: win (the reward is at least 1), calls, errors (calls that were refused or
-failed), answered.
+A server is started, or connected to, for each episode, or once for all that a host plays (`shared`). The
+first reset waits for its server's start. From then on some wait, started ahead (`ready_servers`), and each
+plays one episode. What a server, or the verifier, fails with is never a reward: a lost server ends the
+episode as INFRA_ERROR, a verifier that raises as ENV_ERROR. Metrics: win (the reward is at least 1), calls,
+errors (calls that were refused or failed), answered.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from earl.errors import ConfigError, ToolError
 
 __all__ = ["Finished", "Http", "McpAnswer", "McpEnvironment", "Stdio"]
 
+MAX_READY = 64
 _CHECK = frozenset({"question", "answer", "check", "tolerance"})
 
 
@@ -57,12 +59,16 @@ class Finished:
 class McpEnvironment(ToolEnvironment):
     """One question with the tools of `server`.
 
+    ready_servers: servers that each host process starts ahead of its episodes, at most MAX_READY; 0 for one
+    that must not run beside another. It has no effect on an Http, on a shared server, and on one that an
+    object sets for itself.
     offered: names of the tools that the agent may call, all if empty. max_turns: actions after which the
     episode is truncated. start_s: longest wait for the server, in seconds; each call's is tool_timeout_s.
     """
 
     server: ClassVar[Server | None] = None
     shared: ClassVar[bool] = False
+    ready_servers: ClassVar[int] = 2
     offered: ClassVar[Sequence[str]] = ()
     verifier: ClassVar[Callable[[Finished], Any] | str | None] = None
     max_turns: ClassVar[int] = 32
@@ -82,8 +88,7 @@ class McpEnvironment(ToolEnvironment):
         self._judge = self._judged_by(task)
         self._called: list[Called] = []
         self._turns = 0
-        together = type(self) if self.shared else None
-        self._connection = await McpConnection.made(self.server, self.start_s, together)
+        self._connection = await self._connected(self.server)
         self.tools = self._tools(self._connection)
         return Observation(f"{describe(self.tools)}\n\n{task['question']}\n{FORM}")
 
@@ -112,6 +117,18 @@ class McpEnvironment(ToolEnvironment):
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+    async def _connected(self, server: Server) -> McpConnection:
+        count, cls = self.ready_servers, type(self)
+        if not 0 <= count <= MAX_READY:
+            text = f"{cls.__name__}.ready_servers is {count}"
+            raise ConfigError(text, f"give a number from 0 to {MAX_READY}")
+        if self.shared:
+            return await McpConnection.common(server, self.start_s, cls)
+        if count and isinstance(server, Stdio) and "server" not in vars(self):
+            # The class's servers are all alike; the key holds if somebody gives it another one.
+            return await McpConnection.ahead(server, self.start_s, (cls, id(server)), count)
+        return await McpConnection.made(server, self.start_s)
 
     def _tools(self, connection: McpConnection) -> list[FunctionTool]:
         unknown = set(self.offered) - {tool.name for tool in connection.tools}

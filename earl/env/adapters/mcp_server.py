@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client  # pyright: ignore[re
 from mcp.shared.exceptions import MCPError  # pyright: ignore[reportMissingImports]
 
 from earl.env.adapters.open_context import Kept, shared
+from earl.env.adapters.ready_contexts import ReadyContexts, ready_contexts
 from earl.errors import EnvBackendLost
 
 MAX_TOOLS = 256
@@ -86,22 +87,33 @@ class McpConnection:
         self._owned = owned
 
     @classmethod
-    async def made(cls, server: Server, start_s: float, together: object = None) -> McpConnection:
-        """Starts the server, or connects to it, within start_s. Raises EnvBackendLost.
-
-        together: connections of one such key share one connection, and so one process.
-        """
-        kept = (
-            Kept(lambda: _opened(server), str(server))
-            if together is None
-            else shared(together, lambda: _opened(server), str(server))
-        )
+    async def made(cls, server: Server, start_s: float) -> McpConnection:
+        """Starts the server, or connects to it, within start_s. Raises EnvBackendLost."""
+        kept = Kept(lambda: _opened(server), str(server))
         try:
-            return cls(server, kept, await kept.entered(start_s), together is None)
+            return cls(server, kept, await kept.entered(start_s), owned=True)
         except BaseException:
-            if together is None:
-                await kept.close()
+            await kept.close()
             raise
+
+    @classmethod
+    async def common(cls, server: Server, start_s: float, key: Hashable) -> McpConnection:
+        """The same, but all of one key share one connection, and so one process, which stays."""
+        kept = shared(key, lambda: _opened(server), str(server))
+        return cls(server, kept, await kept.entered(start_s), owned=False)
+
+    @classmethod
+    async def ahead(cls, server: Server, start_s: float, key: Hashable, count: int) -> McpConnection:
+        """The same as `made`, but with a server that was started before, if one is there and answers.
+
+        Of one key `count` servers wait, on each loop; they are all the same `server`.
+        """
+
+        def create() -> ReadyContexts[_Open]:
+            return ReadyContexts(lambda: _opened(server), str(server), count, start_s, _is_alive)
+
+        kept, opened = await ready_contexts(key, create).take()
+        return cls(server, kept, opened, owned=True)
 
     async def call(self, tool: str, arguments: dict[str, Any], within_s: float) -> McpAnswer:
         """The tool's answer. Raises EnvBackendLost."""
@@ -120,7 +132,7 @@ class McpConnection:
     async def _too_long(self, tool: str, within_s: float) -> McpAnswer:
         """The tool is slow if the server still lists its tools, otherwise the server is lost."""
         try:
-            await self._kept.during(self._client.list_tools(cache_mode="bypass"), PROBE_S)
+            await self._kept.during(_probed(self._client), PROBE_S)
         except (TimeoutError, MCPError) as error:
             text = f"{self._server} answered nothing for {within_s + PROBE_S:g} s, in a call of {tool}"
             raise EnvBackendLost(text, "see what its tool does") from error
@@ -146,6 +158,20 @@ async def _opened(server: Server) -> AsyncIterator[_Open]:
             transport = streamable_http_client(server.url, http_client=http)
         client = await stack.enter_async_context(Client(transport))
         yield _Open(client, await _listed(client, server))
+
+
+async def _probed(client: Client) -> None:
+    """Asks the server for something that no tool delays. Raises MCPError."""
+    await client.list_tools(cache_mode="bypass")
+
+
+async def _is_alive(opened: _Open) -> bool:
+    """Returns whether a server that waited is still there."""
+    try:
+        await _probed(opened.client)
+    except MCPError:
+        return False
+    return True
 
 
 async def _listed(client: Client, server: Server) -> list[types.Tool]:
