@@ -203,7 +203,7 @@ def before_calls(text: str) -> str:
 
 
 def _spoken_spans(text: str) -> list[tuple[int, int]]:
-    """Where the text is not thinking, as (start, end) in characters, in order."""
+    """Returns the (start, end) in characters of what is not thinking, in order."""
     spans: list[tuple[int, int]] = []
     start = position = 0
     while mark := _MARK.search(text, position):

@@ -126,7 +126,7 @@ class McpEnvironment(ToolEnvironment):
         if self.shared:
             return await McpConnection.common(server, self.start_s, cls)
         if count and isinstance(server, Stdio) and "server" not in vars(self):
-            # The class's servers are all alike; the key holds if somebody gives it another one.
+            # With its identity in the key: a class that is given another server is not served the former one.
             return await McpConnection.ahead(server, self.start_s, (cls, id(server)), count)
         return await McpConnection.made(server, self.start_s)
 
