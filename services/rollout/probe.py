@@ -39,6 +39,7 @@ from earl.profiling import (
 from earl.rpc.main import ended_by
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
+from services.rollout.pool.devices import engine_device
 
 # Bounds of a turn's tokens: fewer measure little, more measure no better.
 FEWEST, MOST = 4, 256
@@ -60,7 +61,7 @@ class RolloutProbe:
         vocabulary = load_spec(job.model).vocab
         self._ids: list[int] = np.random.default_rng(0).integers(0, vocabulary, self._longest).tolist()
         self._engines = [
-            EngineProcess(spec) for spec in _specs(job, config, most + self._keeps, self._longest)
+            EngineProcess(spec) for spec in engine_specs(job, config, most + self._keeps, self._longest)
         ]
         self._requests = itertools.count()
         # By point that was visited: seconds that one token of every sequence took the last time.
@@ -151,7 +152,8 @@ class RolloutProbe:
         )
 
 
-def _specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -> list[EngineSpec]:
+def engine_specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -> list[EngineSpec]:
+    """The engines that a job measures, on the devices that a run's pool of this parallelism gives them."""
     rollout = config.rollout
     return [
         EngineSpec(
@@ -160,7 +162,7 @@ def _specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -> list
             engine=rollout.engine,
             python=rollout.engine_python,
             tp=job.tp,
-            device=f"cuda:{number * job.tp}" if rollout.device == "cuda" else rollout.device,
+            device=engine_device(rollout.device, number, job.tp),
             threads=rollout.threads,
             dtype=config.rollout_dtype,
             max_sequences=slots,

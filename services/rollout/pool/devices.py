@@ -20,11 +20,17 @@ from services.rollout.engines.contract.engine import EngineSpec
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
+def engine_device(device: str, number: int, tp: int) -> str:
+    """The device of engine `number` of a pool on `device` ("cpu", "cuda" or "auto"), whose engines have tp
+    devices each: on GPUs, engine i takes those from i x tp on."""
+    return f"{device}:{number * tp}" if device in ("cuda", "auto") else device
+
+
 @dataclass(frozen=True, slots=True)
 class PoolDevices:
     """The devices of a pool that begins with `engines` engines like `base`; base.name is the pool's name.
 
-    With base.device "cuda" or "auto", engine i of tp devices takes those from i x tp on.
+    Which devices an engine takes: `engine_device`.
     Example: PoolDevices(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
     """
 
@@ -67,7 +73,7 @@ class PoolDevices:
                 base,
                 name=f"{base.name}/engine-{number}" + (f"-epoch-{epoch}" if epoch else ""),
                 tp=tp,
-                device=f"{base.device}:{number * tp}" if base.device in ("cuda", "auto") else base.device,
+                device=engine_device(base.device, number, tp),
                 max_sequences=self.sequences(tp) + 1,
                 kv_tokens=self.kv_tokens(tp),
             )
