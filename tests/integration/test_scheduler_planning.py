@@ -84,3 +84,15 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
         asyncio.get_running_loop().call_soon(leave)
         plan, _ = await asked
         assert plan is not None and [item.reference_keys for item in plan.ranks[0]] == [("r",)] * 16
+
+
+async def test_a_report_that_is_repeated_is_counted_once(tmp_path: Path) -> None:
+    async with played(tmp_path) as scheduler:
+        sketch = scheduler.loop.monitor.lengths.episodes
+        assert sketch.weight == 16
+        ticket = next(one for one in scheduler.loop.ledger.tables.tickets.values() if one.result is not None)
+        assert ticket.result is not None
+        again = Attempt(ticket.id, ticket.attempt, ticket.fence), ticket.result
+        # Its worker never got the answer to the first report.
+        assert await scheduler.complete("w", 1, [again], [()]) == [(TicketVerdict.ACCEPTED, "")]
+        assert sketch.weight == 16

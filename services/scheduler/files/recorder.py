@@ -47,8 +47,10 @@ class RunRecorder:
         result: EpisodeResult,
         transcript: Sequence[TranscriptTurn],
     ) -> None:
-        """Records an accepted attempt. ticket: None if it was accepted before."""
-        if ticket is not None and ticket.transcript:
+        """Records an accepted attempt. ticket: None if it was accepted before; nothing is recorded then."""
+        if ticket is None:
+            return
+        if ticket.transcript:
             self._samples.observe(phases.training_steps(ledger), ticket, result, transcript)
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
