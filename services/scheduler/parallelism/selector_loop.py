@@ -279,7 +279,7 @@ def read_profile(key: str) -> Profile:
 def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
     """The profile that `earl profile` has kept for the run's model and settings on this machine, all stages.
 
-    Identifies the hardware, so it may take seconds. Raises ModelNotFound.
+    Identifies the hardware, so it may take seconds. Raises ModelNotFound, and as facts_of.
     """
     spec = load_spec(directory / "model")
     caches = [cache_of(stage, config, spec) for stage in STAGES]

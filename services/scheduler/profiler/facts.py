@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from earl.config.run import RunConfig
+from earl.errors import ConfigError
 from earl.models.source import cache_directory
 from earl.models.spec import ModelSpec
-from earl.obs.machine import installed, machine
+from earl.obs.machine import computes_on_gpu, installed, machine
 from services.scheduler.profiler.cache import Cache
 
 _SMI_S = 20.0
@@ -28,13 +29,14 @@ _SETTINGS = {
 
 def cache_of(stage: str, config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> Cache:
     """Opens the cache of a stage's measurements on this machine. kept: directory of all; None: below EARL's
-    cache.
+    cache. Raises as facts_of.
     """
     return Cache(kept or cache_directory() / "profiles", stage, facts_of(stage, config, spec))
 
 
 def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
-    """Model, hardware and settings that a stage's figures depend on."""
+    """Model, hardware and settings that a stage's figures depend on. Raises ConfigError if the stage may
+    compute on this machine's GPUs and they cannot be listed."""
     section = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
     settings: dict[str, Any] = {name: getattr(section, name) for name in _SETTINGS[stage]}
     settings["deterministic"] = config.deterministic
@@ -47,22 +49,29 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
         settings["kl"] = config.trainer.kl_coefficient > 0
     return {
         "model": {**asdict(spec), "dtype": config.model.weight_dtype},
-        "hardware": {**machine(), "gpus": _gpus() if section.device != "cpu" else []},
+        "hardware": {**machine(), "gpus": _gpus(stage, section.device)},
         "settings": settings,
         "earl": installed("earl"),
     }
 
 
-def _gpus() -> list[str]:
-    """Names of the GPUs that the driver's own tool finds."""
+def _gpus(stage: str, device: str) -> list[str]:
+    """Names of the GPUs that the driver's own tool finds; none for a stage that cannot use any here.
+
+    Where there are GPUs and the tool fails, ConfigError is raised: figures of a GPU must not be kept, or be
+    searched, as those of a machine without one.
+    """
     tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if tool is None or device == "cpu":
         return []
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            [tool, "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True, text=True, check=False, timeout=_SMI_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SMI_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        if not computes_on_gpu(device):
+            return []
+        raise ConfigError(
+            f"this machine's GPUs cannot be listed, so no profile is known to be of them: {error}",
+            f'try again when {" ".join(command)} answers, or set {stage}.device = "cpu"',
+        ) from error
+    return done.stdout.split("\n")[:-1]
