@@ -24,15 +24,17 @@ from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.notices import waiting
 from earl.cli.lib.policy import Policy, RunVersion, policy_of
 from earl.cli.lib.run_directory import config_of
+from earl.config.dtype import DType
 from earl.config.mixture import MixtureEntry, entry_of
 from earl.config.model import ModelConfig
 from earl.config.run import RunConfig
 from earl.env.base import Action
-from earl.errors import CheckpointError, ConfigError, ContextTooLong
+from earl.errors import CheckpointError, ConfigError, ContextTooLong, DeadlineExceeded
 from earl.models.export_record import read_record
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
-from earl.obs.processor import BFLOAT16_INSTRUCTIONS, flags
+from earl.obs.processor import flags
+from earl.stack.auto_dtype import Devices, cuda_capabilities
 from earl.visible import visible
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
@@ -42,6 +44,8 @@ app = typer.Typer(add_completion=False)
 # Longest conversation, unless the run or the model sets a lower bound.
 MOST_TOKENS = 8192
 START_S = 300.0
+# Bound of the export of a run's weights, which takes about as long as reading and writing them once.
+EXPORT_S = 1800.0
 
 
 @app.command(epilog="Example: earl chat tictactoe --watch --seed 7")
@@ -83,7 +87,7 @@ def chat(
 def exported(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig | None]]:
     """The directory of the model, and the configuration if it is a run's, whose weights are exported first.
 
-    Raises ConfigError, CheckpointError.
+    Raises ConfigError, CheckpointError, and DeadlineExceeded after EXPORT_S.
     """
     if isinstance(policy, Path):
         yield policy, None
@@ -95,7 +99,13 @@ def exported(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig | None
         which = ["--version", str(version)] if isinstance(version, int) else [f"--{version}"]
         command = [sys.executable, "-m", "earl.cli.main", "export", str(policy.run), "--to", str(to), *which]
         with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, policy.run)):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=EXPORT_S)
+            except subprocess.TimeoutExpired:
+                raise DeadlineExceeded(
+                    f"the export took longer than {EXPORT_S:g} s",
+                    f"run earl export {policy.run} --to DIRECTORY, then earl chat DIRECTORY",
+                ) from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["earl export printed nothing; see its code"])[-1]
             message, _, remedy = last.removeprefix("earl: error: ").partition("; ")
@@ -149,6 +159,19 @@ class Conversation:
         ids += sampled
 
 
+def _device_and_dtype(config: RunConfig | None) -> tuple[str, DType]:
+    """The device of a conversation's engine, and the dtype that it computes in.
+
+    A run that samples on CPUs keeps to them; any other takes what this machine has, which need not be the
+    run's. The dtype is the run's, or bfloat16 for a model's directory; float32 where bfloat16 is emulated.
+    """
+    device = "cpu" if config is not None and config.rollout.device == "cpu" else "auto"
+    if config is not None and config.rollout_dtype == "float32":
+        return device, "float32"
+    native = Devices(flags(), cuda_capabilities([device])).native(device)
+    return device, "bfloat16" if native else "float32"
+
+
 @asynccontextmanager
 async def _engine_of(
     directory: Path, config: RunConfig | None, stops: frozenset[int]
@@ -156,13 +179,13 @@ async def _engine_of(
     context = min(load_spec(directory).max_positions, MOST_TOKENS)
     if config is not None:
         context = min(context, config.rollout.max_context_tokens)
-    native = bool(flags() & set(BFLOAT16_INSTRUCTIONS))
+    device, dtype = _device_and_dtype(config)
     spec = EngineSpec(
         name="chat",
         model_dir=str(directory),
-        device="auto",
+        device=device,
         threads=os.cpu_count() or 1,
-        dtype="bfloat16" if native else "float32",
+        dtype=dtype,
         max_sequences=1,
         max_context_tokens=context,
         stop_ids=tuple(sorted(stops)),

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from earl.cli.lib.policy import RunVersion
-from earl.errors import CheckpointError, EngineLost
+from earl.config.dtype import DType
+from earl.errors import CheckpointError, DeadlineExceeded, EngineLost
 from services.rollout import chat
+from services.rollout.engines.contract.engine import EngineSpec
 from tests.support.notices import heard_notices
 from tests.support.runs import tictactoe
 
@@ -51,3 +53,48 @@ async def test_it_tells_that_the_engine_starts(tmp_path: Path, monkeypatch: pyte
         async with chat._engine_of(tmp_path, None, frozenset()):
             pass
     assert lines == ["starting the engine: 0 of at most 300 s"]
+
+
+def test_an_export_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").write_text(tictactoe(tmp_path).model_dump_json())
+    monkeypatch.setattr(chat, "EXPORT_S", 0.0)
+    with (
+        pytest.raises(DeadlineExceeded, match="the export took longer than 0 s"),
+        chat.exported(RunVersion(tmp_path, "latest")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sampled", "flags", "computed"),
+    [
+        ("float32", {"avx512_bf16"}, "float32"),
+        ("bfloat16", {"avx512_bf16"}, "bfloat16"),
+        ("bfloat16", {"avx2"}, "float32"),
+        (None, {"avx512_bf16"}, "bfloat16"),
+        (None, {"avx2"}, "float32"),
+    ],
+)
+async def test_its_engine_computes_where_and_in_what_the_run_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampled: DType | None, flags: set[str], computed: DType
+) -> None:
+    specs: list[EngineSpec] = []
+
+    class FailingEngine:
+        def __init__(self, spec: EngineSpec) -> None:
+            specs.append(spec)
+
+        async def start(self) -> None:
+            raise EngineLost("it has ended", "see its log")
+
+    monkeypatch.setattr(chat, "EngineProcess", FailingEngine)
+    monkeypatch.setattr(chat, "load_spec", lambda _: SimpleNamespace(max_positions=128))
+    monkeypatch.setattr(chat, "flags", lambda: flags)
+    monkeypatch.setattr("earl.stack.auto_dtype.GPU_FILES", ())
+    config = None
+    if sampled is not None:
+        config = tictactoe(tmp_path, rollout={"device": "cpu", "dtype": sampled})
+    with pytest.raises(EngineLost):
+        async with chat._engine_of(tmp_path, config, frozenset()):
+            pass
+    assert [(spec.device, spec.dtype) for spec in specs] == [("auto" if config is None else "cpu", computed)]
