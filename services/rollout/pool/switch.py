@@ -81,12 +81,14 @@ class PoolSwitch:
         began, continued = time.monotonic(), self._router.continued
         try:
             try:
-                await self._replace()
+                released = await self._replace()
             except EarlError as error:
                 await self._roll_back(error)
             except Exception as error:
                 log.exception("a switch failed")
                 await self._roll_back(error)
+            else:
+                await self._clean_up(released)
         except BaseException:
             # The pool stops: it ends the engines in use, here both sides are ended.
             await asyncio.gather(self._new.stop(), self._old.stop())
@@ -102,20 +104,34 @@ class PoolSwitch:
     def _note(self, **fields) -> None:
         self._outcome = replace(self._outcome, **fields)
 
-    async def _replace(self) -> None:
+    async def _replace(self) -> list[tuple[EngineReplica, str]]:
+        """Puts the new engines into use; returns as `_resume`."""
         stats = [engine for engine in await self._old.stats() if engine is not None]
         if self._parts.warm(stats):
             await self._warm(stats)
         else:
             self._note(cold=True)
             await self._cold()
-        released = self._resume()
-        await self._release_publications()
+        return self._resume()
+
+    async def _clean_up(self, released: Sequence[tuple[EngineReplica, str]]) -> None:
+        """Ends what the switch leaves behind. Turns run on the new engines by now: whatever fails here is
+        logged, and rolls nothing back."""
+        for clean in (
+            self._release_publications,
+            lambda: self._forget_released(released),
+            lambda: self._forget_canary(self._new),
+            self._old.stop,
+        ):
+            try:
+                await clean()
+            except Exception:
+                log.exception("the switch is done, but something of it is left behind")
+
+    async def _forget_released(self, released: Sequence[tuple[EngineReplica, str]]) -> None:
         for replica, session in released:
             if replica.engine is not None:
                 await forget(replica.engine, [session])
-        await self._forget_canary(self._new)
-        await self._old.stop()
 
     # --- stages -------------------------------------------------------------------------------
 

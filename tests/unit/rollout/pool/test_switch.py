@@ -361,6 +361,21 @@ async def test_a_bug_is_rolled_back_too():
         await assert_whole(turns)
 
 
+@pytest.mark.parametrize("error", [EngineError("it does not end"), RuntimeError("a bug")])
+async def test_an_old_engine_that_does_not_end_rolls_nothing_back(error, caplog):
+    async with generating() as (pool, made, turns):
+
+        async def fail_to_stop():
+            made[0].gone.set()
+            raise error
+
+        made[0].hooks["stop"] = fail_to_stop
+        report = await pool.reparallelize(command())
+        assert not report.rolled_back and report.parallelism == pool.parallelism == TWO
+        assert not made[2].gone.is_set() and "left behind" in caplog.text and str(error) in caplog.text
+        await assert_whole(turns)
+
+
 # --- without memory for both ----------------------------------------------------------------------
 
 
