@@ -29,6 +29,7 @@ RETRY_S = 30.0
 # A worker counts as lost after three times the time between its heartbeats, of which the scheduler allows
 # three quarters at least.
 _HEARTBEATS_UNTIL_LOST = 4.0
+_HEARTBEATS_IN_MEMBERSHIP = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """stop: the run has ended. next_s: when the next heartbeat is due; 0 if the scheduler does not set it."""
+    """stop: the run has ended. next_s: seconds until the next heartbeat is due."""
 
     stop: bool
     next_s: float
@@ -56,8 +57,9 @@ class SchedulerClient:
     """One worker's connection to the scheduler; a stage adds its own calls by way of `call`.
 
     worker: as the scheduler knows it. parallelism, epoch: of its devices now, and of the switch that made it
-    so; reported with every heartbeat and when it joins again. lost_after_s: how long any worker of the run
-    may be without a heartbeat before it counts as lost; it grows with the fleet.
+    so; reported with every heartbeat and when it joins again. heartbeat_s: seconds between its heartbeats
+    where the scheduler sets none, at most a third of its membership. lost_after_s: how long any worker of the
+    run may be without a heartbeat before it counts as lost; it grows with the fleet.
     """
 
     def __init__(
@@ -70,18 +72,20 @@ class SchedulerClient:
         incarnation: int,
         capacity: int,
         parallelism: Parallelism,
+        heartbeat_s: float,
         retry_s: float = RETRY_S,
         on_rejoin: Callable[[], None] = lambda: None,
     ) -> None:
-        """capacity: episodes that the worker plays, or ranks that it has. retry_s: how long a scheduler that
-        cannot be reached is tried. on_rejoin: called after a scheduler that had given the worker up took it
-        back, and with that counts everything as lost that the worker held.
+        """capacity: episodes that the worker plays, or ranks that it has. heartbeat_s: of the configuration.
+        retry_s: how long a scheduler that cannot be reached is tried. on_rejoin: called after a scheduler
+        that had given the worker up took it back, and with that counts everything as lost that it held.
 
         Raises as earl.rpc.client.Client. The connection belongs to the event loop that runs now.
         """
         self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=f"STAGE_{stage.upper()}")
         self.parallelism, self.epoch = parallelism, 0
+        self.heartbeat_s = self._heartbeat_s = heartbeat_s
         self.lost_after_s = 0.0
         self._capacity = capacity
         self._retry_s = retry_s
@@ -103,9 +107,10 @@ class SchedulerClient:
         spans: Iterable[BusySpan],
         transfers: Iterable[TransferTotals],
     ) -> HeartbeatReply:
-        """Reports what the worker does. running: of its capacity. version: of the weights that it has.
+        """Reports what the worker does; the next heartbeat is due after the reply's next_s.
 
-        spans: since the last heartbeat. transfers: totals since the worker started.
+        running: of its capacity. version: of the weights that it has. spans: since the last heartbeat.
+        transfers: totals since the worker started.
         """
         request = scheduler_pb2.HeartbeatRequest(
             worker=self.worker,
@@ -121,7 +126,7 @@ class SchedulerClient:
             fill(request.transfers.add(), total)
         answer = await self.call("Heartbeat", request)
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
-        return HeartbeatReply(answer.stop, answer.next_s)
+        return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s)
 
     def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:
         """Reports this parallelism from now on; on the loop that calls are made on."""
@@ -162,5 +167,6 @@ class SchedulerClient:
         )
         answer = await self._client.call("Join", request, deadline_s=self._retry_s)
         self._joins += 1
+        self.heartbeat_s = min(self._heartbeat_s, answer.lease_s / _HEARTBEATS_IN_MEMBERSHIP)
         self.lost_after_s = answer.lease_s
         return JoinReply(answer.lease_s, answer.version, tuple(answer.weight_keys))

@@ -179,6 +179,7 @@ async def _open_resources(
         incarnation=incarnation,
         capacity=capacity(config),
         parallelism=devices.initial,
+        heartbeat_s=config.scheduler.heartbeat_s,
         # A scheduler that was away for longer has given this worker and its leases up.
         retry_s=MEMBERSHIPS * config.scheduler.membership_s,
         on_rejoin=rejoined.set,

@@ -118,6 +118,7 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
         incarnation=1,
         capacity=8,
         parallelism=Parallelism(),
+        heartbeat_s=1.0,
         retry_s=10.0,
     )
     sequences = store.sequences(columns.registry_key("rollout-0", 1), list(columns.DTYPES.items()))

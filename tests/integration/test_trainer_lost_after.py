@@ -32,6 +32,7 @@ async def test_workers_of_a_larger_fleet_count_as_lost_later(
             incarnation=1,
             capacity=1,
             parallelism=Parallelism(),
+            heartbeat_s=1.0,
         )
         client = Client(stack.scheduler, SchedulerServiceStub)
         try:

@@ -150,6 +150,7 @@ async def _rollout(
         incarnation=1,
         capacity=1,
         parallelism=devices.initial,
+        heartbeat_s=1.0,
         retry_s=1.0,
     )
     gateway = GatewayClient(addresses["gateway"])
@@ -183,8 +184,9 @@ async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str
         pass
 
     client = SchedulerClient(
-        scheduler, OPEN, stage="trainer", name="trainer", incarnation=1, capacity=1, parallelism=Parallelism()
-    )
+        scheduler, OPEN, stage="trainer", name="trainer", incarnation=1, capacity=1,
+        parallelism=Parallelism(), heartbeat_s=1.0,
+    )  # fmt: skip
     stack.push_async_callback(client.close)
     switches = SwitchRequests(Parallelism(), legal)
     stack.callback(switches.close, "the test is over")

@@ -24,6 +24,7 @@ class Forgetful(SchedulerServiceServicer):
     def __init__(self) -> None:
         self.known = False
         self.joins: list[scheduler_pb2.JoinRequest] = []
+        self.next_s = 6.0
         self.heartbeats: list[scheduler_pb2.HeartbeatRequest] = []
         self.refusals = asyncio.Barrier(CALLS)
 
@@ -36,7 +37,7 @@ class Forgetful(SchedulerServiceServicer):
         if not self.known:
             raise UnknownWorker("no worker trainer", "join again")
         self.heartbeats.append(request)
-        return scheduler_pb2.HeartbeatResponse(stop=True, next_s=6.0)
+        return scheduler_pb2.HeartbeatResponse(stop=True, next_s=self.next_s)
 
     async def NextBatch(self, request, context):
         if not self.known:
@@ -57,6 +58,7 @@ async def joined(rejoins: list[str]) -> AsyncIterator[tuple[Forgetful, Scheduler
         incarnation=7,
         capacity=4,
         parallelism=Parallelism(dp=4),
+        heartbeat_s=5.0,
         retry_s=10.0,
         on_rejoin=lambda: rejoins.append("rejoined"),
     )
@@ -104,3 +106,12 @@ async def test_a_heartbeat_reports_the_parallelism_that_is_in_use_now() -> None:
     total = request.transfers[0]
     assert (total.path, total.size_bytes, total.seconds) == ("shm", 3, 0.25)
     assert (total.transfers, total.retries, dict(request.gauges)) == (1, 2, {"train_s": 0.5})
+
+
+async def test_where_the_scheduler_sets_no_time_heartbeats_come_by_the_configuration() -> None:
+    async with joined([]) as (servicer, client):
+        servicer.next_s = 0.0
+        # A third of the membership that the scheduler gave: the configuration names more.
+        assert client.heartbeat_s == 3.0
+        reply = await client.heartbeat(running=0, version=0, gauges={}, spans=[], transfers=[])
+        assert reply == HeartbeatReply(stop=True, next_s=3.0)

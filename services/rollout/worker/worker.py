@@ -108,7 +108,7 @@ class RolloutWorker:
         version, keys = published or (membership.version, membership.weight_keys)
         if version:
             self._weights.offer(version, keys)
-        works = self._background(after, membership.lease_s)
+        works = self._background(after)
         tasks = [asyncio.create_task(work, name=name) for name, work in works]
         stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_ended)]
         try:
@@ -123,12 +123,12 @@ class RolloutWorker:
         if not self._run_ended.is_set():
             await self._leave()
 
-    def _background(self, after: str, membership_s: float) -> list[tuple[str, Coroutine]]:
+    def _background(self, after: str) -> list[tuple[str, Coroutine]]:
         return [
             ("leases", self._lease()),
             ("reports", self.reporter.run()),
             ("renewals", self._renew()),
-            ("heartbeats", self._heartbeat(membership_s)),
+            ("heartbeats", self._heartbeat()),
             ("weights", self._weights.run()),
             ("bus", self._follow(after)),
             ("engines", self._pool.run()),
@@ -264,9 +264,9 @@ class RolloutWorker:
             await self.reporter.free_all()
             self._credit.set()
 
-    async def _heartbeat(self, membership_s: float) -> None:
-        least_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
+    async def _heartbeat(self) -> None:
         while True:
+            least_s = self._scheduler.heartbeat_s
             await self._gauges.refresh(timeout_s=least_s / 4)
             version = self._pool.version
             self._scheduler.set_parallelism(self._pool.parallelism, self._pool.epoch)
@@ -280,8 +280,7 @@ class RolloutWorker:
             if reply.stop:
                 self._run_ended.set()
                 return
-            # 0: the scheduler leaves it to the worker.
-            due_s = time.monotonic() + (reply.next_s or least_s)
+            due_s = time.monotonic() + reply.next_s
             # A new version is reported at once: what is leased next depends on it. So is a sequence that no
             # engine can hold; and a draining worker asks as often as if it were alone.
             while (left_s := due_s - time.monotonic()) > 0:

@@ -62,7 +62,6 @@ class StageRank0:
         self._access = Access.of(Role.WORKER)
         self._pending: concurrent.futures.Future[Any] | None = None
         self._address = self._metrics_address = ""
-        self._period_s = resources.config.scheduler.heartbeat_s
         self.scheduler = self._io.run(self._connect(), OPEN_S)
         resources.stack.callback(lambda: self._io.run(self.scheduler.close(), CLOSE_S))
 
@@ -77,6 +76,7 @@ class StageRank0:
             incarnation=secrets.randbits(64),
             capacity=parallelism.devices,
             parallelism=parallelism,
+            heartbeat_s=self._resources.config.scheduler.heartbeat_s,
         )
 
     def serve(self, servicer: StageServicer, bind: str) -> JoinReply:
@@ -86,7 +86,6 @@ class StageRank0:
         resources.stack.callback(lambda: self._io.run(server.stop(), CLOSE_S))
         joining = self.scheduler.join(advertised(self._address))
         membership = self._io.run(joining, RETRY_S + SLACK_S)
-        self._period_s = min(self._period_s, membership.lease_s / 3)
         metrics = MetricsEndpoint(
             resources.config.obs.metrics,
             [server.calls.samples, lambda: figures(resources.activity, self._stage)],
@@ -122,9 +121,10 @@ class StageRank0:
     async def _heartbeats(self) -> None:
         """Sends heartbeats. Never returns; raises when the scheduler stays away or refuses this stage."""
         while True:
-            if (await self._heartbeat()).stop:
+            reply = await self._heartbeat()
+            if reply.stop:
                 self._resources.requests.run_ended.set()
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(reply.next_s)
 
     async def _heartbeat(self) -> HeartbeatReply:
         activity = self._resources.activity
