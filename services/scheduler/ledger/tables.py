@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -35,12 +36,14 @@ class LedgerTables:
     Every record but three is frozen. Tickets change through `change`, `move` and `compact`, stages and
     workers through `change_stage` and `change_worker`; lives, evaluations and issued groups are replaced in
     tables that notice it. The three, `run`, `batch` and `freed`, are compared with their stored forms.
+    `tickets` and `closed` are views that cannot be written.
     """
 
     def __init__(self) -> None:
         self.run = RunCounters()
         self.batch: Batch | None = None
-        self.tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self.tickets: Mapping[int, Ticket] = MappingProxyType(self._tickets)
         # By group, those of whose tickets some were never touched since, and have no record of their own.
         self.issues: RecordTable[int, Issue] = RecordTable()
         self._untouched: dict[int, set[int]] = {}
@@ -56,7 +59,7 @@ class LedgerTables:
             "evaluation": self.evaluations, "stage": self.stages,
         }  # fmt: skip
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
-        self.closed: dict[str, RangeSet] = {}
+        self.closed: Mapping[str, RangeSet] = MappingProxyType({})
         # Trained tickets that have a record, as stored; and which became so, or no longer are, since.
         self._trained = RangeSet()
         self._trained_since: dict[int, bool] = {}
@@ -100,7 +103,7 @@ class LedgerTables:
             self.issues[issue.group] = issue
             self._untouched[issue.group] = {ticket.id for ticket in tickets}
         for ticket in tickets:
-            self.tickets[ticket.id] = ticket
+            self._tickets[ticket.id] = ticket
             self._enter(ticket)
 
     def change(self, ticket: Ticket, **fields: Any) -> None:
@@ -136,12 +139,12 @@ class LedgerTables:
         self._touch(ticket)
         self._unindex(ticket)
         self._moved.add(ticket.id)
-        del self.tickets[ticket.id]
+        del self._tickets[ticket.id]
         del self.state_since[ticket.id]
 
-    def close_ranges(self, closed: dict[str, RangeSet]) -> None:
+    def close_ranges(self, closed: Mapping[str, RangeSet]) -> None:
         """Replaces the sets of compacted tickets."""
-        self.closed = {bucket: ids for bucket, ids in closed.items() if len(ids)}
+        self.closed = MappingProxyType({bucket: ids for bucket, ids in closed.items() if len(ids)})
         self._closed_changed = True
 
     def record_fact(self, fact: Fact) -> None:
@@ -216,7 +219,7 @@ class LedgerTables:
             if kind in self._frozen:
                 self._frozen[kind].set_unstored(int(field) if kind == "group" else field, record)
             elif kind == "ticket":
-                self.tickets[record.id] = record
+                self._tickets[record.id] = record
                 head = data.partition(b"|")[0].decode()
                 if head != record.head:  # of a scheduler that stored every state with its ticket
                     self._touched[record.id] = head
@@ -224,7 +227,8 @@ class LedgerTables:
                 state[field] = record
         self.run, self.batch = state.get("run", self.run), state.get("batch")
         self.freed, trained = state.get("freed", []), RangeSet(state.get("trained", ()))
-        self.closed = {bucket: RangeSet(ranges) for bucket, ranges in state.get("closed", {}).items()}
+        closed = {bucket: RangeSet(ranges) for bucket, ranges in state.get("closed", {}).items()}
+        self.closed = MappingProxyType(closed)
         self._restore_untouched()
         planned = frozenset(self.batch.tickets if self.batch else ())
         for number in sorted(self.tickets):
@@ -249,7 +253,7 @@ class LedgerTables:
                 and not any(ticket.id in closed for closed in self.closed.values())
             ]
             self._untouched[group] = {ticket.id for ticket in untouched}
-            self.tickets |= {ticket.id: ticket for ticket in untouched}
+            self._tickets |= {ticket.id: ticket for ticket in untouched}
 
     def _touch(self, ticket: Ticket) -> None:
         """Notes that the ticket's record is about to change, with the head of what is stored of it."""

@@ -8,6 +8,7 @@ A ticket of a group of several has none until it changes: its group's says what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -72,7 +73,7 @@ def decode(kind: str, field: str, data: bytes) -> Record:
     return _DECODERS[kind, field if kind == "state" else ""].decode(body)
 
 
-def ranges_of(closed: dict[str, RangeSet]) -> dict[str, list[tuple[int, int]]]:
+def ranges_of(closed: Mapping[str, RangeSet]) -> dict[str, list[tuple[int, int]]]:
     return {bucket: list(ids.ranges) for bucket, ids in closed.items()}
 
 

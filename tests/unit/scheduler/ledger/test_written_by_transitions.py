@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
 
+from earl.ticket_ranges import RangeSet
+from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state import evaluations, switch_records, tickets, workers
 from tests.support.paths import ROOT
 
@@ -16,7 +19,8 @@ TABLES = {"tables", "_tables"}
 # change_stage, change_worker and record_fact are transitions that switches call.
 WRITERS = {
     "change", "move", "compact", "issue", "close_ranges", "restore", "lose",
-    "setdefault", "update", "pop", "clear",
+    "setdefault", "update", "pop", "popitem", "clear",
+    "set_unstored", "append", "extend", "add", "discard", "remove",
 }  # fmt: skip
 
 
@@ -71,10 +75,24 @@ def test_nobody_else_writes_to_the_tables() -> None:
         "del tables.evaluations[name]",
         "ledger.tables.move(ticket, state)",
         "self._tables.stages.setdefault(stage, record)",
+        "tables.workers.set_unstored(name, worker)",
+        "ledger.tables.freed.append(key)",
+        "tables.kept.discard(number)",
     ],
 )
 def test_a_planted_write_is_found(source: str) -> None:
     assert list(writes(source))
+
+
+def test_within_the_ledger_too_tickets_come_and_go_by_transitions_alone() -> None:
+    tables: Any = LedgerTables()
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        tables.tickets[1] = None
+    for writer in WRITERS & set(dir(dict)):
+        assert not hasattr(tables.tickets, writer) and not hasattr(tables.closed, writer)
+    tables.close_ranges({"trained": RangeSet([(1, 9)])})
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        tables.closed["trained"] = RangeSet()
 
 
 @pytest.mark.parametrize(
