@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from earl.dispatch.describe.regions import host_id
 from earl.dispatch.plan.reshard_plan import ReshardPart
 from earl.shm import RegionHandle, SharedRegion
 from services.trainer.ranks.process_group import Group
@@ -176,8 +177,8 @@ def _open_shared(
         log.warning("ranks exchange tensors by messages, for there is no shared memory: %s", error)
         region = None
     try:
-        handles = group.gather(region.handle.encode() if region is not None else b"")
-        outboxes = [_attach(handle, size) for handle, size in zip(handles, sizes, strict=True)]
+        offers = group.gather(_offer(region) if region is not None else b"")
+        outboxes = [_attach(offer, size) for offer, size in zip(offers, sizes, strict=True)]
         # Nobody ends sharing what another is about to attach to.
         complete = group.agree(all(outbox is not None for outbox in outboxes))
     finally:
@@ -188,13 +189,25 @@ def _open_shared(
     return _Shared(tensors, group, process_group, [outbox for outbox in outboxes if outbox is not None])
 
 
-def _attach(handle: bytes, size_bytes: int) -> torch.Tensor | None:
-    """A rank's outbox, uint8[2, size_bytes / 2]; None if it has none, or is of another host."""
-    if not handle:
+def _offer(region: SharedRegion) -> bytes:
+    """A region's host and handle, by which others attach to it."""
+    return host_id().encode() + b" " + region.handle.encode()
+
+
+def _attach(offer: bytes, size_bytes: int) -> torch.Tensor | None:
+    """A rank's outbox, uint8[2, size_bytes / 2]; None if it has none, is of another host, or, which is
+    logged, cannot be mapped here."""
+    host, _, encoded = offer.partition(b" ")
+    if host != host_id().encode():
         return None
+    handle = RegionHandle.decode(encoded)
     try:
-        region = SharedRegion.attach(RegionHandle.decode(handle), size_bytes)
-    except OSError:
+        region = SharedRegion.attach(handle, size_bytes)
+    except OSError as error:
+        log.warning(
+            "ranks exchange tensors by messages, for the memory of process %d of this host cannot be mapped: "
+            "%s", handle.pid, error,
+        )  # fmt: skip
         return None
     if not size_bytes:
         return torch.empty(2, 0, dtype=torch.uint8)
