@@ -110,7 +110,8 @@ class ParallelismController:
         if running is None or running.replica != parallelism.replica:
             return  # reported before the switch that ended just now
         if self.switching.stage(ROLLOUT).pinned:
-            self._warn(ROLLOUT, f"a sequence of {tokens:,.0f} tokens waits in {running}: the stage is pinned")
+            cause = f"waits in {running}: the stage is pinned"
+            self._warn(ROLLOUT, cause, f"a sequence of {tokens:,.0f} tokens {cause}")
             return
         if self._relieved == (parallelism.replica, tokens) and now - self._relieved_s < RELIEVE_S:
             return
@@ -131,8 +132,8 @@ class ParallelismController:
             and (holds(layout) or tokens) >= tokens
         ]
         if not larger:
-            what = f"a sequence of {tokens:,.0f} tokens waits in {running}"
-            self._warn(ROLLOUT, f"{what}: no other layout that may be tried is known to hold it")
+            cause = f"waits in {running}: no other layout that may be tried is known to hold it"
+            self._warn(ROLLOUT, cause, f"a sequence of {tokens:,.0f} tokens {cause}")
             return
         reason = (
             f"goes to {larger[0]} at once: no engine of {running} holds a sequence of {tokens:,.0f} tokens"
@@ -140,7 +141,7 @@ class ParallelismController:
         try:
             self.switching.ask(ROLLOUT, larger[0].replica, by=By.SELECTOR, reason=reason, now=now)
         except EarlError as error:
-            self._warn(ROLLOUT, str(error))
+            self._warn(ROLLOUT, str(error), str(error))
 
     # --- an operator's request --------------------------------------------------------------
 
@@ -193,7 +194,8 @@ class ParallelismController:
             self._report.switched(stage, switch, now_ns)
             record_switch(self._traced, stage, switch, now_ns)
             if switch.rolled_back:
-                self._warn(stage, f"did not get {switch.target}: {switch.message}")
+                text = f"did not get {switch.target}: {switch.message}"
+                self._warn(stage, text, text)
                 continue
             log.info(
                 "%s has %s after %.2f s, of which it stood still for %.2f s (epoch %d: %s)",
@@ -202,8 +204,8 @@ class ParallelismController:
         if ended:
             self._switch_ended.notify()
 
-    def _warn(self, stage: str, text: str) -> None:
-        """Logs a warning, once."""
-        if (stage, text) not in self._warned:
-            self._warned.add((stage, text))
+    def _warn(self, stage: str, cause: str, text: str) -> None:
+        """Logs a warning, once for each cause. cause: without figures that grow, so that there are few."""
+        if (stage, cause) not in self._warned:
+            self._warned.add((stage, cause))
             log.warning("%s: %s", stage, text)

@@ -267,6 +267,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     assert not beat(0.0)
     one.switching.pin(STAGE, True)
     assert not beat(50.0) and "waits in dp4: the stage is pinned" in caplog.text
+    assert not beat(51.0) and "51 tokens" not in caplog.text  # for the same cause as before
     one.switching.pin(STAGE, False)
     [command] = beat(50.0)
     assert command.switch.parallelism == Parallelism(2, 2)  # an engine of two holds 60
@@ -277,6 +278,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     one.switching.answered(command, outcome, world.now)
     assert not beat(0.0) and worker.replica == REPLICA_2
     assert not beat(70.0) and "is known to hold it" in caplog.text
+    assert not beat(71.0) and "71 tokens" not in caplog.text
     one.close()
 
 
