@@ -22,6 +22,9 @@ from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 # Incarnations of one name that are remembered.
 INCARNATIONS = 16
+# Names without a worker of which they are. Forgetting one is safe: no successor takes part that a former
+# life could evict, and one that comes back evicts that life.
+FORMER_NAMES = 4096
 # Heartbeats that a worker may miss before it counts as gone.
 MISSED = 3
 
@@ -55,11 +58,7 @@ class Membership:
         """
         tables = self.tables
         self._refuse_replaced(worker.name, worker.incarnation)
-        incarnations = tables.incarnations.get(worker.name, Incarnations()).incarnations
-        if worker.incarnation not in incarnations:
-            tables.incarnations[worker.name] = Incarnations(
-                (*incarnations, worker.incarnation)[-INCARNATIONS:]
-            )
+        self._remember(worker)
         known = tables.workers.get(worker.name)
         if known is not None and known.incarnation != worker.incarnation:
             self.leave(worker.name, f"replaced by incarnation {worker.incarnation:x}")
@@ -121,6 +120,18 @@ class Membership:
                 f"worker {name} ({incarnation:x}) does not take part in this run", "join (again)"
             )
         return worker
+
+    def _remember(self, worker: WorkerRecord) -> None:
+        """Notes which incarnation is the last of its name, and forgets names that had no new one for the
+        longest."""
+        tables = self.tables
+        known = tables.incarnations.get(worker.name, Incarnations()).incarnations
+        if worker.incarnation in known:
+            return
+        tables.incarnations.pop(worker.name, None)  # names are in the order of their last incarnations
+        tables.incarnations[worker.name] = Incarnations((*known, worker.incarnation)[-INCARNATIONS:])
+        while len(tables.incarnations) > len(tables.workers) + FORMER_NAMES:
+            del tables.incarnations[next(name for name in tables.incarnations if name not in tables.workers)]
 
     def _refuse_replaced(self, name: str, incarnation: int) -> None:
         known = self.tables.incarnations.get(name)

@@ -8,7 +8,7 @@ import pytest
 
 from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.ledger.membership import INCARNATIONS
+from services.scheduler.ledger.membership import FORMER_NAMES, INCARNATIONS
 from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image
 
@@ -84,3 +84,20 @@ def test_who_was_replaced_is_known_to_the_next_scheduler_and_bounded() -> None:
     )
     with pytest.raises(WorkerReplaced):
         restored.membership.join(member(3 * INCARNATIONS - 2), 1.0)
+
+
+def test_names_that_no_worker_has_are_forgotten_in_the_end() -> None:
+    image, ledger = Image(), Ledger(RULES)
+    ledger.membership.join(member(1, "stays"), 0.0)
+    ledger.membership.join(member(2, "stays"), 0.0)
+    for number in range(FORMER_NAMES + 8):
+        ledger.membership.join(member(1, f"w{number}"), 0.0)
+        image.apply(ledger.tables.take_changes())
+        ledger.membership.leave(f"w{number}", "left")
+    image.apply(ledger.tables.take_changes())
+    restored = Ledger.restored(RULES, image.load(), 0.0)
+    assert restored.tables.incarnations == ledger.tables.incarnations
+    assert len(ledger.tables.incarnations) == 1 + FORMER_NAMES
+    assert "w8" in ledger.tables.incarnations and "w7" not in ledger.tables.incarnations
+    with pytest.raises(WorkerReplaced):
+        restored.membership.join(member(1, "stays"), 1.0)
