@@ -4,7 +4,7 @@ manifest holds it │ in the ledger    │ becomes
 ──────────────────┼──────────────────┼───────────────────────────────────────────────
 yes               │ trained          │ stays
 yes               │ anything else    │ trained (the crash came before the commit)
-no                │ trained          │ dropped(rolled_back); the program issues again
+no                │ trained          │ dropped(rolled_back); its place is issued again
 no                │ planned          │ ready if its arena still exists, otherwise tried again
 no                │ ready, newer than the restored version │ dropped(rolled_back)
 yes               │ unknown          │ trained (the store was lost); gaps are dropped(forgotten)

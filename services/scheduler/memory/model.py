@@ -58,8 +58,8 @@ def predict(
     """The memory of the rank of `stage` that takes most.
 
     concurrency: sequences of the whole pool; of a trainer or reference stage, of a batch. device: None: what
-    the run file says, "cpu" where it says "auto". shared_tokens, trained_fraction: as in Load; unknown, they
-    are such that more is predicted. base_bytes: of a process before it has a model, as it was measured.
+    the run file says, "cpu" where it says "auto". shared_tokens, trained_fraction: as in MemoryLoad; unknown,
+    they are such that more is predicted. base_bytes: of a process before it has a model, as it was measured.
     Raises ConfigError (no such stage, nothing to do), IllegalParallelism.
     """
     make = _STAGES.get(stage)

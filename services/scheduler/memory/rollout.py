@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, MemoryParts, ceil_div, largest, together
 
-# linear.PACK_ELEMENTS; cache.PAGE_BYTES, attention.ALIGNED; torch_engine.PREFILL_TOKENS;
-# core.BLOCK_TOKENS of services/rollout/engines/vllm.
+# linear.PACK_ELEMENTS, kv_cache.PAGE_BYTES, attention.ALIGNED, engine.PREFILL_TOKENS of
+# services/rollout/engines/torch; core.BLOCK_TOKENS of services/rollout/engines/vllm.
 PACK_ELEMENTS = 1 << 17
 PAGE_BYTES = 4096
 ALIGNED = 16
@@ -79,7 +79,7 @@ def kv_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
 
 
 def weight_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
-    """Runner.weights, tables of positions, and on a CPU Linear's copies in blocked layout."""
+    """ModelRunner.weights, tables of positions, and on a CPU Linear's copies in blocked layout."""
     table = model.vocab * model.hidden
     parameters = model.elements()
     if not how.native:
@@ -128,8 +128,7 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
 
 
 def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> int:
-    """Runner._block: queries, keys and values stay until the block's end, next to either attention or the
-    MLP.
+    """ModelRunner._block: queries, keys and values stay until its end, with attention's or the MLP's memory.
 
     attention: bytes of its own.
     """

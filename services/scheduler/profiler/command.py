@@ -181,7 +181,7 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> None:
 def stages_of(name: str, config: RunConfig) -> list[str]:
     """The stages that the option names. Raises ConfigError."""
     if name == "all":
-        return [profile for profile in STAGES if profile != "reference" or config.trainer.kl_coefficient > 0]
+        return [stage for stage in STAGES if stage != "reference" or config.trainer.kl_coefficient > 0]
     if name not in STAGES:
         raise ConfigError(f"--stage {name!r} is no stage", f"give {', '.join(STAGES)} or all")
     return [name]

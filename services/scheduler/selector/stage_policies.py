@@ -1,6 +1,6 @@
 """A policy for each stage that has a profile, step by step in a run. Pure.
 
-Each follows its own assumed, as in a replay: `before` is what it chose last, whatever the stage runs with.
+Each continues from its own decisions, as in a replay: `before` is what it chose last, whatever the stage has.
 Where the two differ, the verdict holds what it would run instead. A run that carries decisions out states
 before each of them where the stage is: `synchronise`.
 """
@@ -62,7 +62,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A former scheduler's decision for `step`, after what was observed. before: of its own assumed."""
+    """A former scheduler's decision for `step`, after what was observed. before: its choice until then."""
 
     step: int
     observed: Observed

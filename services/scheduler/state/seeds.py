@@ -34,7 +34,7 @@ def _mixed(state: int, *words: int | str) -> int:
 def env_seed(seed: int, purpose: str, index: int, take: int = 0) -> int:
     """Seed of the environment for the index-th group of a purpose, below 2**32.
 
-    take: 0 for the instance itself, n for its n-th substitute (see Tickets.fail). Evaluation seeds
+    take: 0 for the instance itself, n for its n-th substitute (see TicketAttempts.fail). Evaluation seeds
     depend on the index alone: every evaluation of a run meets the same instances.
     """
     low = derive(seed, "env", purpose, index, *_substitute(take)) & (EVALUATION_BIT - 1)

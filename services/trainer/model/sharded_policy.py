@@ -5,8 +5,8 @@
 
 No rank ever holds the whole model: the checkpoint is read box by box. What is trained is kept in
 float32 and computed in `dtype`. With adapters (earl.models.lora) the model itself is frozen, in the
-dtype that it is published in. `Shards` are the local parts as plain tensors, which is what the
-optimizer, the checkpoints and the published weights work on.
+dtype that it is published in. Optimizer, checkpoints and published weights work on `Shard`s: this rank's
+parts of the parameters, as plain tensors.
 """
 
 from __future__ import annotations
