@@ -49,7 +49,8 @@ class SchedulerStatus:
 
     step, steps: batches done and planned in this phase, or episodes of an evaluation. metrics: of the last
     committed batch, with an estimate of the seconds that the phase will still take, phase_left_s, and the
-    figures of `step_figures`. roles: how far each is with the trajectories that are there.
+    figures of `step_figures`. done: no more is handed out, for the run is complete or stops. progress: by
+    stage, of its work on the trajectories that are there.
     """
 
     run: str

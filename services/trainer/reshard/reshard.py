@@ -51,7 +51,7 @@ def move(
 ) -> MoveReport:
     """Fills every tensor's new memory from the others' old; the latter is freed. A collective.
 
-    wire: the process group that carries the values; the default one if None. until: by time.monotonic();
+    process_group: carries the values; the default one if None. until: by time.monotonic();
     then the tensors that were begun are ended, and no more. Raises LayoutGap; what the process group does.
     """
     started = time.perf_counter()

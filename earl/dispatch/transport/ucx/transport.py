@@ -59,7 +59,7 @@ class _Chunk:
 
     @classmethod
     def of(cls, pieces: Pieces, direct: bool, block_bytes: int) -> _Chunk:
-        """direct: they fill one buffer from at[0] on without a gap."""
+        """direct: the pieces fill one buffer from target_offset[0] on, without a gap."""
         short, payload = np.zeros(len(pieces), bool), None
         if direct:
             first = int(pieces.target_offset[0])
