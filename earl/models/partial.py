@@ -9,7 +9,7 @@ _MARK = ".partial-"
 
 
 def partial_path(target: Path, pid: int) -> Path:
-    """The directory in which the process `pid` writes `target`, beside it."""
+    """The directory in which the process `pid` writes `target`, in the same parent directory."""
     return target.with_name(f".{target.name}{_MARK}{pid}")
 
 

@@ -2,7 +2,7 @@
 
 Promise: an observation cannot smuggle in control tokens. The text of an environment is encoded with
 special tokens taken as plain text; only the run file's prefixes and the checkpoint's chat template may
-name them. Beside that, ids are those of the whole text: content and the template's text around it are
+name them. Apart from that, ids are those of the whole text: content and the template's text around it are
 encoded as one, from control token to control token.
 """
 

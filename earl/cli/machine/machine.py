@@ -24,7 +24,7 @@ from earl.stack.ports import binds, resolve_all
 
 # Each process of a run holds hundreds of files, sockets and libraries.
 LEAST_FILES = 1024
-# Beside the model: a Python with torch, for every process that computes.
+# In addition to the model: a Python with torch, for every process that computes.
 LEAST_BYTES = 2 << 30
 MOST_SKEW_S = 1.0
 CLOCK_S = 0.02

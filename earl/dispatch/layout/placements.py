@@ -64,9 +64,9 @@ def shard_order(
     torch writes an order of its own as strided shards: `split` counts the ranks of the later mesh dimensions
     that split before. Such become plain shards here, and then uneven lengths too fall as they were split:
     FSDP2 over TP, (("strided_shard", 0, 4), ("shard", 0)) on a mesh (2, 4), is (1, 0) and two plain shards.
-    A strided shard that is alone in its tensor dimension (of matrices stacked in one) stays. Beside other
-    shards of that dimension one that no order explains raises LayoutError: which of them splits first is
-    not known, and torch refuses to redistribute it, too.
+    A strided shard that is alone in its tensor dimension (of matrices stacked in one) stays. One among other
+    shards of that dimension that no order explains raises LayoutError: which of them splits first is not
+    known, and torch refuses to redistribute it, too.
     """
     plain = list(placements)
     chains: dict[int, list[int]] = {}

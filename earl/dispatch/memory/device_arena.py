@@ -4,9 +4,10 @@
 region.tensor(…)  on the device ─ seal ─► the same offsets of the arena's file ◄── readers, by any transport
 region.array(…)   straight in the file, as in every arena ──────────┘
 ```
-Beside the arena's file lies one slab of the device's memory, offset by offset: one allocator and one table
-of generations serve both. No transport reads the device's memory yet, so sealing copies what was written
-there into the file, whose mapping is registered with the driver once, so that the card writes it directly.
+In addition to its file, the arena has one slab of the device's memory, offset by offset: one allocator and
+one table of generations serve both. No transport reads the device's memory yet, so sealing copies what was
+written there into the file, whose mapping is registered with the driver once, so that the card writes it
+directly.
 """
 
 from __future__ import annotations

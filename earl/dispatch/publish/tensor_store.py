@@ -163,7 +163,7 @@ class TensorStore:
         return arrays
 
     def sequences(self, key: str, columns: Sequence[tuple[str, str]]) -> SequenceStore:
-        """Room for ragged sequences under a key of this owner's life; columns: (name, dtype's name)."""
+        """A store of ragged sequences under a key of this owner's life; columns: (name, dtype's name)."""
         made = SequenceStore(self.arena, self._registry, key, columns, checksum=self._checksum)
         self._sequences.append(made)
         self._keep_renewing()

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 BEST = "best"
-# Beside the directory of checkpoints: what the run began with.
+# In the parent of the directory of checkpoints: what the run began with.
 MODEL = "model"
 _STEP = re.compile(r"step-(\d+)")
 

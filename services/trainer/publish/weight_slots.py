@@ -148,9 +148,9 @@ class WeightSlots:
         return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
 
     def reserve(self, policy: Weights) -> SlotLayout:
-        """Room for the versions of the same model in another parallelism: to `adopt`, or to `discard`.
+        """Allocates slots for versions of the same model in another parallelism: to `adopt`, or to `discard`.
 
-        Raises ConfigError where there is none.
+        Raises ConfigError where there is no memory for them.
         """
         more_bytes = self.more_bytes(policy)
         if not more_bytes:

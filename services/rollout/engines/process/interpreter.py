@@ -10,7 +10,7 @@ from pathlib import Path
 from earl.errors import EngineNotInstalled
 from services.rollout.engines.contract.engine import EngineSpec
 
-# Beside the running environment's directory: where `make setup-vllm` puts it.
+# In the parent of the running environment's directory, where `make setup-vllm` puts it.
 ENVIRONMENTS = {"vllm": ".venv-vllm", "sglang": ".venv-sglang"}
 REMEDIES = {
     "vllm": "run `make setup-vllm`, or set rollout.engine_python to the Python of an environment with vLLM",
