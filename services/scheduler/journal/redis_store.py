@@ -29,7 +29,7 @@ from services.scheduler.state.stored import KINDS, LedgerChanges, RecordChange
 # times as much, and everybody waits for the script.
 APPLY = """
 local MOST = 1000
-local function said(head) return head == '' and 'absent' or head end
+local function head_text(head) return head == '' and 'absent' or head end
 local guard = redis.call('HMGET', KEYS[1], 'term', 'revision')
 local revision = tonumber(ARGV[2])
 if guard[1] ~= ARGV[1] then return {'term', guard[1] or ''} end
@@ -45,20 +45,20 @@ for number, changes in ipairs(hashes) do
       local value = values[i - first + 1]
       local head = value and string.match(value, '^([^|]*)|') or ''
       if head ~= heads[i] then
-        return {'head', fields[i] .. ' is ' .. said(head) .. ', not ' .. said(heads[i])}
+        return {'head', fields[i] .. ' is ' .. head_text(head) .. ', not ' .. head_text(heads[i])}
       end
     end
   end
 end
-local at = 1
+local offset = 1
 for number, changes in ipairs(hashes) do
   local key, fields, lengths, gone = KEYS[3 + number], changes[3], changes[4], changes[5]
   for first = 1, #fields, MOST do
     local pairs = {}
     for i = first, math.min(first + MOST - 1, #fields) do
       pairs[#pairs + 1] = fields[i]
-      pairs[#pairs + 1] = string.sub(ARGV[5], at, at + lengths[i] - 1)
-      at = at + lengths[i]
+      pairs[#pairs + 1] = string.sub(ARGV[5], offset, offset + lengths[i] - 1)
+      offset = offset + lengths[i]
     end
     redis.call('HSET', key, unpack(pairs))
   end
