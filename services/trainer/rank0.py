@@ -50,7 +50,7 @@ class TrainerRank0:
         try:
             plan = self._next_plan()
         except EarlError as error:
-            self._requests.excuse(error)
+            self._requests.ignore_if_stopping(error)
             return RankCommand.LEAVE.encode()
         if plan is not None:
             return RankCommand.TRAIN.encode(plan) if plan else RankCommand.IDLE.encode()
@@ -101,6 +101,6 @@ class TrainerRank0:
             self._io.run(call(deadline_s), 2 * deadline_s + SLACK_S, stop)
         except EarlError as error:
             if not run_ended:
-                self._requests.excuse(error)
+                self._requests.ignore_if_stopping(error)
             else:
                 log.warning("the scheduler was not told: %s", error)

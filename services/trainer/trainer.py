@@ -9,7 +9,8 @@
 Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
 Whatever happens between an optimizer step, its commit and the next manifest's rename, the newest
 manifest stays the truth: the ledger is reconciled to it when the trainer starts. Told to stop, the trainer
-saves what it trained even if all others are gone: what fails with them is excused, and waited for shortly.
+saves what it trained even if all others are gone: an error that comes from their end is ignored, also if the
+stop follows it within seconds.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class TrainerRank:
         try:
             self._slots.retire_early()
         except EarlError as error:
-            self._requests.excuse(error)
+            self._requests.ignore_if_stopping(error)
         with self._activity.phase(TRAINING):
             metrics = self._stepper.train(plan, self._columns, self._activity.progressed)
         self._trace(plan, (began_ns, read_ns, time.time_ns()))
@@ -166,7 +167,7 @@ class TrainerRank:
             with self._activity.phase(PUBLISHING):
                 self._slots.publish(self.progress.version)
         except EarlError as error:
-            self._requests.excuse(error)
+            self._requests.ignore_if_stopping(error)
 
     def _trace(self, plan: TrainingPlan, times_ns: tuple[int, int, int]) -> None:
         """Records the spans of the batch's tickets; on rank 0, for all ranks work together."""
@@ -194,7 +195,7 @@ class TrainerRank:
         except EarlError as error:
             readable = False
             if not isinstance(error, (DataPlaneError, TrainerError)):
-                self._requests.excuse(error)
+                self._requests.ignore_if_stopping(error)
             log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
         return self._group.agree(readable)
 

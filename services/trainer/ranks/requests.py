@@ -26,8 +26,9 @@ class StageRequests:
         self.run_ended = threading.Event()
         self._saves: deque[concurrent.futures.Future[tuple[str, int]]] = deque()
 
-    def excuse(self, error: EarlError) -> None:
-        """Ignores an error of others that are gone if this process is told to stop, now or within follows_s.
+    def ignore_if_stopping(self, error: EarlError) -> None:
+        """Logs an error of others that are gone, if this process is told to stop, now or within follows_s,
+        for which the calling thread waits.
 
         Raises the error otherwise, and WorkerReplaced always: the successor saves.
         """
