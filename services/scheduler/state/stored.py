@@ -52,7 +52,7 @@ _TYPES: dict[tuple[str, str], object] = {
 }
 
 
-KINDS = ("ticket", "group", "member", "lives", "evaluation", "stage", "state")
+KINDS = tuple(dict.fromkeys(kind for kind, _ in _TYPES))
 
 
 _DECODERS = {key: msgspec.msgpack.Decoder(kind) for key, kind in _TYPES.items()}
