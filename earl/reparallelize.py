@@ -54,11 +54,11 @@ class SwitchCommand:
 class CommandSlot(Generic[Pending]):
     """The newest command that a worker accepted, with its pending outcome. An epoch is accepted at most once.
 
-    last_epoch: the first command must have a newer epoch. Not thread-safe.
+    Epochs begin at 1. Not thread-safe.
     """
 
-    def __init__(self, last_epoch: int = 0) -> None:
-        self._last_epoch = last_epoch
+    def __init__(self) -> None:
+        self._last_epoch = 0
         self._newest: SwitchCommand | None = None
         self.pending: Pending | None = None
 

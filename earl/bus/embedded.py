@@ -33,6 +33,8 @@ from earl.errors import BusUnavailable
 # sun_path holds 108 bytes with its closing zero.
 SOCKET_PATH_BYTES = 107
 POLL_S = 0.01
+# How long a server that a crashed owner left may take to end; from half of it on it is killed.
+ORPHAN_S = 10.0
 # Lines of its log that an error quotes.
 LAST_LINES = 3
 # <linux/prctl.h>
@@ -246,12 +248,12 @@ def _quoted(value: object) -> str:
     return f'"{text}"'
 
 
-async def _end_orphan(pid: int, directory: Path, *, stop_s: float = 10.0) -> None:
+async def _end_orphan(pid: int, directory: Path) -> None:
     """Ends the server that a crashed owner left in `directory`; leaves any other process alone."""
-    deadline = time.monotonic() + stop_s
+    deadline = time.monotonic() + ORPHAN_S
     while _serves(pid, directory):
         try:
-            os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - stop_s / 2 else signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - ORPHAN_S / 2 else signal.SIGKILL)
         except ProcessLookupError:
             return
         if time.monotonic() > deadline:

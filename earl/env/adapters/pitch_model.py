@@ -43,6 +43,8 @@ LEAST_SPEED = 30.0
 SETTLING_S, NEARLY = 1.5, math.radians(15.0)
 LEVEL_ANGLE = math.radians(3.0)
 LEVEL_RATE = math.radians(2.0)
+# Grid of the sticks that `near_optimal` chooses from, from neutral to either limit.
+STICK_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,29 +167,29 @@ def held(aircraft: Aircraft, state: PitchState, stick: float, hold_s: float) -> 
             return
 
 
-def near_optimal(
-    aircraft: Aircraft, state: PitchState, hold_s: float, limits: tuple[float, float], levels: int = 40
-) -> float:
+def near_optimal(aircraft: Aircraft, state: PitchState, hold_s: float, limits: tuple[float, float]) -> float:
     """The stick of a policy close to the fastest: as hard as the limits allow, eased off just in time.
 
     A stick after which the aircraft is level, if there is one: the smallest. Else, of the sticks on a grid
-    of 1 / levels, the one furthest towards level for which, as the model foresees, the pilot stays within
-    `limits` (least, most load factor) and neutral stick afterwards does not carry the path past level.
+    of 1 / STICK_STEPS, the one furthest towards level for which, as the model foresees, the pilot stays
+    within `limits` (least, most load factor) and neutral stick afterwards does not carry the path past level.
     Bang-bang but for the last moments, as in minimum-time control of a bounded input; it sees the model,
     which no agent does.
     """
     if abs(state.path) < NEARLY:
-        for stick in sorted((tried / levels for tried in range(-levels, levels + 1, 2)), key=abs):
+        for stick in sorted(
+            (tried / STICK_STEPS for tried in range(-STICK_STEPS, STICK_STEPS + 1, 2)), key=abs
+        ):
             felt = list(held(aircraft, state, stick, hold_s))
             if felt[-1].level and all(limits[0] <= moment.pilot <= limits[1] for moment in felt):
                 return stick
     towards = 1 if state.path < 0 else -1
-    low, high = 0, levels  # a bisection: what is too hard stays too hard
+    low, high = 0, STICK_STEPS  # a bisection: what is too hard stays too hard
     while low < high:
         tried = (low + high + 1) // 2
-        felt = list(held(aircraft, state, towards * tried / levels, hold_s))
+        felt = list(held(aircraft, state, towards * tried / STICK_STEPS, hold_s))
         felt += held(aircraft, felt[-1].state, 0.0, SETTLING_S)
         within = all(limits[0] <= moment.pilot <= limits[1] for moment in felt)
         past = max(towards * moment.state.path for moment in felt) > LEVEL_ANGLE / 2
         low, high = (low, tried - 1) if past or not within else (tried, high)
-    return towards * low / levels
+    return towards * low / STICK_STEPS

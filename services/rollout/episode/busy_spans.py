@@ -10,18 +10,20 @@ from itertools import pairwise
 
 from earl.worker_report import BusySpan
 
+# Spans of one kind of work in a heartbeat.
+MOST_SPANS = 4
+
 
 class BusySpans:
     """Records intervals in which at least one piece of work of a kind was running.
 
-    Gaps shorter than join_ns are closed; at most `most` spans a kind leave with one heartbeat, so that the
+    Gaps shorter than join_ns are closed; at most MOST_SPANS a kind leave with one heartbeat, so that the
     timeline stays small whatever the load. Heartbeats of a large fleet are far apart: what `few` gathers
     shows how long a worker was busy, and when to within the gaps that it took out.
     """
 
-    def __init__(self, join_ns: int = 20_000_000, most: int = 4) -> None:
+    def __init__(self, join_ns: int = 20_000_000) -> None:
         self._join_ns = join_ns
-        self._most = most
         self._running: dict[str, int] = {}
         self._since_ns: dict[str, int] = {}
         self._closed: dict[str, list[tuple[int, int]]] = {}
@@ -55,7 +57,7 @@ class BusySpans:
         spans = [
             BusySpan(what, start_ns, end_ns)
             for what, closed in self._closed.items()
-            for start_ns, end_ns in few(closed, self._most)
+            for start_ns, end_ns in few(closed, MOST_SPANS)
         ]
         self._closed.clear()
         return spans

@@ -78,7 +78,7 @@ class EnginePool:
         self._publish_lock = asyncio.Lock()
         self._rates = Rates()
         # Any first epoch is accepted.
-        self._commands: CommandSlot[asyncio.Task[SwitchOutcome]] = CommandSlot(last_epoch=-1)
+        self._commands: CommandSlot[asyncio.Task[SwitchOutcome]] = CommandSlot()
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
 

@@ -26,15 +26,16 @@ from services.scheduler.state.workers import WorkerRecord
 ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
 # Steps that the trend is taken over.
 TREND_STEPS = 16
+# What remains of the weight of former lengths after a training step.
+FADE = 0.5
 
 
 class LengthMonitor:
-    """Lengths of recent episodes and turns; each training step halves the weight of the past."""
+    """Lengths of recent episodes and turns; each training step reduces the weight of the past to FADE."""
 
-    def __init__(self, fade: float = 0.5) -> None:
+    def __init__(self) -> None:
         self.episodes = LengthSketch()
         self.turns = LengthSketch()
-        self._fade = fade
 
     def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
         """Counts one accepted trajectory."""
@@ -44,8 +45,8 @@ class LengthMonitor:
 
     def step(self) -> None:
         """A training step has ended."""
-        self.episodes.decay(self._fade)
-        self.turns.decay(self._fade)
+        self.episodes.decay(FADE)
+        self.turns.decay(FADE)
 
 
 @dataclass(frozen=True, slots=True)
