@@ -15,6 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from earl.models.common_prefix import common_prefix
+
 # Shorter beginnings are not worth the extra rows that attention gathers.
 SHORTEST_SHARED = 8
 
@@ -80,16 +82,9 @@ def _ordered(
     for before, here in pairwise(order):
         most = trained_from(here) - 1
         if prompts[before] != prompts[here]:
-            most = min(most, _common(tokens_of(before), tokens_of(here)))
+            most = min(most, common_prefix(tokens_of(before), tokens_of(here)))
         shared.append(most if most >= SHORTEST_SHARED else 0)
     return Bin(order, shared)
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Returns how many first tokens are the same in both."""
-    length = min(len(a), len(b))
-    differ = np.flatnonzero(a[:length] != b[:length])
-    return int(differ[0]) if len(differ) else length
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

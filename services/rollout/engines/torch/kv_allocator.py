@@ -16,9 +16,10 @@ import heapq
 
 import numpy as np
 
+from earl.models.common_prefix import common_prefix
 from services.rollout.engines.torch.eviction import IdleSessions, SessionAges
 from services.rollout.engines.torch.kv_budget import KvBudget
-from services.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixIndex, common
+from services.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixIndex
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
@@ -81,7 +82,7 @@ class KvAllocator:
             return None
         holder, shared = self._cached_prefix(waiting)
         slot = self._idle.pop(session) if session else None
-        kept = 0 if slot is None else common(table.tokens[slot, : int(table.cached[slot])], ids[:-1])
+        kept = 0 if slot is None else common_prefix(table.tokens[slot, : int(table.cached[slot])], ids[:-1])
         if slot is None:
             preferred = holder if shared else None
             slot = self._take(preferred, now_ns, evicts=len(protected) < len(self._idle))

@@ -23,13 +23,6 @@ def block_keys(ids: np.ndarray) -> list[int]:
     return keys
 
 
-def common(ids: np.ndarray, other: np.ndarray) -> int:
-    """The length of the common prefix of ids [N] and other [M]."""
-    known = min(len(ids), len(other))
-    differs = np.flatnonzero(ids[:known] != other[:known])
-    return int(differs[0]) if len(differs) else known
-
-
 class PrefixIndex:
     """An index of the slots that hold each block. A slot's entries are a chain from its first block on."""
 
