@@ -8,10 +8,14 @@ checked and that is said.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.git_command import git_if_any
 
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECT = 72
@@ -30,19 +34,14 @@ def faults(message: str) -> Iterator[str]:
         yield "no empty line after the subject; add one"
 
 
-def git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False, timeout=30
-    )
-    return done.stdout if done.returncode == 0 else ""
-
-
 def main() -> int:
-    rule = git("log", "--diff-filter=A", "--format=%H", "--", "tools/check_commits.py").split()
+    rule = git_if_any(ROOT, "log", "--diff-filter=A", "--format=%H", "--", "tools/check_commits.py").split()
     if not rule:
         print("commits: no git history that reaches back to the rule; nothing was checked")
         return 0
-    entries = git("log", "--no-merges", "--format=%h%x00%B%x01", f"{rule[-1]}..HEAD").split("\x01")
+    entries = git_if_any(ROOT, "log", "--no-merges", "--format=%h%x00%B%x01", f"{rule[-1]}..HEAD").split(
+        "\x01"
+    )
     messages = [entry.strip().partition("\0")[::2] for entry in entries if entry.strip()]
     wrong = [f"{commit}: {fault}" for commit, message in messages for fault in faults(message.strip())]
     print("\n".join([*wrong, f"commits: {len(messages)} messages, {len(wrong)} findings"]))

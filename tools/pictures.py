@@ -36,6 +36,7 @@ from earl.cli.lib.switches import RecordedSwitch, read_switches  # noqa: E402  f
 from earl.obs.metrics import read_lines  # noqa: E402
 from earl.stack.record import read_record  # noqa: E402
 from tools import dashboard_picture, picture_record, terminal_picture, terminal_recording  # noqa: E402
+from tools.git_command import git  # noqa: E402
 from tools.terminal_film import drawn  # noqa: E402
 
 GROWING, TICTACTOE = "examples/growing_context.toml", "examples/tictactoe.toml"
@@ -47,16 +48,11 @@ UP_S, RUN_S, POLL_S = 300.0, 1200.0, 0.5
 DESCRIBED = ("dp4", "tp4")
 
 
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def save(name: str, made: Path, run: str) -> None:
     """Replaces a picture of the documentation by one that was made, and records it."""
     shutil.copyfile(made, ROOT / picture_record.FIGURES / name)
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    picture_record.note(name, git("rev-parse", "--short=12", "HEAD"), date, run)
+    picture_record.note(name, git(ROOT, "rev-parse", "--short=12", "HEAD"), date, run)
     print(f"{name}: {made.stat().st_size >> 10} KiB", flush=True)
 
 
@@ -170,7 +166,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="An empty directory for the runs, which are then kept.")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if changed := git("status", "--porcelain", "--", ".", f":!{picture_record.FIGURES}"):
+    if changed := git(ROOT, "status", "--porcelain", "--", ".", f":!{picture_record.FIGURES}"):
         raise SystemExit(f"pictures: an entry names a commit, so commit these changes first:\n{changed}")
     if "dashboard.png" in arguments.only and shutil.which("chromium") is None:
         raise SystemExit(

@@ -35,6 +35,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.git_command import git_if_any
 from tools.slow_record import (
     RECORD_PATH,
     ROOT,
@@ -64,14 +65,6 @@ STOP_S = 60.0
 INTERRUPTED = 130
 
 
-def git(*arguments: str) -> str:
-    """Standard output of a git command in the repository; "" outside of one."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False, timeout=30
-    )
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
 def of_this_code() -> Callable[[Mapping[str, Any]], bool]:
     """Returns a test of whether an entry's tree is HEAD's, but for the record itself."""
 
@@ -85,13 +78,15 @@ def of_this_code() -> Callable[[Mapping[str, Any]], bool]:
 
 def raised_before() -> int:
     """Returns how many commits came since the one that raised the counter of landings last."""
-    raised = git("log", "-1", "--format=%H", '-G^ "landing": ', "--", RECORD_PATH)
-    return int(git("rev-list", "--count", f"{raised}..HEAD") or 0) if raised else 0
+    raised = git_if_any(ROOT, "log", "-1", "--format=%H", '-G^ "landing": ', "--", RECORD_PATH)
+    return int(git_if_any(ROOT, "rev-list", "--count", f"{raised}..HEAD") or 0) if raised else 0
 
 
 def changed_tree() -> bool:
     """Returns whether something that is committed was changed, but for the record."""
-    return bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORD_PATH}"))
+    return bool(
+        git_if_any(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORD_PATH}")
+    )
 
 
 class Renewal:
@@ -105,15 +100,15 @@ class Renewal:
         self._landing, self._entries = read()
         self._size = 0
         self._tested = {
-            "commit": git("rev-parse", "--short=12", "HEAD"),
-            "tree": git("rev-parse", "HEAD^{tree}"),
+            "commit": git_if_any(ROOT, "rev-parse", "--short=12", "HEAD"),
+            "tree": git_if_any(ROOT, "rev-parse", "HEAD^{tree}"),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
 
     def write(self) -> None:
         if not self._keep or self._results.stat().st_size == self._size:
             return
-        if changed_tree() or git("rev-parse", "HEAD^{tree}") != self._tested["tree"]:
+        if changed_tree() or git_if_any(ROOT, "rev-parse", "HEAD^{tree}") != self._tested["tree"]:
             self._keep = False
             print("slow tests: uncommitted changes, so the record stays as it is; commit and run again")
             return
@@ -202,7 +197,7 @@ def chosen(given: argparse.Namespace) -> list[str]:
 
 def raise_landing() -> int:
     landing, entries = read()
-    committed = json.loads(git("show", f"HEAD:{RECORD_PATH}") or '{"landing": 0}')["landing"]
+    committed = json.loads(git_if_any(ROOT, "show", f"HEAD:{RECORD_PATH}") or '{"landing": 0}')["landing"]
     if landing != committed or raised_before() == 0:
         print(f"slow tests: the counter of landings was raised to {landing} already, for this landing")
         return 1
@@ -218,7 +213,7 @@ def check() -> int:
             f"the counter of landings was raised {count} commits ago: before a landing, type "
             "python tools/slow_tests.py landing"
         )
-    trees = git("log", "--format=%T").split()
+    trees = git_if_any(ROOT, "log", "--format=%T").split()
     warnings = elsewhere(entries, lambda commit: leads_to_head(ROOT, commit), trees)
     print("\n".join([*warnings, *wrong, f"slow tests: {len(entries)} entries, {len(wrong)} findings"]))
     return 1 if wrong else 0

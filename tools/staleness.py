@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record.measured import measured_code, object_ids, of_benchmark
+from tools.git_command import git
 from tools.results import ROOT, Record
 
 LIMIT = 50
@@ -77,11 +78,6 @@ def _change(line: str) -> Change:
     return Change(
         None if status == "A" else (names[0], before), None if status == "D" else (names[-1], after)
     )
-
-
-def git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 class Blobs:
@@ -270,7 +266,7 @@ def has_history(root: Path = ROOT) -> bool:
     """Returns whether the whole history that leads to HEAD can be read."""
     try:
         git(root, "rev-parse", "--verify", "HEAD")
-        return git(root, "rev-parse", "--is-shallow-repository").strip() == "false"
+        return git(root, "rev-parse", "--is-shallow-repository") == "false"
     except (subprocess.CalledProcessError, OSError):
         return False
 

@@ -199,7 +199,10 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         alone = "tests/browser/test_page.py"
-        tools = [f"tools/{name}.py" for name in ("slow_tests", "slow_record", "staleness", "results")]
+        tools = [
+            f"tools/{name}.py"
+            for name in ("slow_tests", "slow_record", "staleness", "results", "git_command")
+        ]
         for name in (*tools, "tests/support/slow_results.py"):
             self.put(name, (ROOT / name).read_text(encoding="utf-8"))
         self.put("pytest.ini", "[pytest]\nmarkers = slow\npythonpath = .\n")
