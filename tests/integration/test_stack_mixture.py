@@ -18,7 +18,7 @@ from tests.support.launched import TICTACTOE, Launched, assert_ledger_adds_up, l
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 12
+STEPS = 40
 ENVIRONMENTS = """
 [[environments]]
 name = "open_spiel/tic_tac_toe"
@@ -52,7 +52,7 @@ def test_a_mixture_is_killed_resumed_and_plays_what_its_seed_says(tmp_path: Path
     with launch_in(tmp_path) as run:
         run.run_file = mixed_run_file(tmp_path)
         run.start(scheduler__steps=str(STEPS), scheduler__staleness="0")
-        run.until(r"train [3-9]/")
+        run.until(r"train \d+/")
         run.kill("services.scheduler")
         code, figures = run.finish()
         assert code == 0, run.said

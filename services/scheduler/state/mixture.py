@@ -96,7 +96,7 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
     shares, offset = tuple(other.share for other in rules.mixture), _offset(rules.seed, purpose)
     entry = rules.mixture.index(share)
     first = index - index % BLOCK
-    before = _counted(shares, offset, first // BLOCK)[entry]
+    before = _counted(_counts(shares, offset), shares, offset, first // BLOCK)[entry]
     return before + sum(_entry_at(shares, offset, place) == entry for place in range(first, index))
 
 
@@ -104,13 +104,21 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
 BLOCK = 256
 
 
-@lru_cache(maxsize=1 << 16)
-def _counted(shares: tuple[float, ...], offset: int, blocks: int) -> tuple[int, ...]:
-    """Returns how many of the places in the first `blocks` blocks each entry has."""
-    counts = [0] * len(shares)
-    for place in range(blocks * BLOCK):
-        counts[_entry_at(shares, offset, place)] += 1
-    return tuple(counts)
+@lru_cache(maxsize=16)
+def _counts(shares: tuple[float, ...], offset: int) -> list[tuple[int, ...]]:
+    """The places that each entry has before each block, as far as they have been counted."""
+    return [(0,) * len(shares)]
+
+
+def _counted(
+    counts: list[tuple[int, ...]], shares: tuple[float, ...], offset: int, blocks: int
+) -> tuple[int, ...]:
+    """The places that each entry has in the first `blocks` blocks; extends `counts` up to there."""
+    while len(counts) <= blocks:
+        first = (len(counts) - 1) * BLOCK
+        entries = [_entry_at(shares, offset, place) for place in range(first, first + BLOCK)]
+        counts.append(tuple(before + entries.count(entry) for entry, before in enumerate(counts[-1])))
+    return counts[blocks]
 
 
 @lru_cache(maxsize=64)
