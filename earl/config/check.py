@@ -46,7 +46,21 @@ def check_environments(config: RunConfig) -> None:
             "make [environment] one more [[environments]], or remove the one or the other",
         )
     labels: set[str] = set()
+    serves: dict[str, str] = {}
+    judged = config.evaluation.episodes
+    for number in filter(None, (judged, config.evaluation.every_episodes if judged else 0)):
+        if number < len(config.mixture):
+            raise ConfigError(
+                f"{number} episodes of an evaluation are fewer than the {len(config.mixture)} environments",
+                "raise evaluation.episodes (and evaluation.every_episodes), or set it to 0",
+            )
     for entry in config.mixture:
+        if serves.setdefault(entry.name, entry.section.serve) != entry.section.serve:
+            raise ConfigError(
+                f"environment {entry.name} has serve = {serves[entry.name]!r} and {entry.section.serve!r}: a "
+                "gateway knows environments by name alone",
+                "give both entries one serve, or serve them under two names",
+            )
         if entry.label in labels:
             raise ConfigError(
                 f"[[environments]] has two entries {entry.label!r}", "give each a label of its own"
@@ -65,8 +79,9 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
             "lower the one or raise the other",
         )
     if (bound or entry.section.max_new_tokens) and entry.max_new_tokens >= (bound or most):
+        of_run = "" if entry.section.max_new_tokens else "rollout."
         raise ConfigError(
-            f"max_new_tokens = {entry.max_new_tokens} of environment {entry.label} leaves no prompt in "
+            f"{of_run}max_new_tokens = {entry.max_new_tokens} leaves environment {entry.label} no prompt in "
             f"max_context_tokens = {bound or most}",
             "lower max_new_tokens or raise max_context_tokens",
         )
@@ -82,6 +97,11 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
         raise ConfigError(
             f"reward_range = {least_most} of environment {entry.label} is no range",
             "give the least and the most that an episode may earn: [-1, 1]",
+        )
+    if entry.section.task_key and not entry.section.tasks:
+        raise ConfigError(
+            f"task_key = {entry.section.task_key!r} of environment {entry.label} without tasks has no effect",
+            "set tasks to a file with that column, or remove task_key",
         )
     if entry.section.tasks and entry.section.instances:
         raise ConfigError(
@@ -221,7 +241,8 @@ def check_lengths(config: RunConfig) -> None:
 def check_batches(config: RunConfig) -> None:
     """Raises ConfigError unless every trainer replica gets a sequence of every mini-batch."""
     scheduler, dp = config.scheduler, config.trainer.parallelism.dp
-    episodes = min(entry.group_size for entry in config.mixture) * scheduler.batch_groups
+    smallest = scheduler.min_group_size or min(entry.group_size for entry in config.mixture)
+    episodes = smallest * scheduler.batch_groups
     sizes = [
         ("scheduler.group_size x batch_groups", episodes, "trainer.minibatches", config.trainer.minibatches)
     ]
@@ -240,6 +261,12 @@ def check_batches(config: RunConfig) -> None:
 def check_groups(config: RunConfig) -> None:
     """Raises ConfigError if groups could be trained with fewer trajectories than tell anything."""
     least = config.scheduler.min_group_size
+    if config.scheduler.truncated == "drop" and not least:
+        raise ConfigError(
+            'scheduler.truncated = "drop" without scheduler.min_group_size would drop a whole group for each '
+            "truncated episode",
+            "set scheduler.min_group_size, for example to half of group_size",
+        )
     smallest = min(config.mixture, key=lambda entry: entry.group_size)
     if least == 1:
         raise ConfigError(
@@ -270,6 +297,11 @@ def check_deterministic(config: RunConfig) -> None:
             'deterministic = true with scheduler.selector = "on": when a stage changes its parallelism would '
             "depend on timing",
             'set scheduler.selector = "observe" or "static"',
+        )
+    if scheduler.timeout == "truncate":
+        raise ConfigError(
+            'deterministic = true with scheduler.timeout = "truncate": timing would decide what is trained',
+            'set scheduler.timeout = "retry"',
         )
     if scheduler.train_limit_s:
         raise ConfigError(

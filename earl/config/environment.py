@@ -8,6 +8,8 @@ from pydantic import Field, StringConstraints
 
 from earl.config.base import ConfigSection
 
+# As hosts can register it.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 # A label: the characters of a registered name, and spaces between them.
 LABEL = r"^([A-Za-z0-9][A-Za-z0-9._/+ -]{0,62}[A-Za-z0-9._/+-]|[A-Za-z0-9])?$"
 
@@ -21,7 +23,7 @@ class EnvironmentConfig(ConfigSection):
     # Registered name of the environment, for example "open_spiel/tic_tac_toe".
     #
     # docs/adapters.md lists those that come with EARL; for your own, give the name that it registers.
-    name: str = Field(min_length=1)
+    name: str = Field(pattern=NAME)
     # Name by which metrics, commands and pages show this entry. Empty: its `name`.
     #
     # Set it where two entries play the same environment with different tasks.
@@ -68,7 +70,7 @@ class EnvironmentConfig(ConfigSection):
     # Number of tasks where a task is a seed of the environment; 0: endless.
     #
     # Set it to see each task several times, as in epochs over a data set.
-    instances: int = Field(default=0, ge=0, le=1 << 24)
+    instances: int = Field(default=0, ge=0, le=1_000_000)
     # The column of `tasks` that tells which rows are the same problem: those are all trained on, or all held
     # out. Empty: the whole row.
     #

@@ -106,6 +106,8 @@ def set_override(table: dict[str, Any], key: str, text: str) -> None:
         raise unknown_key(key, "the command line")
     if field is not None and keys.is_section(field):
         raise ConfigError(f"--{key} is a section, not a key", f"set a key of it, such as --{example_of(key)}")
+    if parts[0] == "environment" and table.get("environments"):
+        raise ConfigError(f"--{key}: the run file has [[environments]]", "set it there, for the one you mean")
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):

@@ -102,7 +102,7 @@ def host_plans(entries: Sequence[MixtureEntry]) -> list[HostPlan]:
         HostPlan(
             serve,
             max(entry.section.hosts for entry in those),
-            max(entry.section.sessions_per_host for entry in those),
+            min(entry.section.sessions_per_host for entry in those),
             tuple(dict.fromkeys(entry.name for entry in those)),
         )
         for serve, those in sharing.items()
@@ -119,7 +119,7 @@ def host_plan(entries: Sequence[MixtureEntry], serve: str) -> HostPlan:
         return next(iter(plans.values()))
     if serve not in plans:
         raise ConfigError(
-            f"--serve {serve!r} is no environment.serve of the run file",
+            f"--serve {serve!r} is no serve of the run file's environments",
             f"give one of {', '.join(map(repr, plans))}" if plans else "set environment.serve",
         )
     return plans[serve]

@@ -21,14 +21,14 @@ from earl.errors import ConfigError
 
 # Bytes of one row as JSON, and rows of a set.
 ROW_BYTES = 256 << 10
-MOST_ROWS = 2_000_000
+MOST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
     """The tasks of one environment. train, held_out: their numbers, ascending; none is in both.
 
-    rows: JSON objects by number, with sorted keys; empty for seeded instances. sha256: of the file, "" for
+    rows: JSON objects by number; empty for seeded instances. sha256: of the file, "" for
     instances. tasks: how many there are.
     """
 
@@ -38,11 +38,16 @@ class TaskSet:
     rows: Sequence[str] = field(default=(), repr=False)
     sha256: str = ""
 
+    @property
+    def split(self) -> str:
+        """A digest of which tasks are held out."""
+        return hashlib.sha256(json.dumps(list(self.held_out)).encode()).hexdigest()[:16]
+
 
 def task_set_of(section: EnvironmentConfig, label: str) -> TaskSet | None:
     """The set that an environment's section names; None for endless seeds. Raises ConfigError."""
     if section.tasks:
-        return _from_file(Path(section.tasks), section, label)
+        return _from_file(Path(section.tasks).expanduser(), section, label)
     if section.instances:
         keys = (f"{label}/{number}" for number in range(section.instances))
         train, held_out = split(keys, section.held_out)
@@ -79,7 +84,7 @@ def _from_file(path: Path, section: EnvironmentConfig, label: str) -> TaskSet:
         text = _checked(path, number, row)
         if (earlier := first_places.setdefault(text, number)) != number:
             raise ConfigError(f"{path}: row {number} is row {earlier} once more", "remove one of them")
-        rows.append(text)
+        rows.append(json.dumps(row, separators=(",", ":")))
         keys.append(_key(path, number, row, section.task_key) if section.task_key else text)
     if not rows:
         raise ConfigError(f"{path} has no rows", "write a JSON object on each line")
@@ -103,8 +108,14 @@ def _rows(path: Path) -> Iterator[Any]:
         if path.suffix == ".parquet":
             yield from _parquet(path)
             return
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
+            empty = 0  # the number of the first of empty lines, which may only be the last ones
             for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    empty = empty or number
+                    continue
+                if empty:
+                    raise ConfigError(f"{path}: row {empty} is empty", "remove the line")
                 yield _parsed(path, number, line)
     except FileNotFoundError:
         raise ConfigError(f"tasks = {str(path)!r} does not exist", "give a .jsonl or .parquet file") from None
@@ -115,10 +126,10 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
-    if not line.strip():
-        raise ConfigError(f"{path}: row {number} is empty", "remove the line")
     try:
         return json.loads(line)
+    except RecursionError:
+        raise ConfigError(f"{path}: row {number} is nested too deeply", "flatten it") from None
     except ValueError as error:
         raise ConfigError(f"{path}: row {number} is not JSON: {error}", "correct the line") from None
 
@@ -156,6 +167,8 @@ def _key(path: Path, number: int, row: dict[str, Any], name: str) -> str:
     if name not in row:
         raise ConfigError(f"{path}: row {number} has no {name!r}, the task_key", "add it to every row")
     value = row[name]
+    if value is None:
+        raise ConfigError(f"{path}: row {number} has {name} = null, the task_key", "give every row a key")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{path}: row {number} has {name} = {value}", "give a text or a number")
     return json.dumps(value, sort_keys=True)
@@ -163,16 +176,24 @@ def _key(path: Path, number: int, row: dict[str, Any], name: str) -> str:
 
 def recorded(sets: dict[str, TaskSet]) -> dict[str, dict[str, Any]]:
     """The part of task sets that a run directory keeps, by label: enough to notice a change."""
-    return {label: {"tasks": known.tasks, "sha256": known.sha256} for label, known in sets.items()}
+    return {
+        label: {"tasks": known.tasks, "sha256": known.sha256, "split": known.split}
+        for label, known in sets.items()
+    }
 
 
 def check_unchanged(now: dict[str, dict[str, Any]], before: dict[str, dict[str, Any]]) -> None:
-    """Raises ConfigError if a task set differs from the one that the run began with."""
+    """Raises ConfigError if a task set, or its split, differs from the one that the run began with."""
     for label, known in before.items():
-        if label in now and now[label] != known:
-            raise ConfigError(
-                f"the tasks of environment {label} are not those that the run began with: "
-                f"{now[label]['tasks']:,} of them now, {known['tasks']:,} then"
-                + (", another file" if now[label]["sha256"] != known["sha256"] else ""),
-                "restore the file, or start another run with --name NAME",
-            )
+        if now.get(label, {}) == known:
+            continue
+        tasks = now.get(label, {"tasks": 0, "sha256": ""})
+        changes = [f"{tasks['tasks']:,} of them now, {known['tasks']:,} then"]
+        if tasks["sha256"] != known["sha256"]:
+            changes.append("another file")
+        elif tasks["tasks"] == known["tasks"]:
+            changes.append("split otherwise into those to train on and those to evaluate")
+        raise ConfigError(
+            f"the tasks of environment {label} are not those that the run began with: {', '.join(changes)}",
+            "restore file, held_out and task_key, or start another run with --name NAME",
+        )

@@ -20,7 +20,7 @@ from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
 from earl.stack.auto_dtype import settle
 from earl.stack.run_files import replace
-from earl.stack.rundir import check_same_policy, to_toml
+from earl.stack.rundir import check_same_policy, to_toml, with_absolute_tasks
 from earl.stack.task_sets import record_task_sets, task_sets_of
 
 REFERENCE_NEEDED = (
@@ -39,6 +39,7 @@ def prepare(config: RunConfig, directory: Path) -> None:
         "scheduler": config.scheduler.model_copy(update={"bind": peer("EARL_SCHEDULER")}),
         "gateway": config.gateway.model_copy(update={"bind": peer("EARL_GATEWAY")}),
     }
+    config = config.model_copy(update=with_absolute_tasks(config))
     task_sets = task_sets_of(config, directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     record_task_sets(task_sets, directory)

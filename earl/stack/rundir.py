@@ -111,12 +111,12 @@ class RunDirectory:
             update={
                 "runs_dir": str(self.path.parent.resolve()),
                 "scheduler": config.scheduler.model_copy(update={"profile": named}),
-                **_environments(config),
+                **with_absolute_tasks(config),
             }
         )
         record_task_sets(task_sets_of(lasting, self.path), self.path)
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
-        named_tasks = launched.model_copy(update=_environments(launched))
+        named_tasks = launched.model_copy(update=with_absolute_tasks(launched))
         replace(self.run_json, named_tasks.model_dump_json(indent=1))
         for earlier in (FAILURE, LAUNCH):
             (self.path / earlier).unlink(missing_ok=True)
@@ -192,6 +192,12 @@ def check_same_policy(now: RunConfig, before: RunConfig) -> None:
     """A resumed run trains the same model in the same environments, and may have more of those; everything
     else may change."""
     new_names = {entry.label: entry.name for entry in now.mixture}
+    if now.environments and not before.environments and now.mixture[0].label != before.mixture[0].label:
+        raise ConfigError(
+            f"[[environments]] begins with {now.mixture[0].label}, and the run that --resume would continue "
+            f"has played {before.mixture[0].label}",
+            "write that one first",
+        )
     for key, new, old in (
         ("model", now.model, before.model),
         *(
@@ -230,8 +236,8 @@ def to_toml(table: dict[str, Any], prefix: str = "") -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _environments(config: RunConfig) -> dict[str, Any]:
-    """The sections of environments, the paths of their task files absolute."""
+def with_absolute_tasks(config: RunConfig) -> dict[str, Any]:
+    """The sections of environments, with absolute paths of their task files."""
 
     def absolute(section: EnvironmentConfig) -> EnvironmentConfig:
         path = str(Path(section.tasks).expanduser().resolve()) if section.tasks else ""

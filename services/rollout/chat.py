@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,6 +29,7 @@ from earl.config.dtype import DType
 from earl.config.mixture import MixtureEntry, entry_of
 from earl.config.model import ModelConfig
 from earl.config.run import RunConfig
+from earl.config.task_set import task_set_of
 from earl.env.base import Action
 from earl.errors import CheckpointError, ConfigError, ContextTooLong, DeadlineExceeded
 from earl.models.export_record import read_record
@@ -243,7 +245,7 @@ async def _talk(talk: Conversation, console: Console) -> None:
 async def _watch(talk: Conversation, entry: MixtureEntry, console: Console, seed: int) -> None:
     async with at_host(entry.section.serve, entry.name) as game:
         console.print(Text(f"{game.name}, seed {seed}", style="bold"))
-        shown, return_ = await game.begin(seed, entry.task), 0.0
+        shown, return_ = await game.begin(seed, _task(entry, seed)), 0.0
         for _ in range(entry.max_turns):
             show(shown, console)
             if shown.done:
@@ -252,6 +254,15 @@ async def _watch(talk: Conversation, entry: MixtureEntry, console: Console, seed
             shown = await game.act(Action(action))
             return_ += shown.reward
         console.print(Text(visible(ending(shown, return_)), style="bold"))
+
+
+def _task(entry: MixtureEntry, seed: int) -> dict[str, Any]:
+    """The task of an episode. Of a task set it is a row that the seed chooses, held out if any is."""
+    tasks = task_set_of(entry.section, entry.label)
+    if tasks is None or not tasks.rows:
+        return entry.task
+    choices = tasks.held_out or tasks.train
+    return entry.task | json.loads(tasks.rows[choices[seed % len(choices)]])
 
 
 async def _answered(talk: Conversation, text: str, role: str, console: Console) -> str:

@@ -187,7 +187,10 @@ async def _open_resources(
     stack.push_async_callback(scheduler.close)
     gauges = Gauges(pool, agent, spans, tokenizer.unknown_words)
     stack.push_async_callback(gauges.close)
-    hosts = HostWait(gateway, {entry.name: entry.section.wait_s for entry in config.mixture})
+    wait_s: dict[str, float] = {}
+    for entry in config.mixture:
+        wait_s[entry.name] = max(entry.section.wait_s, wait_s.get(entry.name, 0.0))
+    hosts = HostWait(gateway, wait_s)
     weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts)
 

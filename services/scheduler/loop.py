@@ -206,10 +206,13 @@ class RunLoop:
         if attempts.given_up >= self.config.scheduler.give_up_after:
             fault = attempts.last_fault or "its lease ended"
             entry = entry_of(self.config.mixture, attempts.last_given_up)
+            ended = f"failed {self.config.scheduler.attempts} times each"
+            if self.ledger.rules.drops_truncated:
+                ended += ", or were truncated"
             raise EpisodesFailing(
-                f"{attempts.given_up} tickets of environment {entry.name!r} in a row failed "
-                f"{self.config.scheduler.attempts} times each; the last: {fault}",
-                "fix the environment or environment.task, then continue with --resume",
+                f"{attempts.given_up} tickets of environment {entry.label!r} in a row {ended}; "
+                f"the last: {fault}",
+                "fix the environment or its task, then continue with --resume",
             )
 
     async def _follow(self) -> None:

@@ -165,11 +165,12 @@ def would_start(config: RunConfig, notes: list[str]) -> CheckedRun:
     check_directory(config, resume=False)
     resolve_all(config)
     rollout, scheduler = config.rollout, config.scheduler
+    sizes = " or ".join(map(str, sorted({entry.group_size for entry in config.mixture})))
     return CheckedRun(
         str(directory),
         [spec.name for spec in plan(config, directory / "run.json")],
         notes,
         f"rollout {rollout.workers} x {rollout.engines} engines of tp {rollout.tp}, trainer "
-        f"{config.trainer.parallelism}, {scheduler.steps} steps of {scheduler.batch_groups} x "
-        f"{scheduler.group_size} episodes",
+        f"{config.trainer.parallelism}, {scheduler.steps} steps of {scheduler.batch_groups} x {sizes} "
+        "episodes",
     )

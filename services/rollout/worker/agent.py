@@ -108,6 +108,12 @@ class EnvSessions(Protocol):
     ) -> EnvSession: ...
 
 
+class _SlowTurn(DeadlineExceeded):
+    """A turn took longer than the run's own bound."""
+
+
+# Part of an episode's reward by which rounding may lead it out of its range.
+REWARD_MARGIN = 1e-6
 # Chooses the action for an observation, and appends both to the columns.
 Choose = Callable[[Observation, TokenColumns], Awaitable[str]]
 
@@ -178,15 +184,16 @@ class EpisodeAgent:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(truncated)
         except TimeoutError:
             if not outcome.message:  # the episode had begun
-                outcome.ending = Ending.TIMEOUT
+                outcome.ending = self._slow(ticket, outcome)
                 outcome.message = f"episode took longer than {ticket.episode_s:g} s"
+        except _SlowTurn as error:
+            outcome.ending, outcome.message = self._slow(ticket, outcome), f"{error.message}; {error.remedy}"
         except EarlError as error:
             outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
         bounds = self._bounds[ticket.label]
-        if outcome.ending is Ending.TIMEOUT and bounds.truncates and outcome.columns.trained_tokens:
-            outcome.ending = Ending.TRUNCATED
         least, most = bounds.rewards
-        if outcome.trainable and not least <= outcome.reward <= most:
+        margin = REWARD_MARGIN * max(1.0, abs(outcome.reward))
+        if outcome.trainable and not least - margin <= outcome.reward <= most + margin:
             outcome.ending = Ending.ENV_ERROR
             outcome.message = f"an episode earned {outcome.reward:g}, outside of [{least:g}, {most:g}]"
         if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
@@ -251,7 +258,7 @@ class EpisodeAgent:
         turn_s: float,
         traceparent: str,
     ) -> Any:
-        """An action and the step that it takes. Raises DeadlineExceeded after turn_s, if that is not 0."""
+        """An action and the step that it takes. Raises _SlowTurn after turn_s, if that is not 0."""
         turn = len(columns.turn_tokens)
 
         async def taken() -> Any:
@@ -262,9 +269,15 @@ class EpisodeAgent:
 
         if not turn_s:
             return await taken()
-        message = f"turn {turn + 1} took longer than {turn_s:g} s"
-        async with deadline(turn_s, DeadlineExceeded(message, "raise scheduler.turn_s")):
+        slow = _SlowTurn(f"turn {turn + 1} took longer than {turn_s:g} s", "raise scheduler.turn_s")
+        async with deadline(turn_s, slow):
             return await taken()
+
+    def _slow(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> Ending:
+        """The ending of an episode that exceeded a bound of its own. What the infrastructure fails to do in
+        time is never one of these."""
+        truncates = self._bounds[ticket.label].truncates and outcome.columns.trained_tokens > 0
+        return Ending.TRUNCATED if truncates else Ending.TIMEOUT
 
     async def _step(self, session: EnvSession, text: str) -> Any:
         before_ns = time.time_ns()

@@ -52,7 +52,7 @@ class HostWait:
                 if waited_s >= wait_s:
                     raise UnknownEnvironment(
                         f"no host served {name!r} within {wait_s:g} s; {_served(names)}",
-                        f"{self._start}, or raise environment.wait_s",
+                        f"{self._start}, or raise wait_s of the environment",
                     )
                 if waited_s >= next_notice_s:
                     next_notice_s = waited_s + NOTICE_S

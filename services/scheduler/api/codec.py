@@ -15,6 +15,7 @@ from earl.errors import LedgerError
 from earl.message_fields import fill
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import decode_parallelism
+from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.batches.batch_plan import BatchPlan
@@ -50,6 +51,9 @@ class TicketEncoder:
         self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
         self._scheduler = config.scheduler
+        longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
+        # The most tickets of one message, which their tasks may fill to a quarter.
+        self.most = MAX_MESSAGE_BYTES // 4 // max(longest + max(map(len, self._tasks.values())), 1)
 
     def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
         scripted = ticket.purpose is Purpose.WARMUP
@@ -81,7 +85,7 @@ class TicketEncoder:
         rows = self._rows.get(entry.label, ())
         if not 0 <= number < len(rows):
             return self._tasks[entry.label]
-        return json.dumps(entry.task | json.loads(rows[number]), sort_keys=True)
+        return json.dumps(entry.task | json.loads(rows[number]))
 
 
 def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:

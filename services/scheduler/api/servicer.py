@@ -71,7 +71,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def LeaseTickets(self, request, context):
         worker = request.worker
         tickets, stop = await self._scheduler.lease(
-            worker.name, worker.incarnation, min(request.credit, CREDIT), _wait(request.wait_s)
+            worker.name,
+            worker.incarnation,
+            min(request.credit, CREDIT, max(1, self._tickets.most)),
+            _wait(request.wait_s),
         )
         traceparent = self._scheduler.traceparent
         encoded = [self._tickets.encode(ticket, traceparent(ticket.id)) for ticket in tickets]

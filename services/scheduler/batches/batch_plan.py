@@ -134,7 +134,7 @@ def _figures(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]
     metrics: dict[str, list[float]] = {}
     for result in results:
         for name, value in result.metrics.items():
-            metrics.setdefault(name, []).append(value)
+            metrics.setdefault(name.replace(".", "_"), []).append(value)
     metrics.pop("win", None)
     count = len(results)
     return {

@@ -38,6 +38,8 @@ from services.scheduler.state.workers import WorkerRecord
 MAY_TRAIN = frozenset({EpisodeEnding.OK, EpisodeEnding.TRUNCATED})
 # States of a ticket whose attempt was accepted.
 DONE = BATCHED | {TicketState.EVALUATED}
+# Reasons for which a ticket is dropped whose attempt was accepted.
+LEFT_OUT = frozenset({Reason.TRUNCATED, Reason.NO_SIGNAL})
 # Rewards of a group that differ by less are equal up to rounding: all its advantages would be 0.
 SMALLEST_SPREAD = 1e-6
 
@@ -133,7 +135,9 @@ class TicketAttempts:
         if ticket is None:
             return TicketVerdict.REFUSED, reason
         if reason:
-            repeated = ticket.state in DONE and Attempt(ticket.id, ticket.attempt, ticket.fence) == attempt
+            repeated = (ticket.state in DONE or ticket.reason in LEFT_OUT) and Attempt(
+                ticket.id, ticket.attempt, ticket.fence
+            ) == attempt
             return (TicketVerdict.ACCEPTED, "") if repeated else (TicketVerdict.REFUSED, reason)
         fault = self._fault(ticket, result)
         if fault:

@@ -69,12 +69,6 @@ def batch_episodes(rules: Rules, first: int) -> int:
     return sum(group_size_at(rules, index) for index in range(first, first + rules.batch_groups))
 
 
-def epoch_at(rules: Rules, share: Share, index: int) -> float:
-    """The number of epochs, with its fraction, that training has played of an environment before the index-th
-    group."""
-    return _drawn(rules, share, Purpose.TRAIN, index) / len(share.train)
-
-
 # --- within ---------------------------------------------------------------------------------
 
 
@@ -83,10 +77,14 @@ def _task_at(rules: Rules, share: Share, purpose: Purpose, index: int, take: int
         place = index // len(rules.mixture)
         return share.held_out[place % len(share.held_out)]
     count, word = len(share.train), _word(share.label)
-    if take:  # any other task: the one whose turn it was is broken
-        return share.train[derive(rules.seed, "take", purpose, word, index, take) % count]
     epoch, place = divmod(_drawn(rules, share, purpose, index), count)
-    return share.train[_order(derive(rules.seed, "epoch", purpose, word, epoch), count)[place]]
+    order = _order(derive(rules.seed, "epoch", purpose, word, epoch), count)
+    if (
+        take
+    ):  # another task than the one whose turn it was, and than its earlier substitutes while there are any
+        first = derive(rules.seed, "take", purpose, word, index) % max(1, count - 1)
+        place += 1 + (first + take - 1) % max(1, count - 1)
+    return share.train[order[place % count]]
 
 
 def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
@@ -121,7 +119,7 @@ def _counted(
     return counts[blocks]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _order(seed: int, count: int) -> list[int]:
     """A permutation of range(count)."""
     order = list(range(count))

@@ -84,7 +84,7 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
         **values,
         drops_truncated=config.scheduler.truncated == "drop",
         mixture=mixture,
-        evaluation_setting=_evaluation_setting(config),
+        evaluation_setting=_evaluation_setting(config, task_sets),
     )
 
 
@@ -95,12 +95,14 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     return Share(label, entry.share, entry.group_size, train, held_out)
 
 
-def _evaluation_setting(config: RunConfig) -> str:
+def _evaluation_setting(config: RunConfig, task_sets: Mapping[str, TaskSet]) -> str:
     """Two runs of one policy in which this is the same play an evaluation's instances alike."""
     entries = config.mixture
     parts: Any = [[entry.label, *_how_played(config, entry)] for entry in entries]
     if not config.environments:
         parts = _how_played(config, entries[0])
+    if task_sets:
+        parts = [parts, [[label, tasks.sha256, tasks.split] for label, tasks in sorted(task_sets.items())]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

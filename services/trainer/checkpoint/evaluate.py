@@ -116,6 +116,11 @@ def recorded_config(model: Path, overrides: Sequence[Override]) -> RunConfig:
         "rollout": {"max_new_tokens": record.max_new_tokens},
         "evaluation": {"temperature": record.temperature},
     }
+    if any(environment.get("tasks") for environment in record.environments):
+        raise ConfigError(
+            f"{model / FILE} does not have the task set that its run played",
+            "give its run file: --run-file RUN.toml",
+        )
     several = len(record.environments) > 1
     if several:
         table["environments"] = [dict(environment) for environment in record.environments]
@@ -143,7 +148,11 @@ def evaluation_of(
     table["evaluation"] |= {"episodes": episodes, "at_start": False, "at_end": True, "every_steps": 0}
     table["trainer"] |= {"checkpoint_every": 0, "kl_coefficient": 0.0, "lora_rank": 0}
     for key, text in overrides:
-        set_override(table, key, text)
+        if key == "environment.serve" and config.environments:
+            for environment in table["environments"]:
+                environment["serve"] = text
+        else:
+            set_override(table, key, text)
     changed = validate(table, "earl eval", frozenset(key for key, _ in overrides))
     cross_check(changed)
     return changed

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from earl.config.mixture import MixtureEntry
 from earl.config.run import RunConfig
 from earl.models.chat import read_template
 from earl.models.export_record import FILE, PROMPT_KEYS, RECORDED, ExportRecord
@@ -33,7 +34,11 @@ _TOKEN_IDS = ("bos_token_id", "pad_token_id")
 
 def record_of(run: Path, config: RunConfig, version: int) -> ExportRecord:
     """Reads the record of one version from a run's directory. Raises ConfigError, ModelNotFound."""
-    tokenizer = Tokenizer.load(run / "model", config.model)
+    entries = config.mixture
+    prompts, longest = config.model, max(entry.max_new_tokens for entry in entries)
+    if len({entry.system for entry in entries}) == 1:
+        prompts = prompts.model_copy(update={"system": entries[0].system})
+    tokenizer = Tokenizer.load(run / "model", prompts)
     stops = tokenizer.checkpoint_eos_ids
     stops += tuple(sorted(tokenizer.stop_ids - frozenset(stops)))
     base = config.model.path
@@ -42,20 +47,25 @@ def record_of(run: Path, config: RunConfig, version: int) -> ExportRecord:
         version=version,
         # A directory's name without the path to it: an export may be published.
         base=base if base.startswith("package:") else Path(base).name,
-        environment=" + ".join(entry.label for entry in config.mixture),
-        task=config.mixture[0].task if len(config.mixture) == 1 else {},
-        environments=tuple(
-            entry.section.model_dump(mode="json", include=set(RECORDED)) for entry in config.mixture
-        ),
-        model=config.model.model_dump(mode="json", include=set(PROMPT_KEYS)),
+        environment=" + ".join(entry.label for entry in entries),
+        task=entries[0].task if len(entries) == 1 else {},
+        environments=tuple(_recorded(entry) for entry in entries),
+        model=prompts.model_dump(mode="json", include=set(PROMPT_KEYS)),
         eos_token_ids=tokenizer.checkpoint_eos_ids,
         stop_token_ids=stops,
         stop_tokens=tuple(map(tokenizer.token, stops)),
         temperature=config.evaluation.temperature,
         training_temperature=config.scheduler.temperature,
-        max_new_tokens=config.rollout.max_new_tokens,
+        max_new_tokens=longest,
         evaluation=_evaluation(run, version),
     )
+
+
+def _recorded(entry: MixtureEntry) -> dict[str, Any]:
+    """The keys that decide what is played. A file of tasks is only named: an export may be published."""
+    section = entry.section
+    named = section.model_copy(update={"tasks": Path(section.tasks).name if section.tasks else ""})
+    return named.model_dump(mode="json", include=set(RECORDED))
 
 
 def _evaluation(run: Path, version: int) -> dict[str, Any]:

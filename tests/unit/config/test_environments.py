@@ -53,9 +53,11 @@ def test_each_entry_has_its_own_bounds_and_otherwise_the_runs(tmp_path: Path) ->
 def test_entries_of_one_target_share_its_hosts(tmp_path: Path) -> None:
     config = run_of(tmp_path, TWO.replace("weight = 3", "weight = 3\nhosts = 2\nsessions_per_host = 7"))
     (plan,) = host_plans(config.mixture)
-    assert (plan.hosts, plan.sessions, plan.names) == (2, 512, ("open_spiel/tic_tac_toe",))
+    assert (plan.hosts, plan.sessions, plan.names) == (2, 7, ("open_spiel/tic_tac_toe",))
     assert host_plan(config.mixture, "") == plan
-    with pytest.raises(ConfigError, match=r"--serve 'other:thing' is no environment\.serve of the run file"):
+    with pytest.raises(
+        ConfigError, match=r"--serve 'other:thing' is no serve of the run file's environments"
+    ):
         host_plan(config.mixture, "other:thing")
 
 
@@ -108,7 +110,37 @@ REFUSED = {
     ),
     "no room for a prompt": (
         ENTRY + "max_context_tokens = 8\nmax_new_tokens = 8\n",
-        r"max_new_tokens = 8 of environment a/b leaves no prompt in max_context_tokens = 8",
+        r"max_new_tokens = 8 leaves environment a/b no prompt in max_context_tokens = 8",
+    ),
+    "no room for the run's answers": (
+        ENTRY + "max_context_tokens = 8\n[rollout]\nmax_new_tokens = 16\n",
+        r"rollout\.max_new_tokens = 16 leaves environment a/b no prompt in max_context_tokens = 8",
+    ),
+    "two targets of one name": (
+        ENTRY + 'serve = "x:y"\n' + ENTRY + 'label = "other"\nserve = "x:z"\n',
+        r"environment a/b has serve = 'x:y' and 'x:z': a gateway knows environments by name alone",
+    ),
+    "a name that no host can register": (
+        '[[environments]]\nname = "a b"\n',
+        r'name of \[\[environments\]\] 1 = "a b" is wrong; give a text that matches',
+    ),
+    "a key of rows without rows": (
+        ENTRY + 'task_key = "id"\n',
+        r"task_key = 'id' of environment a/b without tasks has no effect",
+    ),
+    "fewer episodes than environments": (
+        ENTRY + ENTRY.replace("b", "c") + "[evaluation]\nepisodes = 1\n",
+        r"1 episodes of an evaluation are fewer than the 2 environments",
+    ),
+    "whole groups dropped for one truncated episode": (
+        ENTRY + '[scheduler]\ntruncated = "drop"\n',
+        r'scheduler\.truncated = "drop" without scheduler\.min_group_size would drop a whole group',
+    ),
+    "truncation by the clock in a deterministic run": (
+        "deterministic = true\n"
+        + ENTRY
+        + '[scheduler]\ntimeout = "truncate"\nstaleness = 0\nselector = "static"\n',
+        r'deterministic = true with scheduler\.timeout = "truncate"',
     ),
     "a group of one": (
         ENTRY + "group_size = 1\n",
@@ -135,6 +167,14 @@ def test_an_override_cannot_reach_into_the_list(tmp_path: Path) -> None:
         load_run(tmp_path / "run.toml", [("environments.0.weight", "2")])
 
 
+def test_a_key_of_the_only_environment_is_none_of_several(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TWO, encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"--environment\.hosts: the run file has \[\[environments\]\]; set it"
+    ):
+        load_run(tmp_path / "run.toml", [("environment.hosts", "2")])
+
+
 def changed(config: RunConfig, **sections: Any) -> RunConfig:
     return RunConfig.model_validate(config.model_dump(mode="json") | sections)
 
@@ -145,3 +185,10 @@ def test_a_resumed_run_may_gain_environments_and_lose_none(tmp_path: Path) -> No
     check_same_policy(more, before)
     with pytest.raises(ConfigError, match=r"the name of environment 'a/b' differs"):
         check_same_policy(before, more)
+
+
+def test_the_only_environment_of_a_run_stays_the_first(tmp_path: Path) -> None:
+    one = run_of(tmp_path, 'name = "one"\n[environment]\nname = "a/b"\n')
+    check_same_policy(run_of(tmp_path, 'name = "one"\n' + ENTRY + ENTRY.replace("b", "c")), one)
+    with pytest.raises(ConfigError, match=r"begins with a/c, and the run that --resume would continue has"):
+        check_same_policy(run_of(tmp_path, 'name = "one"\n' + ENTRY.replace("b", "c") + ENTRY), one)

@@ -59,6 +59,13 @@ def test_the_split_is_a_function_of_each_key(keys: list[str], held_out: float) -
     assert evaluate == [number for number, key in enumerate(keys) if fraction(key) < held_out]
 
 
+def test_a_mark_at_the_beginning_and_empty_lines_at_the_end_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('\ufeff{"b": 1, "a": 2}\n{"a": 3}\n\n\n', encoding="utf-8")
+    tasks = task_set_of(section(path, held_out=0.0), "a/b")
+    assert tasks is not None and list(tasks.rows) == ['{"b":1,"a":2}', '{"a":3}']
+
+
 def test_seeded_instances_are_split_likewise() -> None:
     tasks = task_set_of(section(instances=1000, held_out=0.1), "a/b")
     assert tasks is not None and tasks.tasks == 1000 and not tasks.rows
@@ -69,6 +76,10 @@ def test_seeded_instances_are_split_likewise() -> None:
 REFUSED = {
     "no object": (['{"a": 1}', "[1]"], r"tasks\.jsonl: row 2 is no JSON object"),
     "no JSON": (['{"a": 1}', '{"a": '], r"tasks\.jsonl: row 2 is not JSON: "),
+    "a nested row": (
+        ['{"a": 1}', '{"q":' + "[" * 50_000 + "]" * 50_000 + "}"],
+        r"row 2 is nested too deeply",
+    ),
     "an empty line": (['{"a": 1}', "", '{"a": 2}'], r"tasks\.jsonl: row 2 is empty"),
     "a row twice": (['{"a": 1, "b": 2}', '{"a": 3}', '{"b": 2, "a": 1}'], r"row 3 is row 1 once more"),
     "a number that is none": (['{"a": NaN}'], r"row 1 is not JSON: "),

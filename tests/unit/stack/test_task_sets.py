@@ -32,9 +32,21 @@ def test_a_run_continues_with_the_tasks_that_it_began_with(tmp_path: Path) -> No
     with pytest.raises(
         ConfigError,
         match=r"the tasks of environment a/b are not those that the run began with: 41 of them now, 40 then, "
-        r"another file; restore the file, or start another run with --name NAME",
+        r"another file; restore file, held_out and task_key, or start another run with --name NAME",
     ):
         task_sets_of(config(path), tmp_path)
+
+
+def test_a_run_continues_with_the_split_that_it_began_with(tmp_path: Path) -> None:
+    path = written(tmp_path / "tasks.jsonl", 40)
+    record_task_sets(task_sets_of(config(path), tmp_path), tmp_path)
+    other = config(path)
+    sections = [section.model_copy(update={"held_out": 0.6}) for section in other.environments]
+    with pytest.raises(ConfigError, match=r"environment a/b are not .* then, split otherwise into those to"):
+        task_sets_of(other.model_copy(update={"environments": sections}), tmp_path)
+    without = [other.environments[0].model_copy(update={"tasks": ""}), other.environments[1]]
+    with pytest.raises(ConfigError, match=r"environment a/b are not .* 0 of them now, 40 then, another file"):
+        task_sets_of(other.model_copy(update={"environments": without}), tmp_path)
 
 
 def test_a_run_without_task_sets_has_no_record(tmp_path: Path) -> None:

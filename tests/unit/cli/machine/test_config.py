@@ -52,8 +52,8 @@ def test_keys_are_listed_by_a_part_of_their_names():
 def test_a_key_is_listed_with_its_unit():
     limit, *_ = json.loads(printed("keys", "train_limit_s", "--json"))
     assert (limit["unit"], limit["takes"]) == ("seconds", "a number of seconds, at least 0")
-    (name,) = json.loads(printed("keys", "environment.name", "--json"))
-    assert (name["unit"], name["takes"]) == ("", "a text")
+    (serve,) = json.loads(printed("keys", "environment.serve", "--json"))
+    assert (serve["unit"], serve["takes"]) == ("", "a text")
 
 
 def test_keys_are_listed_by_their_descriptions_and_advice_in_any_case():

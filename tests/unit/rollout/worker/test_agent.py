@@ -264,7 +264,7 @@ async def test_a_turn_is_bounded():
     outcome = await agent(Says(["x."]), sessions, turn_s=0.01).play(TICKET)
     assert (outcome.ending, outcome.message) == (
         Ending.TIMEOUT,
-        "DeadlineExceeded: turn 2 took longer than 0.01 s; raise scheduler.turn_s",
+        "turn 2 took longer than 0.01 s; raise scheduler.turn_s",
     )
     assert sessions.session.closed and not outcome.trainable
 
@@ -276,6 +276,18 @@ async def test_a_slow_episode_may_be_truncated_with_what_it_earned(bounded):
     outcome = await agent(Says(["x."]), sessions, truncates=True, **bounded).play(ticket)
     assert (outcome.ending, outcome.reward) == (Ending.TRUNCATED, 0.5)
     assert "took longer than" in outcome.message and len(outcome.columns.turn_tokens) == 2
+
+
+async def test_a_deadline_of_the_gateway_is_never_truncated():
+    sessions = Sessions(GOES_ON, DeadlineExceeded("no answer within 5 s", "look at the gateway"))
+    outcome = await agent(Says(["x."]), sessions, truncates=True, turn_s=9.0).play(TICKET)
+    assert outcome.ending is Ending.TIMEOUT
+
+
+async def test_rounding_leads_no_reward_out_of_its_range():
+    sessions = Sessions(*[replace(GOES_ON, reward=0.1)] * 9, replace(WON, reward=0.1 + 2e-16))
+    outcome = await agent(Says(["x."]), sessions, rewards=(0.0, 1.0)).play(replace(TICKET, max_turns=20))
+    assert outcome.ending is Ending.OK
 
 
 async def test_an_episode_that_is_slow_before_its_first_answer_stays_a_timeout():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from services.scheduler.state.mixture import (
     NO_TASK,
     batch_episodes,
-    epoch_at,
     group_size_at,
     instance_at,
     share_at,
@@ -69,7 +68,6 @@ def test_every_epoch_plays_every_task_once_in_another_order(parts: list[int], se
     played: list[int] = []
     for place in range(10_000):
         if share_at(rules, Purpose.TRAIN, place) is share:
-            assert epoch_at(rules, share, place) == len(played) / count
             played.append(instance_at(rules, Purpose.TRAIN, place).task)
             if len(played) == 3 * count:
                 break
@@ -94,6 +92,14 @@ def test_a_task_has_one_seed_and_evaluation_never_meets_training(
             assert known == instance.env_seed
         judged = instance_at(rules, Purpose.EVALUATE, place)
         assert judged.task % 2 == 1 and judged.env_seed >= EVALUATION_BIT
+
+
+@quick
+@given(st.integers(0, 1 << 30), st.integers(2, 9), st.integers(0, 60))
+def test_substitutes_are_other_tasks_until_all_have_been_taken(seed: int, tasks: int, place: int) -> None:
+    rules = replace(RULES, seed=seed, mixture=(Share(train=tuple(range(tasks)), held_out=(99,)),))
+    taken = [instance_at(rules, Purpose.TRAIN, place, take).task for take in range(tasks)]
+    assert sorted(taken) == list(range(tasks))
 
 
 def test_an_evaluation_plays_the_environments_in_turns() -> None:
