@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # also where the environment has it that no process leaves any (as in many containers).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Tests of what a closed terminal does mean the same where they were started with nohup.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Until all tests are collected: their imports set off collections that find nothing.
 gc.disable()
 

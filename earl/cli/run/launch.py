@@ -115,11 +115,13 @@ def settled_dtypes(config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[
 
 
 def handled() -> Signals:
-    """Handles Ctrl-C, SIGTERM, SIGHUP and the SIGUSR1 of `earl stop --now` on the running loop."""
+    """Handles Ctrl-C, SIGTERM, SIGHUP and the SIGUSR1 of `earl stop --now` on the running loop. A SIGHUP that
+    is ignored, as under nohup, stays so."""
     signals = Signals()
     loop = asyncio.get_running_loop()
     for number, by in STOPPED_BY.items():
-        loop.add_signal_handler(number, signals.ask, by)
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, signals.ask, by)
     loop.add_signal_handler(signal.SIGUSR1, signals.rush)
     return signals
 

@@ -163,6 +163,21 @@ async def test_a_signal_stops_a_launcher_and_is_named(number: signal.Signals, by
         unhandled()
 
 
+async def test_a_launcher_under_nohup_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals = handled()
+    try:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(60.0):
+            await signals.stop.wait()
+        assert signals.by == "SIGTERM (which earl stop sends)"
+    finally:
+        unhandled()
+        signal.signal(signal.SIGHUP, before)
+
+
 def unhandled() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         asyncio.get_running_loop().remove_signal_handler(number)
