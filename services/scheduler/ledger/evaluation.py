@@ -36,32 +36,67 @@ class Judgement:
 
 
 def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Judgement:
-    """The figures of an evaluation, which may be in progress, with those of `baseline`."""
+    """The figures of an evaluation, which may be in progress, with those of `baseline`.
+
+    Instances of one task are one observation, their mean: they are no independent samples of what the policy
+    does with tasks in general (clustered errors, Miller 2024, arXiv 2411.00640, 2.2).
+    """
     compared = baseline is not None and baseline.name != evaluation.name
     before = rewards(baseline) if compared and baseline is not None else None
-    after, won = rewards(evaluation), wins(evaluation)
-    judgement, labels = _judgement(after, won, before), evaluation.environments
+    after, won, labels = rewards(evaluation), wins(evaluation), evaluation.environments
+    parts = max(1, len(labels))
+    tasks = evaluation.tasks or [0] * parts
+    observed = [
+        _Observed.of(after[place::parts], won[place::parts], before and before[place::parts], tasks[place])
+        for place in range(parts)
+    ]
+    judgement = _judgement(observed, compared=compared)
     if not labels:
         return judgement
     each = {
-        label: _judgement(
-            after[place :: len(labels)],
-            won[place :: len(labels)],
-            before[place :: len(labels)] if before is not None else None,
-        )
-        for place, label in enumerate(labels)
+        label: _judgement([part], compared=compared) for label, part in zip(labels, observed, strict=True)
     }
     return replace(judgement, environments=each)
 
 
-def _judgement(after: list[float], won: list[float], before: list[float] | None) -> Judgement:
-    """The figures of instances. before: their rewards in the evaluation to compare with, if there is one."""
-    done = _done(won)
-    reward, win_rate = mean_interval(_done(after)), wilson_interval(math.fsum(done), len(done))
-    if before is None:
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """The independent observations of one environment's instances, without those that are missing.
+
+    pairs: instances that the gains are over.
+    """
+
+    rewards: list[float]
+    wins: list[float]
+    gains: list[float]
+    pairs: int
+
+    @classmethod
+    def of(cls, after: list[float], won: list[float], before: list[float] | None, tasks: int) -> _Observed:
+        """before: rewards in the evaluation to compare with, if there is one. tasks: that the instances play
+        in turns, 0 if each is another one."""
+        gains = [later - earlier for earlier, later in zip(before or (), after, strict=False)]
+        means = [_done(_means(values, tasks)) for values in (after, won, gains)]
+        return cls(*means, len(_done(gains)))
+
+
+def _means(values: list[float], tasks: int) -> list[float]:
+    """The mean of each task's values; the values if each is of another task."""
+    if not 0 < tasks < len(values):
+        return values
+    known = [_done(values[task::tasks]) for task in range(tasks)]
+    return [math.fsum(those) / len(those) for those in known if those]
+
+
+def _judgement(observed: list[_Observed], *, compared: bool) -> Judgement:
+    reward = mean_interval([value for part in observed for value in part.rewards])
+    won = [value for part in observed for value in part.wins]
+    win_rate = wilson_interval(math.fsum(won), len(won))
+    if not compared:
         return Judgement(reward, win_rate)
-    gains = _done([later - earlier for earlier, later in zip(before, after, strict=False)])
-    return Judgement(reward, win_rate, mean_interval(gains) if gains else None, len(gains))
+    gains = [value for part in observed for value in part.gains]
+    pairs = sum(part.pairs for part in observed)
+    return Judgement(reward, win_rate, mean_interval(gains) if gains else None, pairs)
 
 
 def figures(judgement: Judgement) -> dict[str, float]:

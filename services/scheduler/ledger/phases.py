@@ -297,12 +297,14 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     tables, rules, version = ledger.tables, ledger.rules, ledger.tables.run.version
     if name in tables.evaluations:
         return
+    tasks = [len(share.held_out) for share in rules.mixture]
     tables.evaluations[name] = EvaluationRecord(
         name=name,
         version=version,
         episodes=episodes,
         setting=rules.evaluation_setting,
         environments=[share.label for share in rules.mixture if share.label],
+        tasks=tasks if any(tasks) else [],
     )
     issue, temperature = ledger.attempts.issue, rules.evaluation_temperature
     for index in range(episodes):

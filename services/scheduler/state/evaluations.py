@@ -29,6 +29,8 @@ class EvaluationRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=
     setting: str = ""
     # The labels of a mixture: instance i is of the environment i % n. Empty in a run that has only one.
     environments: list[str] = []
+    # By environment, the held-out tasks that its instances play in turns; 0 for endless ones.
+    tasks: list[int] = []
 
     @property
     def finished(self) -> bool:
