@@ -17,8 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ LOCK = ROOT / "requirements.lock"
 # Builds of torch for the CPU, which are not among those of the package index.
 TORCH_CPU = ROOT / "tools" / "torch_cpu.lock"
 OLDEST = (3, 11)
+# Seconds between two lines about a command that is still running.
+NOTICE_S = 5.0
 # Asked only on Linux without an NVIDIA driver, and only if the configured index has no CPU build.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # A model to train and test with. Only its weights are wanted: its dependencies are another engine.
@@ -117,13 +120,26 @@ def made(target: Path) -> Path:
 def pip(python: Path, *arguments: str) -> bool:
     """Runs pip in the environment, its progress bars shown; whether it succeeded."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, check=False).returncode == 0
+    return succeeds("pip installs", command)
 
 
 def offered(python: Path, *arguments: str) -> bool:
     """Returns whether pip could install this; nothing is installed."""
     command = [str(python), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", *arguments]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return succeeds("pip looks for a build of torch", command, shown=False)
+
+
+def succeeds(what: str, command: Sequence[str], *, shown: bool = True) -> bool:
+    """Runs a command, and says every few seconds for how long it has been running: pip unpacks a gigabyte
+    without a word. shown: its output is."""
+    output = None if shown else subprocess.DEVNULL
+    began_s = time.monotonic()
+    with subprocess.Popen(command, stdout=output, stderr=output) as process:
+        while True:
+            try:
+                return process.wait(NOTICE_S) == 0
+            except subprocess.TimeoutExpired:
+                print(f"install: {what}: {time.monotonic() - began_s:.0f} s", flush=True)
 
 
 def torch_arguments(python: Path) -> list[str]:

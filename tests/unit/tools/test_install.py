@@ -82,3 +82,18 @@ def test_a_lock_that_pip_could_not_trust_is_named(
     monkeypatch.setattr(lock, "LOCK", changed)
     monkeypatch.setattr(lock, "read_lock", lambda file=changed: read(file))
     assert [one for one in lock.faults() if one.startswith(fault)]
+
+
+def test_a_command_that_takes_long_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    told: list[str] = []
+
+    def heard(line: str, **_: object) -> None:
+        told.append(line)
+        (tmp_path / "told").touch()
+
+    monkeypatch.setattr(install, "NOTICE_S", 0.05)
+    monkeypatch.setattr(install, "print", heard, raising=False)
+    until_told = f"while [ ! -e {tmp_path}/told ]; do sleep 0.02; done; exit $0"
+    assert install.succeeds("pip installs", ["sh", "-c", until_told, "0"])
+    assert told and all(line == "install: pip installs: 0 s" for line in told)
+    assert not install.succeeds("pip installs", ["sh", "-c", until_told, "3"], shown=False)
