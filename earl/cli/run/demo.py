@@ -34,8 +34,8 @@ def example(name: str) -> Path:
 
 
 def demo_config(seed: int, overrides: Sequence[Override] = ()) -> RunConfig:
-    """The demo's configuration for a seed, under a name that no earlier run has."""
-    config = load_run(example(RUN_FILE), [("seed", str(seed)), *overrides])
+    """The demo's configuration for a seed, under a name that no earlier run has. It takes no profile."""
+    config = load_run(example(RUN_FILE), [("seed", str(seed)), ("scheduler.profile_s", "0"), *overrides])
     return config.model_copy(update={"name": free_name(config, f"demo-seed{seed}")})
 
 
