@@ -141,6 +141,7 @@ def test_a_page_at_a_port_that_is_taken(refuse: Refuse, taken: str):
     )
 
 
+@pytest.mark.parametrize("command", ["train", "up"])
 @pytest.mark.parametrize(
     ("runs_dir", "reason"),
     [
@@ -148,8 +149,8 @@ def test_a_page_at_a_port_that_is_taken(refuse: Refuse, taken: str):
         ("/sys", "…"),  # where nobody may write; the reason depends on how it is mounted
     ],
 )
-def test_a_folder_in_which_no_run_can_be_made(runs_dir: str, reason: str, refuse: Refuse):
-    code, text = refuse(f"train ok.toml --runs-dir {runs_dir}")
+def test_a_folder_in_which_no_run_can_be_made(runs_dir: str, reason: str, command: str, refuse: Refuse):
+    code, text = refuse(f"{command} ok.toml --runs-dir {runs_dir}")
     expected = (
         f"run directory {runs_dir}/tictactoe cannot be written: {reason}; "
         "name a folder that you can write to with --runs-dir"

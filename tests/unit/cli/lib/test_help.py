@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_the_help_fits_and_breaks_no_word(columns: int):
     assert max(map(len, done.stdout.splitlines())) <= columns
     words = set(re.findall(r"[\w-]+", done.stdout))
     assert {"--version", "environments", "Perfetto", *commands_of("earl.commands")} <= words
+
+
+def test_the_version_is_that_of_the_package():
+    done = typed("--version")
+    assert (done.returncode, done.stdout) == (0, f"earl {version('earl')}\n")
+
+
+@pytest.mark.parametrize("words", [(), ("train",), ("status",), ("bench",), ("bench", "up"), ("env",)])
+def test_a_short_option_shows_the_help(words: tuple[str, ...]):
+    short, long = typed(*words, "-h"), typed(*words, "--help")
+    assert short.returncode == 0 and short.stdout == long.stdout != ""
+
+
+def test_the_former_name_of_stop_is_an_alias():
+    assert typed("down", "--help").stdout == typed("stop", "--help").stdout != ""
 
 
 def test_a_group_without_a_command_shows_its_help_as_an_error():
