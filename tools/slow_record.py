@@ -23,7 +23,6 @@ ALONE = {
     "tests/containers/": "containers share names, ports and the machine's memory",
     "tests/integration/test_bench_": "benchmarks bound or compare rates",
     "tests/integration/test_memory_peaks.py::test_the_peak_of_several": "peaks depend on who waits for whom",
-    "tests/integration/test_profile.py::test_rollout_and_trainer": "rates are compared",
     "tests/unit/benchmarks/test_profile.py": "all has to be measured within minutes",
     "tests/integration/test_readme_path.py": "a training on all cores, to a result",
     "tests/contract/test_transport.py::test_idle_costs_nothing": "processor time is bounded",

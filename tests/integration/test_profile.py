@@ -74,9 +74,6 @@ async def test_rollout_and_trainer_are_measured_once(tmp_path) -> None:
         )
         table = ProfileTable(one.rows, one.stage)
         assert table.predict(Parallelism(), 32, 4).source == "interpolated"
-    rates = {one: row.tokens_per_device_s or 0.0 for one, row in by_point(found[0].rows).items()}
-    # Several sequences share what a step costs: no machine is so noisy.
-    assert rates[Parallelism(), 64, 8] > rates[Parallelism(), 64, 1]
     assert len(said) == 8
     again, said = await profiled(run(), ["rollout", "trainer"], grid, tmp_path)
     assert [one.rows for one in again] == [one.rows for one in found] and said == []
