@@ -8,6 +8,7 @@ The rules:
 - A module whose docstring says "Pure." imports nothing of IMPURE.
 - Every error of earl/errors.py says what to do, where it may reach a person.
 - Names say what they hold, and public classes have unique names (`tools.source_words`).
+- No files import each other in a circle (`tools.import_circles`).
 
 Prints `path:line: what; remedy` for each finding; exit code 1 if there is any.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools import source_words  # noqa: E402  found from wherever this is run
+from tools import import_circles, source_words  # noqa: E402  found from wherever this is run
 
 FOLDERS = ("earl", "services", "tests", "benchmarks", "tools", "examples")
 
@@ -201,6 +202,9 @@ def main() -> int:
                 count += 1
     for name, (line, what, remedy) in source_words.class_findings(modules):
         print(f"{name}:{line}: {what}; {remedy}")
+        count += 1
+    for circle in import_circles.circles(import_circles.edges(dict(modules))):
+        print(f"{circle[0]}:0: imports in a circle with {', '.join(circle[1:])}; move what both need")
         count += 1
     print(f"source: {len(files)} files, {count} findings")
     return 1 if count else 0
