@@ -15,7 +15,16 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from earl.cli.compare.figures import Figure, MeasuredFigure, Value, figures, ratio, result_word, steps
+from earl.cli.compare.figures import (
+    Figure,
+    MeasuredFigure,
+    Value,
+    figures,
+    labels_in,
+    ratio,
+    result_word,
+    steps,
+)
 from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import directory_of
@@ -55,7 +64,10 @@ def compare(
     """
     names, runs = read_all([directory_of(run) for run in run_dirs])
     with waiting("computing the figures"):
-        compared = [(figure, [figure.of(run) for run in runs]) for figure in figures(result_word(runs))]
+        compared = [
+            (figure, [figure.of(run) for run in runs])
+            for figure in figures(result_word(runs), labels_in(runs))
+        ]
     if html is not None:
         with waiting(f"writing {html}"):
             write(html, page(names, runs, compared))

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby, pairwise
 from statistics import median
 
+from earl.cli.lib.mixture_figures import by_environment
 from earl.cli.report.curves import SMOOTHING_STEPS, TRAIN, smooth
 from earl.cli.report.data import Record, RecordedRun, winners_in
 from earl.cli.report.figure_text import clock, count, label, number, percent
@@ -73,8 +74,35 @@ def result_word(runs: Sequence[RecordedRun]) -> str:
     return "reward" if any(winners_in(run.metrics, run.evaluations) for run in runs) else "score"
 
 
-def figures(result: str = "reward") -> Iterator[Figure]:
-    """All figures of a comparison, in the order in which a reader asks for them. result: see result_word."""
+def labels_in(runs: Sequence[RecordedRun]) -> list[str]:
+    """The environments that the runs' mixtures have, in the order of the first run that has each."""
+    records = (record for run in runs for record in run.evaluations)
+    return list(dict.fromkeys(label for record in records for label in by_environment(numbers_of(record))))
+
+
+def numbers_of(record: Record) -> dict[str, float]:
+    """The numbers of a record, which is flat."""
+    return {name: value for name, value in record.items() if isinstance(value, (int, float))}
+
+
+def of_environments(labels: Sequence[str], result: str) -> Iterator[Figure]:
+    """The last evaluation of each environment of a mixture: its reward, and its gain over the first."""
+    for environment in labels:
+        for key, title, shown in (("mean_reward", result, number), ("gain", "gain", signed)):
+            name = f"environments.{environment}.{key}"
+            yield Figure(
+                f"last_evaluation_{name}",
+                f"{environment}, last evaluation: {title}",
+                partial(evaluated, which="last", key=name),
+                shown,
+            )
+
+
+def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figure]:
+    """All figures of a comparison, in the order in which a reader asks for them. result: see result_word.
+
+    labels: of the environments of mixtures.
+    """
     yield Figure("outcome", "outcome", outcome)
     yield Figure("steps", "training steps", lambda run: MeasuredFigure(len(steps(run))))
     yield Figure("elapsed_s", "wall time", lambda run: MeasuredFigure(elapsed_s(run)), clock)
@@ -105,6 +133,7 @@ def figures(result: str = "reward") -> Iterator[Figure]:
     yield Figure(
         "gain", "gain, last over first evaluation", partial(evaluated, which="last", key="gain"), signed
     )
+    yield from of_environments(labels, result)
     for part, title in (("first", "first steps"), ("last", "last steps")):
         yield Figure(
             f"mean_tokens_{part}", f"mean context, {title}", partial(windowed, key="length_mean", part=part)

@@ -64,6 +64,19 @@ def row(text: str, title: str) -> list[str]:
 # --- figures --------------------------------------------------------------------------------
 
 
+def test_each_environment_of_a_mixture_is_compared(runs: tuple[Path, Path]) -> None:
+    fixed, moved = runs
+    lines = list(read_lines(moved / "evaluations.jsonl"))
+    figures = {"mean_reward": 0.5, "gain": 0.25, "gain_low": 0.2, "gain_high": 0.3}
+    lines[-1] |= {f"environments.as x.{name}": value for name, value in figures.items()}
+    write(moved / "evaluations.jsonl", lines)
+    text = told(fixed, moved)
+    assert row(text, "as x, last evaluation: gain")[:2] == ["–", "+0.25 [+0.2, +0.3]"]
+    assert row(text, "as x, last evaluation: reward")[:2] == ["–", "0.5"]
+    found = json.loads(told(fixed, moved, "--json"))["runs"]
+    assert [one["figures"]["last_evaluation_environments.as x.mean_reward"] for one in found] == [None, 0.5]
+
+
 def test_the_figures_are_those_of_the_runs(runs: tuple[Path, Path]) -> None:
     found = json.loads(told(*runs, "--json"))["runs"]
     for directory, one in zip(runs, found, strict=True):
