@@ -265,4 +265,5 @@ def toml_inline(value: Any) -> str:
         return "[" + ", ".join(toml_inline(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    # JSON leaves U+007F as it is, and TOML refuses it.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

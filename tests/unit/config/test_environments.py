@@ -73,6 +73,13 @@ def test_a_run_file_is_written_as_it_was_read(tmp_path: Path) -> None:
     assert load_run(tmp_path / "again.toml") == config
 
 
+def test_a_character_that_toml_refuses_is_written_escaped(tmp_path: Path) -> None:
+    config = run_of(tmp_path, TWO.replace("{ player = 1 }", '{ prompt = "a\\u007fb" }'))
+    assert config.mixture[1].task == {"prompt": "a\x7fb"}
+    (tmp_path / "again.toml").write_text(to_toml(config.model_dump(mode="json")), encoding="utf-8")
+    assert load_run(tmp_path / "again.toml") == config
+
+
 ENTRY = '[[environments]]\nname = "a/b"\n'
 REFUSED = {
     "both forms": (
