@@ -196,10 +196,11 @@ class TaskTexts:
 def tasks_by_seed(configs: Sequence[RunConfig]) -> dict[int, TaskTexts]:
     """The texts of the tasks that runs may have, by seed, made here before the first of them trains.
 
-    Empty if the runs start no environment themselves, or have several. Empty too, with a line on stderr, if
-    it cannot be made or started here: that would end no run, whose hosts and machines may be others.
+    Empty if the runs start no environment themselves, or have several, or a task set. Empty too, with a line
+    on stderr, if it cannot be made or started here: that would end no run, whose hosts and machines may be
+    others.
     """
-    if any(len(config.mixture) > 1 or not entry_of(config.mixture, "").section.serve for config in configs):
+    if any(len(config.mixture) > 1 or not _plays_seeds(config) for config in configs):
         return {}
     phase("listing the tasks of the runs")
     try:
@@ -207,6 +208,12 @@ def tasks_by_seed(configs: Sequence[RunConfig]) -> dict[int, TaskTexts]:
     except EarlError as error:
         sys.stderr.write(f"earl: distinct_tasks and reordered_in_training are left out: {error}\n")
         return {}
+
+
+def _plays_seeds(config: RunConfig) -> bool:
+    """Returns whether the run starts the hosts of its environment, which has no task set."""
+    section = entry_of(config.mixture, "").section
+    return bool(section.serve) and not section.tasks and not section.instances
 
 
 async def _task_texts(config: RunConfig) -> TaskTexts:
@@ -256,7 +263,7 @@ def task_counts(texts: TaskTexts, config: RunConfig, trained: int) -> dict[str, 
     included; instances that took the place of others are left out.
     """
     imitated_on = min(trained, len(texts.warmup))
-    groups = -(-(trained - imitated_on) // config.scheduler.group_size)
+    groups = -(-(trained - imitated_on) // entry_of(config.mixture, "").group_size)
     trained_on = {*texts.warmup[:imitated_on], *texts.train[:groups]}
     orders = {words(text) for text in trained_on}
     reordered = [text for text in texts.evaluate if text not in trained_on and words(text) in orders]
