@@ -109,25 +109,29 @@ def _advantages(
     return advantages
 
 
-def summary(committed: CommittedBatch) -> dict[str, float]:
+def summary(committed: CommittedBatch, *, masks_truncated: bool = False) -> dict[str, float]:
     """Summarises a committed batch's trajectories; names are those of metrics.jsonl.
 
-    The figures of an environment of a mixture are named "environments.LABEL.FIGURE".
+    The figures of an environment of a mixture are named "environments.LABEL.FIGURE". masks_truncated: as for
+    split_batch.
     """
     batch, results, environments = committed
     if not results:
         return {}
-    figures = _figures(batch, results)
+    masks = masks_truncated and batch.purpose is Purpose.TRAIN
+    figures = _figures(batch, results, masks=masks)
     for label in dict.fromkeys(filter(None, environments)):
         chosen = [result for result, other in zip(results, environments, strict=True) if other == label]
-        figures |= {f"environments.{label}.{name}": value for name, value in _figures(batch, chosen).items()}
+        of_label = _figures(batch, chosen, masks=masks)
+        figures |= {f"environments.{label}.{name}": value for name, value in of_label.items()}
     return figures
 
 
-def _figures(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """The figures of results, at least one."""
-    rows = [(each.reward, each.win, each.total_tokens, each.trained_tokens, each.turns) for each in results]
-    rewards, wins, tokens, trained, turns = zip(*rows, strict=True)
+def _figures(batch: Batch, results: Sequence[EpisodeResult], *, masks: bool) -> dict[str, float]:
+    """The figures of results, at least one. masks: no token of a truncated one is trained on."""
+    rows = [(each.reward, each.win, each.total_tokens, each.turns) for each in results]
+    rewards, wins, tokens, turns = zip(*rows, strict=True)
+    in_loss = [each for each in results if not (masks and each.ending is EpisodeEnding.TRUNCATED)]
     staleness: list[int] = []
     if batch.purpose is Purpose.TRAIN:  # imitation has no policy to be stale
         staleness = [batch.version - result.oldest_version for result in results if result.trained_tokens]
@@ -142,7 +146,7 @@ def _figures(batch: Batch, results: Sequence[EpisodeResult]) -> dict[str, float]
         "reward_mean": sum(rewards) / count,
         "win_rate": sum(wins) / count,
         "tokens": float(sum(tokens)),
-        "trained_tokens": float(sum(trained)),
+        "trained_tokens": float(sum(each.trained_tokens for each in in_loss)),
         "length_mean": sum(tokens) / count,
         "length_max": float(max(tokens)),
         "turns_mean": sum(turns) / count,

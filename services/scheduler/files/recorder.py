@@ -34,6 +34,7 @@ class RunRecorder:
         self.report = RunReport(run_dir)
         self._samples = SampleFile(run_dir / "samples.jsonl")
         self.endings = Endings(run_dir)
+        self._masks_truncated = config.scheduler.truncated == "mask"
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
 
     def ended(self, result: EpisodeResult) -> None:
@@ -72,7 +73,7 @@ class RunRecorder:
             phase=phase,
             version=version,
             time_s=elapsed_s,
-            trajectories=batch_plan.summary(committed),
+            trajectories=batch_plan.summary(committed, masks_truncated=self._masks_truncated),
             trainer=trainer,
             observed=observed,
             length_tokens=tokens,

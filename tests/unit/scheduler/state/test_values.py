@@ -158,6 +158,12 @@ def test_a_summary_says_what_was_trained() -> None:
     assert numbers["truncated_episodes"] == 0
     results[0].ending = EpisodeEnding.TRUNCATED
     assert summary(committed)["truncated_episodes"] == 1
+    assert summary(committed)["trained_tokens"] == 20
+    assert summary(committed, masks_truncated=True)["trained_tokens"] == 15
+    masked = split_batch(batch, tickets, 1, "mean", masks_truncated=True)
+    assert [item.masked for item in masked.ranks[0]] == [True, False, False, False]
+    assert masked.trained_tokens == 15 and masked.total_tokens == 46
+    assert [item.advantage for item in masked.ranks[0]] == [1, -1, 0, 0]
 
 
 def test_a_summary_of_a_mixture_has_the_figures_of_each_environment() -> None:

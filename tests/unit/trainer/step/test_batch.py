@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import TrainerError
+from earl.v1 import scheduler_pb2
+from services.trainer.api.codec import decode_plan
 from services.trainer.step.batch import Columns, build, minibatches
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin
@@ -127,3 +129,30 @@ def test_reference_log_probs_follow_their_tokens() -> None:
     columns.reference[3] = np.nan
     with pytest.raises(TrainerError, match="trajectory/1/1: position 3"):
         columns.validate(9)
+
+
+def test_no_token_of_a_masked_sequence_counts_in_the_loss() -> None:
+    columns = Columns()
+    columns.take([_item(1, 3), replace(_item(2, 3), masked=True)])
+    for name, value in (("tokens", 1), ("loss_mask", 0), ("logprobs", -0.5)):
+        columns.sampled[name][:] = value
+    columns.sampled["loss_mask"][[1, 2, 4, 5]] = 1
+    columns.mask()
+    assert columns.trained_tokens().tolist() == [2, 0]
+    columns.validate(9)
+    # A batch later the same place holds another sequence.
+    columns.take([_item(3, 3), _item(4, 3)])
+    columns.sampled["loss_mask"][:] = [0, 1, 1, 0, 1, 1]
+    columns.mask()
+    assert columns.trained_tokens().tolist() == [2, 2]
+
+
+def test_a_plan_says_which_sequences_are_masked() -> None:
+    message = scheduler_pb2.BatchPlan(objective=scheduler_pb2.OBJECTIVE_POLICY_GRADIENT)
+    rank = message.ranks.add()
+    for number in (1, 2):
+        rank.items.add(
+            ticket_id=number, descriptor_key="k", total_tokens=3, position=number, masked=number == 2
+        )
+    plan = decode_plan(message.SerializeToString(), 1)
+    assert [item.masked for item in plan.ranks[0]] == [False, True]
