@@ -76,8 +76,12 @@ class _Observed:
         """before: rewards in the evaluation to compare with, if there is one. tasks: that the instances play
         in turns, 0 if each is another one."""
         gains = [later - earlier for earlier, later in zip(before or (), after, strict=False)]
-        means = [_done(_means(values, tasks)) for values in (after, won, gains)]
-        return cls(*means, len(_done(gains)))
+        return cls(
+            rewards=_done(_means(after, tasks)),
+            wins=_done(_means(won, tasks)),
+            gains=_done(_means(gains, tasks)),
+            pairs=len(_done(gains)),
+        )
 
 
 def _means(values: list[float], tasks: int) -> list[float]:
