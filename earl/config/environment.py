@@ -15,10 +15,7 @@ LABEL = r"^([A-Za-z0-9][A-Za-z0-9._/+ -]{0,62}[A-Za-z0-9._/+-]|[A-Za-z0-9])?$"
 
 
 class EnvironmentConfig(ConfigSection):
-    """An environment of the run: the only one, as [environment], or one of several, each an [[environments]].
-
-    Where a key's default says "0", the run's own key of that name counts.
-    """
+    """An environment of the run: the only one, [environment], or one of several, each [[environments]]."""
 
     # Registered name of the environment, for example "open_spiel/tic_tac_toe".
     #
@@ -28,7 +25,7 @@ class EnvironmentConfig(ConfigSection):
     #
     # Set it where two entries play the same environment with different tasks.
     label: str = Field(default="", pattern=LABEL)
-    # Share of the groups of each batch, relative to the weights of the other entries.
+    # Share of the groups that are issued, relative to the weights of the other entries.
     #
     # Raise it for environments that should be learned sooner.
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)

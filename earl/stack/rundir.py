@@ -28,6 +28,7 @@ from typing import Any
 
 from earl.config.environment import EnvironmentConfig
 from earl.config.run import RunConfig
+from earl.config.task_set import TaskSet
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
 from earl.stack import disk_space
@@ -47,7 +48,7 @@ class RunDirectory:
     def __init__(self, config: RunConfig, *, resume: bool) -> None:
         """Makes or takes the directory. ConfigError: it exists, or does not, or another launcher has it."""
         self.path = run_path(config)
-        check_directory(config, resume=resume)
+        self._task_sets = check_directory(config, resume=resume)
         try:
             (self.path / LOGS).mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -114,7 +115,7 @@ class RunDirectory:
                 **with_absolute_tasks(config),
             }
         )
-        record_task_sets(task_sets_of(lasting, self.path), self.path)
+        record_task_sets(self._task_sets, self.path)
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
         named_tasks = launched.model_copy(update=with_absolute_tasks(launched))
         replace(self.run_json, named_tasks.model_dump_json(indent=1))
@@ -138,8 +139,12 @@ class RunDirectory:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def check_directory(config: RunConfig, *, resume: bool) -> None:
-    """Raises ConfigError if the run's directory exists already, or if there is nothing there to resume."""
+def check_directory(config: RunConfig, *, resume: bool) -> dict[str, TaskSet]:
+    """Returns the run's task sets by the label of their environment.
+
+    Raises ConfigError if the run's directory exists already, or if there is nothing there to resume, and as
+    `task_sets_of`.
+    """
     path = run_path(config)
     previous = path / "run.json"
     if resume and not previous.is_file():
@@ -151,7 +156,7 @@ def check_directory(config: RunConfig, *, resume: bool) -> None:
         )
     if resume:
         check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))
-    task_sets_of(config, path)
+    return task_sets_of(config, path)
 
 
 def remove_empty(path: Path) -> None:

@@ -79,11 +79,11 @@ def _task_at(rules: Rules, share: Share, purpose: Purpose, index: int, take: int
     count, word = len(share.train), _word(share.label)
     epoch, place = divmod(_drawn(rules, share, purpose, index), count)
     order = _order(derive(rules.seed, "epoch", purpose, word, epoch), count)
-    if (
-        take
-    ):  # another task than the one whose turn it was, and than its earlier substitutes while there are any
-        first = derive(rules.seed, "take", purpose, word, index) % max(1, count - 1)
-        place += 1 + (first + take - 1) % max(1, count - 1)
+    if take:
+        # Not the task whose turn it was, and no earlier substitute for it, while there are others.
+        others = max(1, count - 1)
+        first = derive(rules.seed, "take", purpose, word, index) % others
+        place += 1 + (first + take - 1) % others
     return share.train[order[place % count]]
 
 
@@ -94,7 +94,7 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
     shares, offset = tuple(other.share for other in rules.mixture), _offset(rules.seed, purpose)
     entry = rules.mixture.index(share)
     first = index - index % BLOCK
-    before = _counted(_counts(shares, offset), shares, offset, first // BLOCK)[entry]
+    before = _counted(shares, offset, first // BLOCK)[entry]
     return before + sum(_entry_at(shares, offset, place) == entry for place in range(first, index))
 
 
@@ -104,14 +104,13 @@ BLOCK = 256
 
 @lru_cache(maxsize=16)
 def _counts(shares: tuple[float, ...], offset: int) -> list[tuple[int, ...]]:
-    """The places that each entry has before each block, as far as they have been counted."""
+    """The places that each entry has before each block, as far as `_counted` has counted them."""
     return [(0,) * len(shares)]
 
 
-def _counted(
-    counts: list[tuple[int, ...]], shares: tuple[float, ...], offset: int, blocks: int
-) -> tuple[int, ...]:
-    """The places that each entry has in the first `blocks` blocks; extends `counts` up to there."""
+def _counted(shares: tuple[float, ...], offset: int, blocks: int) -> tuple[int, ...]:
+    """The places that each entry has in the first `blocks` blocks."""
+    counts = _counts(shares, offset)
     while len(counts) <= blocks:
         first = (len(counts) - 1) * BLOCK
         entries = [_entry_at(shares, offset, place) for place in range(first, first + BLOCK)]
