@@ -36,14 +36,14 @@ class Sound(Environment):
     def reset(self, seed, task):
         self.rng = random.Random(seed)
         self.secret = self.rng.randrange(8)
-        self.left = 5
+        self.steps_left = 5
         return self.observation("guess")
 
     def step(self, action):
-        self.left -= 1
+        self.steps_left -= 1
         right = action == str(self.secret)
         word = "right" if right else f"no {self.rng.randrange(100)}"
-        return StepResult(self.observation(word), float(right), done=right or not self.left)
+        return StepResult(self.observation(word), float(right), done=right or not self.steps_left)
 
     def observation(self, word):
         return Observation(word, [str(number) for number in range(8)])
@@ -95,7 +95,7 @@ class LeakingFiles(Sound):
 
 class Hanging(Sound):
     async def step(self, action):
-        if self.left == 3:
+        if self.steps_left == 3:
             await asyncio.Event().wait()
         return super().step(action)
 
@@ -107,12 +107,12 @@ class NotANumber(Sound):
 
 class Growing(Sound):
     def reset(self, seed, task):
-        self.said = ["begin"]
-        return " ".join(self.said)
+        self.history = ["begin"]
+        return " ".join(self.history)
 
     def step(self, action):
-        self.said.append(f"you said {action[:20]}")
-        return StepResult(" ".join(self.said), 0.0)
+        self.history.append(f"you said {action[:20]}")
+        return StepResult(" ".join(self.history), 0.0)
 
 
 class Transcript(Sound):
@@ -120,14 +120,16 @@ class Transcript(Sound):
 
     def reset(self, seed, task):
         super().reset(seed, task)
-        self.left, self.said = 15, []
+        self.steps_left, self.history = 15, []
         return Observation("Turn 0 of 15\nguess", list("ab"))
 
     def step(self, action):
-        self.left -= 1
-        self.said.append(f"> {action[:20]}\nin room {self.rng.randrange(10_000)} you find {self.left} doors")
-        text = "\n".join([f"Turn {15 - self.left} of 15", "guess", *self.said])
-        return StepResult(Observation(text, list("ab")), self.rng.random() / 20, done=not self.left)
+        self.steps_left -= 1
+        self.history.append(
+            f"> {action[:20]}\nin room {self.rng.randrange(10_000)} you find {self.steps_left} doors"
+        )
+        text = "\n".join([f"Turn {15 - self.steps_left} of 15", "guess", *self.history])
+        return StepResult(Observation(text, list("ab")), self.rng.random() / 20, done=not self.steps_left)
 
 
 class OnlyNew(Transcript):
@@ -135,7 +137,7 @@ class OnlyNew(Transcript):
 
     def step(self, action):
         result = super().step(action)
-        told = [f"Turn {15 - self.left} of 15", "guess", "#" * 40, self.said[-1]]
+        told = [f"Turn {15 - self.steps_left} of 15", "guess", "#" * 40, self.history[-1]]
         return StepResult(Observation("\n".join(told), list("ab")), result.reward, done=result.done)
 
 
@@ -146,8 +148,8 @@ class PaysForNothing(Sound):
 
 class PaysForTrying(Sound):
     def step(self, action):
-        self.left -= 1
-        return StepResult(self.observation("no"), 0.01, done=not self.left)
+        self.steps_left -= 1
+        return StepResult(self.observation("no"), 0.01, done=not self.steps_left)
 
 
 class SparesNonsense(Sound):
@@ -156,9 +158,9 @@ class SparesNonsense(Sound):
     reward_range = (-1.0, 1.0)
 
     def step(self, action):
-        self.left -= 1
+        self.steps_left -= 1
         legal = action in map(str, range(8))
-        return StepResult(self.observation("no"), -1.0 if legal else 0.0, done=legal or not self.left)
+        return StepResult(self.observation("no"), -1.0 if legal else 0.0, done=legal or not self.steps_left)
 
 
 class Stubborn(Sound):

@@ -41,10 +41,10 @@ reward_range = [-1, 1]
 
 def mixed_run_file(directory: Path) -> Path:
     text = TICTACTOE.read_text(encoding="utf-8")
-    one = re.search(r"^\[environment\]\n(?:.+\n)+", text, re.MULTILINE)
-    assert one is not None
+    section = re.search(r"^\[environment\]\n(?:.+\n)+", text, re.MULTILINE)
+    assert section is not None
     path = directory / "mixed.toml"
-    path.write_text(text.replace(one[0], "") + ENVIRONMENTS, encoding="utf-8")
+    path.write_text(text.replace(section[0], "") + ENVIRONMENTS, encoding="utf-8")
     return path
 
 
@@ -73,13 +73,18 @@ def assert_played(run: Launched, figures: dict) -> None:
             wanted[share_at(rules, Purpose.TRAIN, place).label] += group_size_at(rules, place)
         played = {label: line.get(f"environments.{label}.sequences", 0) for label in ("as x", "as o")}
         assert played == {label: wanted[label] for label in played}, step
-    told = [json.loads(line) for line in (run.run_directory / "samples.jsonl").open()]
-    assert {(one["environment"], one.get("task", -1)) for one in told if not one["evaluation"]} <= {
+    samples = [json.loads(line) for line in (run.run_directory / "samples.jsonl").open()]
+    assert {
+        (sample["environment"], sample.get("task", -1)) for sample in samples if not sample["evaluation"]
+    } <= {
         (instance.environment, instance.task)
         for place in range(STEPS * groups)
         for instance in [instance_at(rules, Purpose.TRAIN, place)]
     }
-    assert {one["environment"] for one in told if one["evaluation"] == "final"} == {"as x", "as o"}
+    assert {sample["environment"] for sample in samples if sample["evaluation"] == "final"} == {
+        "as x",
+        "as o",
+    }
     assert_ledger_adds_up(figures)
     assert figures["trained"] == 2 * 16 + sum(group_size_at(rules, place) for place in range(STEPS * groups))
     assert figures["environments"].keys() == {"as x", "as o"}

@@ -195,7 +195,7 @@ def test_a_resumed_run_may_gain_environments_and_lose_none(tmp_path: Path) -> No
 
 
 def test_the_only_environment_of_a_run_stays_the_first(tmp_path: Path) -> None:
-    one = run_of(tmp_path, 'name = "one"\n[environment]\nname = "a/b"\n')
-    check_same_policy(run_of(tmp_path, 'name = "one"\n' + ENTRY + ENTRY.replace("b", "c")), one)
+    before = run_of(tmp_path, 'name = "one"\n[environment]\nname = "a/b"\n')
+    check_same_policy(run_of(tmp_path, 'name = "one"\n' + ENTRY + ENTRY.replace("b", "c")), before)
     with pytest.raises(ConfigError, match=r"begins with a/c, and the run that --resume would continue has"):
-        check_same_policy(run_of(tmp_path, 'name = "one"\n' + ENTRY.replace("b", "c") + ENTRY), one)
+        check_same_policy(run_of(tmp_path, 'name = "one"\n' + ENTRY.replace("b", "c") + ENTRY), before)

@@ -73,8 +73,11 @@ def test_each_environment_of_a_mixture_is_compared(runs: tuple[Path, Path]) -> N
     text = told(fixed, moved)
     assert row(text, "as x, last evaluation: gain")[:2] == ["–", "+0.25 [+0.2, +0.3]"]
     assert row(text, "as x, last evaluation: reward")[:2] == ["–", "0.5"]
-    found = json.loads(told(fixed, moved, "--json"))["runs"]
-    assert [one["figures"]["last_evaluation_environments.as x.mean_reward"] for one in found] == [None, 0.5]
+    compared = json.loads(told(fixed, moved, "--json"))["runs"]
+    assert [run["figures"]["last_evaluation_environments.as x.mean_reward"] for run in compared] == [
+        None,
+        0.5,
+    ]
 
 
 def test_the_figures_are_those_of_the_runs(runs: tuple[Path, Path]) -> None:

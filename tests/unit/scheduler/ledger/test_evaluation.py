@@ -382,23 +382,23 @@ def test_episodes_of_one_task_are_one_observation() -> None:
     """Six episodes of three tasks: the intervals are those of the three means."""
     before = replace(evaluated("start", 1, [0, 0, 0, 0, 1, 0]), tasks=[3])
     after = replace(evaluated("final", 2, [1, 0, 1, 0, 1, None]), tasks=[3])
-    found = judge(after, before)
-    assert found.reward == mean_interval([0.5, 0.5, 1.0])
-    assert found.win_rate == wilson_interval(2.0, 3)
-    assert (found.gain, found.pairs) == (mean_interval([0.5, 0.0, 1.0]), 5)
+    judgement = judge(after, before)
+    assert judgement.reward == mean_interval([0.5, 0.5, 1.0])
+    assert judgement.win_rate == wilson_interval(2.0, 3)
+    assert (judgement.gain, judgement.pairs) == (mean_interval([0.5, 0.0, 1.0]), 5)
     assert judge(replace(after, tasks=[]), replace(before, tasks=[])).reward == mean_interval([1, 0, 1, 0, 1])
 
 
 def test_each_environment_of_a_mixture_is_judged_by_its_own_instances() -> None:
     before = replace(evaluated("start", 1, [0, 0] * 4), environments=["a", "b"])
     after = replace(evaluated("final", 2, [1, 0, 1, 1, 0, 0, 1, None]), environments=["a", "b"])
-    found = judge(after, before)
-    assert found.environments.keys() == {"a", "b"}
-    assert found.environments["a"] == Judgement(
+    judgement = judge(after, before)
+    assert judgement.environments.keys() == {"a", "b"}
+    assert judgement.environments["a"] == Judgement(
         mean_interval([1, 1, 0, 1]), wilson_interval(3, 4), mean_interval([1, 1, 0, 1]), 4
     )
-    assert found.environments["b"].reward == mean_interval([0, 1, 0])
-    assert (found.pairs, found.reward) == (7, mean_interval([1, 1, 0, 1, 0, 1, 0]))
+    assert judgement.environments["b"].reward == mean_interval([0, 1, 0])
+    assert (judgement.pairs, judgement.reward) == (7, mean_interval([1, 1, 0, 1, 0, 1, 0]))
 
 
 def test_intervals_of_few_tasks_hold_the_truth_as_often_as_they_say() -> None:
@@ -408,6 +408,6 @@ def test_intervals_of_few_tasks_hold_the_truth_as_often_as_they_say() -> None:
     for _ in range(300):
         chances = [draw.random() for _ in range(10)]
         outcome: list[float | None] = [float(draw.random() < chances[index % 10]) for index in range(500)]
-        found = judge(replace(evaluated("final", 1, outcome), tasks=[10]), None)
-        held += found.reward.low <= 0.5 <= found.reward.high
+        judgement = judge(replace(evaluated("final", 1, outcome), tasks=[10]), None)
+        held += judgement.reward.low <= 0.5 <= judgement.reward.high
     assert 270 <= held <= 297
