@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from earl.errors import IllegalParallelism
 
 # The stages that have a parallelism of their own, in the order in which they work on a trajectory.
-STAGES = ("rollout", "reference", "trainer")
+ROLLOUT, REFERENCE, TRAINER = STAGES = ("rollout", "reference", "trainer")
 # The parallelism of a replica, (tp, cp, pp); of stages that share devices, one after the other.
 Replica = tuple[int, ...]
 _DEGREES = ("dp", "tp", "cp", "pp")

@@ -8,9 +8,8 @@ from typing import Any
 
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 
-STAGES = ("rollout", "trainer", "reference")
 # Every other span of so many tokens of a sequence was sampled by the agent.
 TURN_TOKENS = 32
 SAMPLED = 0.5

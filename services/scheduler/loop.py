@@ -22,6 +22,7 @@ from earl.config.mixture import entry_of
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.errors import EpisodesFailing
+from earl.parallelism import REFERENCE
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
 from earl.stack.status import RunStatus
@@ -88,7 +89,7 @@ class RunLoop:
         task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()
-        columns = ColumnRegistry([consumers.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
+        columns = ColumnRegistry([REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
         ledger = Ledger.restored(rules_of(config, task_sets), records, time.monotonic(), columns.held_back)
         return cls(config, run_dir, bus, store, ledger, columns, access, task_sets)
 

@@ -14,7 +14,7 @@ from typing import Self
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
-from earl.parallelism import Parallelism
+from earl.parallelism import REFERENCE, Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
@@ -24,7 +24,7 @@ from services.scheduler.ledger import evaluation, phases
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
-from services.scheduler.monitor.workers import STAGES, WorkerReport
+from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.state.run import Batch
 from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
@@ -106,7 +106,7 @@ class Scheduler:
         before = worker.version
         self.loop.ledger.membership.mark_alive(name, incarnation, report.received_s, report.version)
         self.loop.fleet.reported(name, report)
-        self.loop.monitor.reported(STAGES.get(worker.stage, ""), name, report.gauges)
+        self.loop.monitor.reported(worker.stage_name, name, report.gauges)
         self.loop.parallelism.heartbeat(worker, parallelism, epoch, report.gauges, now=report.received_s)
         self.loop.report.spans(name, spans)
         if report.version != before:
@@ -194,7 +194,7 @@ class Scheduler:
         batch, stopping = answer or (None, self.loop.stopping)
         if batch is None:
             return None, stopping
-        references = self.loop.columns.locations(consumers.REFERENCE, batch.tickets)
+        references = self.loop.columns.locations(REFERENCE, batch.tickets)
         # Splitting a large batch takes its time, as planning it did: others are answered in between.
         await asyncio.sleep(0)
         if self.loop.ledger.tables.batch is not batch:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.obs.histogram import Histogram
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.metrics_files import OUTCOMES
@@ -17,7 +17,7 @@ from services.scheduler.ledger.evaluation import Judgement, best_version
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.step_clock import Doing
-from services.scheduler.monitor.workers import STAGES, WorkerReport
+from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.selector.stage_policies import SelectorVerdict
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.switch_records import StageRecord
@@ -204,7 +204,7 @@ def _stages(loop: RunLoop) -> list[StageView]:
     switching, verdicts = loop.parallelism.switching, loop.parallelism.selector.last
     return [
         StageView(name, switching.running(name), switching.stage(name), verdicts.get(name))
-        for _, name in sorted(STAGES.items())
+        for name in STAGES
         if switching.devices(name)
     ]
 
@@ -220,5 +220,5 @@ def _switches(loop: RunLoop) -> list[StageSwitches]:
             {outcome: report.switches[stage, outcome] for outcome in OUTCOMES},
             report.stalls.get(stage),
         )
-        for stage in STAGES.values()
+        for stage in STAGES
     ]

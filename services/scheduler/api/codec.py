@@ -13,14 +13,13 @@ from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.errors import LedgerError
 from earl.message_fields import fill
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 from earl.parallelism_codec import decode_parallelism
 from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.batches.batch_plan import BatchPlan
-from services.scheduler.journal.events import ENDINGS, PURPOSES, STAGE_NUMBERS
-from services.scheduler.monitor.workers import STAGES
+from services.scheduler.journal.events import ENDINGS, PURPOSES
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
@@ -158,9 +157,9 @@ def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
 
 def decode_stage(number: common_pb2.Stage) -> str:
     """The stage's name. Raises LedgerError for a number that no stage has."""
-    if number not in STAGES:
-        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(STAGE_NUMBERS)}")
-    return STAGES[number]
+    if not 1 <= number <= len(STAGES):
+        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(STAGES)}")
+    return STAGES[number - 1]
 
 
 def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, Parallelism] | None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 from earl.obs.catalogue import Sample
 from services.scheduler.files.endings import OUT_OF_MEMORY
-from services.scheduler.monitor.workers import STAGES
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.tickets import EpisodeEnding, TicketState
 from services.scheduler.status import MetricFigures, SchedulerStatus
@@ -73,7 +72,7 @@ def _batch(status: SchedulerStatus) -> Iterator[Sample]:
 
 
 def _fleet(status: SchedulerStatus) -> Iterator[Sample]:
-    stages = [STAGES.get(view.worker.stage, "") for view in status.worker_views]
+    stages = [view.worker.stage_name for view in status.worker_views]
     for stage, count in Counter(stages).items():
         yield Sample("earl_scheduler_workers", float(count), {"stage": stage})
     for stage, view in zip(stages, status.worker_views, strict=True):

@@ -6,11 +6,11 @@ import math
 import random
 import time
 
+from earl.parallelism import REFERENCE
 from earl.parallelism_codec import decode_parallelism
 from earl.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.api import codec, codec_reference, codec_tickets, codec_transcripts
 from services.scheduler.api.codec_status import encode_status
-from services.scheduler.batches import consumers
 from services.scheduler.journal.events import encode_switch
 from services.scheduler.monitor.workers import TransferRates, WorkerReport
 from services.scheduler.scheduler import Scheduler
@@ -134,7 +134,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def LeaseReference(self, request, context):
         worker = request.worker
         lease, waiting_tokens, stop = await self._scheduler.lease_columns(
-            consumers.REFERENCE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+            REFERENCE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
         )
         return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
 
@@ -142,7 +142,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         worker = request.worker
         results, lost = codec_reference.decode_results(request)
         refused = await self._scheduler.complete_columns(
-            consumers.REFERENCE, worker.name, worker.incarnation, request.fence, results, lost
+            REFERENCE, worker.name, worker.incarnation, request.fence, results, lost
         )
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 

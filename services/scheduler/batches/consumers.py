@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from earl.errors import LedgerError
+from earl.parallelism import TRAINER
 from services.scheduler.batches.columns import (
     ColumnLease,
     ColumnProgress,
@@ -21,9 +22,6 @@ from services.scheduler.batches.columns import (
 )
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.tickets import Purpose, Ticket, TicketState
-
-REFERENCE = "reference"
-TRAINER = "trainer"
 
 
 def require(columns: ColumnRegistry, role: str) -> None:

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from earl.message_fields import fill
+from earl.parallelism import STAGES
 from earl.parallelism_codec import encode_parallelism, put_figures
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from services.scheduler.ledger.evaluation import Judgement, environment_figures, judge
-from services.scheduler.monitor.workers import STAGES
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import (
     BatchCommitted,
@@ -30,7 +30,7 @@ ENDING_NUMBERS: dict[EpisodeEnding, Any] = {
     ending: common_pb2.Ending.Value(f"ENDING_{ending.name}") for ending in EpisodeEnding
 }
 ENDINGS = {number: ending for ending, number in ENDING_NUMBERS.items()}
-STAGE_NUMBERS = {name: number for number, name in STAGES.items()}
+STAGE_NUMBERS = {name: common_pb2.Stage.Value(f"STAGE_{name.upper()}") for name in STAGES}
 
 
 def encode_fact(fact: Fact) -> events_pb2.Event:

@@ -12,9 +12,6 @@ from dataclasses import astuple, dataclass, field
 from earl.parallelism import Parallelism
 from services.scheduler.state.workers import WorkerRecord
 
-# The contract's stages by their numbers.
-STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
-
 
 @dataclass(frozen=True, slots=True)
 class TransferRates:
@@ -86,10 +83,9 @@ def stage_parallelism(workers: Iterable[WorkerRecord]) -> dict[str, Parallelism]
     # By stage and by the degrees of one replica: replicas of all its workers.
     replicas: dict[str, Counter[tuple[int, int, int]]] = {}
     for worker in workers:
-        stage = STAGES.get(worker.stage)
-        if stage is not None:
+        if worker.stage_name:
             dp, tp, cp, pp = worker.parallelism
-            replicas.setdefault(stage, Counter())[tp, cp, pp] += dp
+            replicas.setdefault(worker.stage_name, Counter())[tp, cp, pp] += dp
     return {
         stage: Parallelism(dp, *replica)
         for stage, counted in replicas.items()

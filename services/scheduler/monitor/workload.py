@@ -17,13 +17,12 @@ from dataclasses import astuple, dataclass
 from itertools import combinations
 from statistics import median
 
-from earl.parallelism import Parallelism
+from earl.parallelism import REFERENCE, ROLLOUT, TRAINER, Parallelism
 from services.scheduler.monitor.length_sketch import LengthSketch, Quantiles
 from services.scheduler.monitor.workers import stage_parallelism
 from services.scheduler.selector.decision import Workload
 from services.scheduler.state.workers import WorkerRecord
 
-ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
 # Steps that the trend is taken over.
 TREND_STEPS = 16
 # What remains of the weight of former lengths after a training step.

@@ -15,13 +15,12 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError, LedgerError
-from earl.parallelism import Parallelism
+from earl.parallelism import ROLLOUT, STAGES, Parallelism
 from earl.rpc.access import OPEN, Access
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.tables import LedgerTables
-from services.scheduler.monitor.workers import STAGES
-from services.scheduler.monitor.workload import ROLLOUT, Monitor, StepFigures
+from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
@@ -98,7 +97,7 @@ class ParallelismController:
         """Takes a worker's report: its parallelism, None if not reported, and the epoch that led there."""
         self.switching.reported(worker, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
-        if blocked > 0 and STAGES.get(worker.stage) == ROLLOUT:
+        if blocked > 0 and worker.stage_name == ROLLOUT:
             self._blocked(parallelism or Parallelism(*worker.parallelism), blocked, now)
 
     def _blocked(self, parallelism: Parallelism, tokens: float, now: float) -> None:
@@ -156,7 +155,7 @@ class ParallelismController:
         """
         devices = self.switching.devices(stage)
         if not devices:
-            here = [name for name in STAGES.values() if self.switching.devices(name)]
+            here = [name for name in STAGES if self.switching.devices(name)]
             raise LedgerError(
                 f"no worker of stage {stage} takes part in the run",
                 f"it has {', '.join(here)}" if here else "wait until its workers have joined",

@@ -31,13 +31,13 @@ from earl.models.spec import ModelSpec, load_spec
 from earl.obs.machine import computes_on_gpu
 from earl.obs.memory import host_bytes
 from earl.obs.metrics import LineFile, read_lines
-from earl.parallelism import Parallelism
+from earl.parallelism import ROLLOUT, STAGES, Parallelism
 from services.scheduler.memory import predict, ranks_here
-from services.scheduler.monitor.workload import ROLLOUT, Monitor, StepFigures
+from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.parallelism import decision_log
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.profile.rows import STAGES, dump, parse
+from services.scheduler.profile.rows import dump, parse
 from services.scheduler.profile.table import MemoryModel
 from services.scheduler.profiler.facts import cache_of
 from services.scheduler.selector.corrected_profile import LimitedTable

@@ -25,7 +25,6 @@ from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.scheduler.ledger.tables import LedgerTables
-from services.scheduler.monitor.workers import STAGES
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -146,8 +145,8 @@ class Switching:
         """Takes a heartbeat. parallelism: None if the worker does not report it; then that of its joining
         counts.
         """
-        stage = STAGES.get(worker.stage)
-        if stage is None:
+        stage = worker.stage_name
+        if not stage:
             return
         if epoch > self.stage(stage).epoch:
             # A store that was lost: no epoch of ours may be one that a worker knows already.
@@ -355,7 +354,7 @@ class Switching:
 
     def _workers(self, stage: str) -> dict[str, WorkerRecord]:
         workers = self._tables.workers
-        return {name: worker for name, worker in workers.items() if STAGES.get(worker.stage) == stage}
+        return {name: worker for name, worker in workers.items() if worker.stage_name == stage}
 
 
 def _parallelism(worker: WorkerRecord) -> Parallelism:

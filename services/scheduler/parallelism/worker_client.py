@@ -12,6 +12,7 @@ from earl.errors import (
     RpcError,
     ServiceUnavailable,
 )
+from earl.parallelism import ROLLOUT
 from earl.parallelism_codec import decode_outcome, encode_command
 from earl.reparallelize import SwitchOutcome
 from earl.rpc.access import Access
@@ -20,7 +21,6 @@ from earl.rpc.errors import sent_by_service
 from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
-from services.scheduler.monitor.workload import ROLLOUT
 from services.scheduler.state.switch_records import WorkerCommand
 
 

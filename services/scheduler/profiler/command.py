@@ -25,8 +25,9 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, ModelNotFound
 from earl.models.source import resolve
 from earl.models.spec import load_spec
+from earl.parallelism import REFERENCE, STAGES
 from earl.stack.auto_dtype import settle
-from services.scheduler.profile.rows import STAGES, ProfileRow, dump
+from services.scheduler.profile.rows import ProfileRow, dump
 from services.scheduler.profile.stages import StagePlan, plan_of
 from services.scheduler.profiler.cache import Cache
 from services.scheduler.profiler.facts import cache_of
@@ -181,7 +182,7 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> None:
 def stages_of(name: str, config: RunConfig) -> list[str]:
     """The stages that the option names. Raises ConfigError."""
     if name == "all":
-        return [stage for stage in STAGES if stage != "reference" or config.trainer.kl_coefficient > 0]
+        return [stage for stage in STAGES if stage != REFERENCE or config.trainer.kl_coefficient > 0]
     if name not in STAGES:
         raise ConfigError(f"--stage {name!r} is no stage", f"give {', '.join(STAGES)} or all")
     return [name]

@@ -13,10 +13,9 @@ from pathlib import Path
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.machine import computes_on_gpu
-from earl.parallelism import Parallelism
+from earl.parallelism import REFERENCE, STAGES, Parallelism
 from services.scheduler.profile.plan import ProfilePoint
 from services.scheduler.profile.predict import predicted_s, short_points
-from services.scheduler.profile.rows import STAGES
 from services.scheduler.profile.stages import SHORTEST, largest, parallelisms, plan_of
 from services.scheduler.profiler.facts import cache_of
 from services.scheduler.profiler.measure import Measuring, Say
@@ -41,7 +40,7 @@ def lacking(config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> lis
     """
     lacks: list[ShortProfile] = []
     for stage in STAGES:
-        if stage == "reference" and not config.trainer.kl_coefficient:
+        if stage == REFERENCE and not config.trainer.kl_coefficient:
             continue
         layouts = parallelisms(stage, config, spec)
         known = {row.parallelism for row in cache_of(stage, config, spec, kept).rows()}

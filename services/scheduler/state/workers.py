@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from earl.parallelism import STAGES
+
 
 class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """One life of one worker that takes part in the run.
 
-    parallelism: (dp, tp, cp, pp), and the epoch of the switch that led there, 0 as it joined.
+    stage: its number in the contract. parallelism: (dp, tp, cp, pp), and the epoch of the switch that led
+    there, 0 as it joined.
     """
 
     name: str
@@ -20,6 +23,11 @@ class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
     epoch: int = 0
     # Newest policy version it reported; not kept over a restart of the scheduler.
     version: int = 0
+
+    @property
+    def stage_name(self) -> str:
+        """One of STAGES, which the contract numbers from 1; "" if the worker is of none."""
+        return STAGES[self.stage - 1] if 1 <= self.stage <= len(STAGES) else ""
 
 
 class Incarnations(msgspec.Struct, frozen=True):

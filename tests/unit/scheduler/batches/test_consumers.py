@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from earl.parallelism import REFERENCE
 from earl.ticket_ranges import RangeSet
 from services.scheduler.batches import consumers
 from services.scheduler.batches.batch_plan import split_batch
@@ -72,7 +73,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.columns = ColumnRegistry([consumers.REFERENCE, "values"])
+        self.columns = ColumnRegistry([REFERENCE, "values"])
         self.ledger = Ledger(self.rules_of_run, self.columns.held_back)
         self.image = Image()
         self.lives = {"rollout-0": 1, "trainer": 1, "reference": 1, "values": 1}
@@ -210,7 +211,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def scheduler_restarts(self) -> None:
         """Its successor knows the ledger, and nothing of what stages made."""
-        self.columns = ColumnRegistry([consumers.REFERENCE, "values"])
+        self.columns = ColumnRegistry([REFERENCE, "values"])
         stored, held_back = self.image.peek(), self.columns.held_back
         self.ledger = Ledger.restored(self.rules_of_run, stored, 0.0, held_back)
         self.made.clear()
@@ -285,7 +286,7 @@ TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 
 
 def trained_world(
-    untrained: int = 0, stages: Sequence[str] = (consumers.REFERENCE,)
+    untrained: int = 0, stages: Sequence[str] = (REFERENCE,)
 ) -> tuple[Ledger, ColumnRegistry, list[int]]:
     """Two groups of two, all ready, at version 1, the first `untrained` without a token to train; a stage."""
     rules = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0, staleness=1)
@@ -405,7 +406,7 @@ def test_a_restarted_schedulers_fences_are_newer_than_its_predecessors():
     image = Image()
     image.apply(ledger.tables.take_changes())
     again = Ledger.restored(ledger.rules, image.peek(), 0.0)
-    columns = ColumnRegistry([consumers.REFERENCE])
+    columns = ColumnRegistry([REFERENCE])
     answers = {(number, 1): Location(("old",)) for number in numbers}
     assert lease(again, columns).fence > old.fence
     assert columns.complete("reference", STAGE, old.fence, answers) == (4, [])

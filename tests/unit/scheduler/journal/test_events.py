@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from earl.parallelism import STAGES
 from earl.v1 import common_pb2
-from services.scheduler.journal.events import ENDING_NUMBERS, ENDINGS, PURPOSES, encode_fact
+from services.scheduler.journal.events import ENDING_NUMBERS, ENDINGS, PURPOSES, STAGE_NUMBERS, encode_fact
 from services.scheduler.state.facts import (
     BatchCommitted,
     BatchPlanned,
@@ -39,6 +40,12 @@ def test_a_trajectory_is_stated_with_its_ending_and_its_purpose(purpose: Purpose
 def test_purposes_and_endings_have_numbers_of_their_own():
     assert len(set(PURPOSES.values())) == len(Purpose)
     assert {ENDINGS[number] for number in ENDING_NUMBERS.values()} == set(EpisodeEnding)
+
+
+def test_the_contract_numbers_the_stages_in_their_order():
+    workers = [WorkerRecord(name="w", incarnation=1, stage=STAGE_NUMBERS[stage]) for stage in STAGES]
+    assert tuple(worker.stage_name for worker in workers) == STAGES
+    assert WorkerRecord(name="w", incarnation=1, stage=common_pb2.STAGE_UNSPECIFIED).stage_name == ""
 
 
 def test_batches_are_stated():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.errors import ConfigError
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 from services.scheduler.profile import rows
 from services.scheduler.profile.rows import COLUMNS, ProfileRow, dump, parse
 
@@ -24,7 +24,7 @@ def written(draw) -> ProfileRow:
     fraction = draw(st.floats(0.001, 3.0) if rate is None and not oom else st.none() | st.floats(0.001, 3.0))
     layout = draw(st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES))
     return ProfileRow(
-        draw(st.sampled_from(rows.STAGES)), layout, draw(NUMBERS), draw(NUMBERS), rate, fraction, oom
+        draw(st.sampled_from(STAGES)), layout, draw(NUMBERS), draw(NUMBERS), rate, fraction, oom
     )
 
 
