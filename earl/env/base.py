@@ -29,6 +29,7 @@ from earl.env.tool_calls import MAX_CHARACTERS, Action, Tool, ToolCall, ToolResu
 
 __all__ = [
     "ISOLATIONS",
+    "MAX_SEATS",
     "ROLES",
     "Action",
     "Ending",
@@ -47,6 +48,8 @@ Factory = Callable[[], "Environment"]
 
 ROLES = ("user", "tool")
 ISOLATIONS = ("thread", "process")
+# No environment may offer more seats to a client.
+MAX_SEATS = 64
 
 
 class Ending(enum.IntEnum):
@@ -66,12 +69,15 @@ class Observation:
 
     role: who says it, for chat models: "user", or "tool" for what a tool that the agent called answers.
     tool_results: the answers one by one, for clients that sent the calls as such; `text` has them too.
+    seat: whose turn it is, and whom this is for, from 0; after the last step, the seat that took it. It
+    stays 0 where the client plays one seat.
     """
 
     text: str
     legal_actions: Sequence[str] = ()
     role: str = "user"
     tool_results: Sequence[ToolResult] = ()
+    seat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class StepResult:
     reward: of this step alone, finite. done: the episode ended by its own rules. truncated: it was
     cut short, for example by a bound on moves. metrics: finite numbers about the whole episode, given
     with the last result, for example {"win": 1.0}.
+    rewards: where the client plays several seats, the reward of each for this step, whoever acted;
+    `reward` is then left at 0. seat_metrics: the metrics of each seat, with the last result.
     """
 
     observation: Observation | str
@@ -88,6 +96,8 @@ class StepResult:
     done: bool = False
     truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    rewards: Sequence[float] = ()
+    seat_metrics: Sequence[Mapping[str, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,8 @@ class Limits:
 class Environment:
     """Base of environments. `reset`, `step` and `close` may be plain or async methods.
 
-    name: unique in the fleet, "package/game". reward_range: bounds of the sum of an episode's rewards.
+    name: unique in the fleet, "package/game". reward_range: bounds of the sum of an episode's rewards, of
+    each seat. seats: how many seats of a session a client may play.
     blocking: whether plain methods may take longer than about a millisecond; they then run in a
     thread of their own, so that they hold up nobody. It may also be set on the object in `reset`.
     tools: what actions may call (earl/env/tools.py carries the calls out).
@@ -113,9 +124,9 @@ class Environment:
     of its own (isolation.py), whose heap memory_bytes bounds, 0 for no bound.
 
     The host makes an object for each episode, without arguments, and then sets its attributes
-    report_progress, in_thread and max_action_characters. A subclass uses them from `reset` on, and neither
-    overrides nor sets them. Without a host, as in an environment's own tests, report_progress does nothing,
-    in_thread starts a thread, and max_action_characters has its default.
+    report_progress, in_thread, max_action_characters and seats_played. A subclass uses them from `reset` on,
+    and neither overrides nor sets them. Without a host, as in an environment's own tests, report_progress
+    does nothing, in_thread starts a thread, and max_action_characters and seats_played have their defaults.
     """
 
     name: ClassVar[str] = ""
@@ -127,10 +138,14 @@ class Environment:
     tools: Sequence[Tool] = ()
     isolation: ClassVar[Literal["thread", "process"]] = "thread"
     memory_bytes: ClassVar[int] = 0
+    seats: ClassVar[int] = 1
 
     # Set by the host before `reset`: the longest action in whose text calls of tools are looked for, in
     # characters. It is the run's gateway.max_action_characters.
     max_action_characters: int = MAX_CHARACTERS
+    # Set by the host before `reset`: how many seats of this session the client plays, from 1 to `seats`. With
+    # several, every observation names its seat, and a StepResult has the rewards of all of them.
+    seats_played: int = 1
     # Set by the host before `reset`: tells the gateway that a slow step is alive. Any thread may call it.
     report_progress: Callable[[str], None] = staticmethod(lambda message: None)
     # Set by the host before `reset`: `await self.in_thread(function, *arguments)` in async methods, for what

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from earl.env.base import (
     ROLES,
@@ -55,6 +57,8 @@ def info(name: str, environment: type[Environment] | Environment) -> env_pb2.Env
         message.min_reward, message.max_reward = environment.reward_range
     if environment.tools:
         message.tools_json = json.dumps([tool.schema() for tool in environment.tools])
+    if environment.seats != 1:
+        message.seats = environment.seats
     return message
 
 
@@ -84,11 +88,14 @@ def action_message(action: str) -> env_pb2.Action:
     return message
 
 
-def answer(session: int, seq: int, outcome: Observation | str | StepResult | Failure) -> env_pb2.HostMessage:
+def answer(
+    session: int, seq: int, outcome: Observation | str | StepResult | Failure, seats: int = 1
+) -> env_pb2.HostMessage:
     """The message for what `reset` (an observation) or `step` (a StepResult) returned.
 
-    Raises EnvProtocolError for what may not be sent: a wrong type, a reward or metric that is not
-    finite, text that is not UTF-8.
+    seats: how many the client plays. Raises EnvProtocolError for what may not be sent: a wrong type, a
+    reward or metric that is not finite, rewards for another number of seats, a seat that there is not, text
+    that is not UTF-8.
     """
     if isinstance(outcome, Failure):
         result = env_pb2.Result(
@@ -100,25 +107,61 @@ def answer(session: int, seq: int, outcome: Observation | str | StepResult | Fai
         )
         return env_pb2.HostMessage(result=result)
     if seq == 0:
-        return env_pb2.HostMessage(
-            result=env_pb2.Result(session=session, observation=_observation(outcome, "reset"))
-        )
+        shown = _observation(outcome, "reset", seats)
+        return env_pb2.HostMessage(result=env_pb2.Result(session=session, observation=shown))
     if not isinstance(outcome, StepResult):
         raise EnvProtocolError(f"step {seq} returned {type(outcome).__name__}", "return a StepResult")
-    reward = outcome.reward
-    if not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise EnvProtocolError(f"reward {reward!r} of step {seq} is not a finite number")
     result = env_pb2.Result(
-        session=session, seq=seq, observation=_observation(outcome.observation, "step"), reward=reward
+        session=session, seq=seq, observation=_observation(outcome.observation, "step", seats)
     )
+    _fill_rewards(result, outcome, seats)
     if outcome.done or outcome.truncated:
         result.done = True
         result.ending = (Ending.OK if outcome.done else Ending.TRUNCATED).value  # type: ignore[assignment]
-        for key, value in outcome.metrics.items():
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise EnvProtocolError(f"metric {key} = {value!r} is not a finite number")
-            result.metrics[key] = value
+        _fill_metrics(result, outcome, seats)
     return env_pb2.HostMessage(result=result)
+
+
+def _fill_rewards(result: env_pb2.Result, outcome: StepResult, seats: int) -> None:
+    step = f"of step {result.seq}"
+    if not _is_finite(outcome.reward):
+        raise EnvProtocolError(f"reward {outcome.reward!r} {step} is not a finite number")
+    if seats == 1:
+        if len(outcome.rewards):
+            text = f"rewards {outcome.rewards!r} {step}, where one seat is played"
+            raise EnvProtocolError(text, "give `reward` where seats_played is 1")
+        result.reward = outcome.reward
+        return
+    if outcome.reward or len(outcome.rewards) != seats:
+        given = f"reward {outcome.reward!r} and rewards {outcome.rewards!r} {step}"
+        raise EnvProtocolError(
+            f"{given}, where {seats} seats are played", f"give `rewards`, {seats} numbers, and no `reward`"
+        )
+    for seat, reward in enumerate(outcome.rewards):
+        if not _is_finite(reward):
+            raise EnvProtocolError(f"reward {reward!r} of seat {seat} {step} is not a finite number")
+    result.seat_rewards.extend(outcome.rewards)
+
+
+def _fill_metrics(result: env_pb2.Result, outcome: StepResult, seats: int) -> None:
+    _fill_numbers(result.metrics, outcome.metrics, "metric")
+    count = len(outcome.seat_metrics)
+    if count and (seats == 1 or count != seats):
+        text = f"seat_metrics of {count} seats, where {seats} {'is' if seats == 1 else 'are'} played"
+        raise EnvProtocolError(text, "give `metrics` for one seat, seat_metrics for each of several")
+    for seat, figures in enumerate(outcome.seat_metrics):
+        _fill_numbers(result.seat_metrics.add().metrics, figures, f"seat {seat}: metric")
+
+
+def _fill_numbers(target: Any, figures: Mapping[str, float], what: str) -> None:
+    for key, value in figures.items():
+        if not _is_finite(value):
+            raise EnvProtocolError(f"{what} {key} = {value!r} is not a finite number")
+        target[key] = value
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def credit(capacity: int) -> env_pb2.HostMessage:
@@ -145,7 +188,13 @@ def observation(message: env_pb2.Observation) -> Observation:
         tuple(message.legal_actions),
         checked_role(message.role) or ROLES[0],
         tuple(ToolResult(result.text, result.id, result.is_error) for result in message.tool_results),
+        message.seat,
     )
+
+
+def seat_metrics(result: env_pb2.Result) -> tuple[dict[str, float], ...]:
+    """Decodes the metrics of each seat."""
+    return tuple(dict(seat.metrics) for seat in result.seat_metrics)
 
 
 # --- between a host and a process of its own (isolation.py) ---------------------------------------
@@ -167,10 +216,18 @@ def outcome(result: env_pb2.Result) -> Observation | StepResult:
     if result.seq == 0:
         return shown
     done, truncated = result.ending == Ending.OK, result.ending == Ending.TRUNCATED
-    return StepResult(shown, result.reward, done, truncated, dict(result.metrics))
+    return StepResult(
+        shown,
+        result.reward,
+        done,
+        truncated,
+        dict(result.metrics),
+        tuple(result.seat_rewards),
+        seat_metrics(result),
+    )
 
 
-def _observation(value: object, source: str) -> env_pb2.Observation:
+def _observation(value: object, source: str, seats: int) -> env_pb2.Observation:
     try:
         if isinstance(value, str):
             return env_pb2.Observation(text=value)
@@ -178,9 +235,21 @@ def _observation(value: object, source: str) -> env_pb2.Observation:
             message = env_pb2.Observation(text=value.text, legal_actions=value.legal_actions)
             if value.role != ROLES[0]:
                 message.role = checked_role(value.role)
+            if value.seat:
+                message.seat = _checked_seat(value.seat, source, seats)
             for result in value.tool_results:
                 message.tool_results.add(id=result.id, text=result.text, is_error=result.is_error)
             return message
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvProtocolError(f"observation of {source} cannot be sent: {error}") from error
     raise EnvProtocolError(f"{source} returned {type(value).__name__}", "return an Observation or its text")
+
+
+def _checked_seat(seat: int, source: str, seats: int) -> int:
+    if seat not in range(seats):
+        played = "one seat is" if seats == 1 else f"{seats} seats are"
+        raise EnvProtocolError(
+            f"observation of {source} is for seat {seat!r}, where {played} played",
+            f"seats are 0 to {seats - 1}" if seats > 1 else "leave `seat` at 0 where seats_played is 1",
+        )
+    return seat

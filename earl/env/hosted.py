@@ -30,6 +30,8 @@ class HostedSession:
     name: str
     # The trace that it belongs to; "" without one.
     traceparent: str = ""
+    # How many of its seats the client plays.
+    seats: int = 1
     # When the call in progress began, Unix nanoseconds.
     began_ns: int = 0
     environment: Environment | None = None

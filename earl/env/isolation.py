@@ -227,7 +227,10 @@ class IsolatedEnvironment(Environment):
         process = self._process = await self._pool.take()
         process.episodes += 1
         process.send(stream_codec.welcome(0.0, MAX_BYTES, (), self.max_action_characters))
-        return await self._ask(stream_codec.reset(process.episodes, self._name, json.dumps(task), seed))
+        message = stream_codec.reset(
+            process.episodes, self._name, json.dumps(task), seed, seats=self.seats_played
+        )
+        return await self._ask(message)
 
     async def step(self, action: Action) -> Any:
         """Takes an action in the process. Raises as `_ask` does."""

@@ -122,7 +122,8 @@ class SessionRunner:
             if known.admit(0) is Admission.REPEAT:
                 self._send(known.answer)
             return
-        session = HostedSession(message.session, message.environment, tracing.checked(message.traceparent))
+        traceparent, seats = tracing.checked(message.traceparent), max(1, message.seats)
+        session = HostedSession(message.session, message.environment, traceparent, seats)
         refusal = self._refusal(message)
         self._sessions[session.id] = session
         self._open += 1
@@ -141,6 +142,10 @@ class SessionRunner:
         if self._open >= self.capacity:
             text = f"this host holds {self._open} of {self.capacity} sessions"
             return Failure(Ending.INFRA_ERROR, "EnvHostLost", text)
+        offered = self.infos[message.environment].seats
+        if message.seats > max(1, offered):
+            text = f"{message.environment} has {offered} seats for a client, {message.seats} were asked for"
+            return Failure(Ending.INFRA_ERROR, "EnvProtocolError", text)
         return None
 
     def step(self, message: Any) -> None:
@@ -195,6 +200,7 @@ class SessionRunner:
         environment.report_progress = partial(self._report_progress, session)
         environment.in_thread = self._in_thread
         environment.max_action_characters = self.max_action_characters
+        environment.seats_played = session.seats
         return environment.reset(seed, task)
 
     def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
@@ -253,7 +259,7 @@ class SessionRunner:
             self._release(session)
             return
         try:
-            message = answer(session.id, seq, outcome)
+            message = answer(session.id, seq, outcome, session.seats)
             if message.result.ByteSize() > self.max_text_bytes:
                 raise EnvProtocolError(
                     f"result of {message.result.ByteSize()} bytes is larger than {self.max_text_bytes}"

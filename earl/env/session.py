@@ -17,15 +17,15 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc
 
-from earl.env.base import Ending, Limits, Observation
-from earl.env.codec import action_message, error_of, observation
+from earl.env.base import MAX_SEATS, Ending, Limits, Observation
+from earl.env.codec import action_message, error_of, observation, seat_metrics
 from earl.env.frames import Frames
 from earl.errors import (
     DeadlineExceeded,
@@ -55,7 +55,11 @@ _BACKOFF_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The outcome of a step. ending is NONE unless done; queue_s and host_s are the gateway's timings."""
+    """The outcome of a step. ending is NONE unless done; queue_s and host_s are the gateway's timings.
+
+    seat_rewards: where several seats are played, the reward of each for this step; empty otherwise, and
+    where the environment failed. seat_metrics: the metrics of each seat, if the environment gives them.
+    """
 
     observation: Observation
     reward: float
@@ -65,6 +69,13 @@ class StepOutcome:
     message: str
     queue_s: float
     host_s: float
+    seat_rewards: Sequence[float] = ()
+    seat_metrics: Sequence[Mapping[str, float]] = ()
+
+    @property
+    def seat(self) -> int:
+        """The seat whose turn it is; after the last step, the seat that took it."""
+        return self.observation.seat
 
 
 def ending_of(error: EarlError) -> Ending:
@@ -93,20 +104,24 @@ class GatewayClient:
         limits: Limits | None = None,
         *,
         traceparent: str = "",
+        seats: int = 1,
     ) -> Session:
         """Starts an episode; the returned session holds its first observation.
 
+        seats: how many seats of it this client plays, each when an observation names it.
         traceparent: W3C trace context of the work that the episode is a part of.
         Raises UnknownEnvironment, EnvHostLost, DeadlineExceeded, EnvProtocolError, EnvironmentFailure
         (the reset failed), ServiceUnavailable (no gateway within limits.queue_s).
         """
+        if not 1 <= seats <= MAX_SEATS:
+            raise EnvProtocolError(f"seats = {seats} of {environment}", f"play 1 to {MAX_SEATS} seats")
         limits = limits or Limits()
         loop = asyncio.get_running_loop()
         ends = loop.time() + limits.queue_s
         while True:
             stream = self._connected()
             self._next += 1
-            session = Session(stream, self._next, environment, limits)
+            session = Session(stream, self._next, environment, limits, seats)
             try:
                 await session._opened(json.dumps(dict(task or {})), seed, traceparent)
                 return session
@@ -145,6 +160,8 @@ class Session:
     number: int
     environment: str
     _limits: Limits
+    # How many of its seats the client plays.
+    seats: int = 1
     observation: Observation = field(default_factory=partial(Observation, ""))
     done: bool = False
     # What the session waits for, how long, also after each sign of life, and the loop time until
@@ -162,6 +179,7 @@ class Session:
             task_json=task_json,
             seed=seed,
             traceparent=traceparent,
+            seats=self.seats if self.seats > 1 else 0,
             **asdict(limits),
         )
         message = env_pb2.ClientMessage(open=opening)
@@ -194,11 +212,21 @@ class Session:
         if result.message and not result.done:  # refused: the session's state is unchanged
             self._seq -= 1
             raise error_of(result.message)
+        if self.seats > 1 and result.seq and not result.seat_rewards and ending is not Ending.ENV_ERROR:
+            self._ended()
+            text = f"step {result.seq} of {self.environment} has no rewards for its {self.seats} seats"
+            raise EnvProtocolError(text, "update the gateway and its hosts: an older one plays one seat")
         self.observation = observation(result.observation)
         if result.done:
             self._ended()
-        metrics = dict(result.metrics) if result.done else {}
-        return from_message(StepOutcome, result, observation=self.observation, ending=ending, metrics=metrics)
+        return from_message(
+            StepOutcome,
+            result,
+            observation=self.observation,
+            ending=ending,
+            metrics=dict(result.metrics) if result.done else {},
+            seat_metrics=seat_metrics(result),
+        )
 
     def _ended(self) -> None:
         self.done = True

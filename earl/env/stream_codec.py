@@ -28,9 +28,15 @@ def welcome(
 
 
 def reset(
-    session: int, environment: str, task_json: str, seed: int, deadline_s: float = 0.0, traceparent: str = ""
+    session: int,
+    environment: str,
+    task_json: str,
+    seed: int,
+    deadline_s: float = 0.0,
+    traceparent: str = "",
+    seats: int = 0,
 ) -> env_pb2.GatewayMessage:
-    """The message that starts an episode; `deadline_s` 0 for none."""
+    """The message that starts an episode; `deadline_s` 0 for none, `seats` 0 for one."""
     message = env_pb2.Reset(
         session=session,
         environment=environment,
@@ -38,6 +44,7 @@ def reset(
         seed=seed,
         deadline_s=deadline_s,
         traceparent=traceparent,
+        seats=seats,
     )
     return env_pb2.GatewayMessage(reset=message)
 

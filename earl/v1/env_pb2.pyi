@@ -98,20 +98,22 @@ class SessionMessage(_message.Message):
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class EnvironmentInfo(_message.Message):
-    __slots__ = ("name", "description", "schema_hash", "min_reward", "max_reward", "tools_json")
+    __slots__ = ("name", "description", "schema_hash", "min_reward", "max_reward", "tools_json", "seats")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     MIN_REWARD_FIELD_NUMBER: _ClassVar[int]
     MAX_REWARD_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     schema_hash: str
     min_reward: float
     max_reward: float
     tools_json: str
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., schema_hash: _Optional[str] = ..., min_reward: _Optional[float] = ..., max_reward: _Optional[float] = ..., tools_json: _Optional[str] = ...) -> None: ...
+    seats: int
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., schema_hash: _Optional[str] = ..., min_reward: _Optional[float] = ..., max_reward: _Optional[float] = ..., tools_json: _Optional[str] = ..., seats: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "host", "instance", "epoch", "environments", "capacity")
@@ -156,7 +158,7 @@ class Pong(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "environment", "task_json", "seed", "queue_s", "reset_s", "step_s", "episode_s", "traceparent")
+    __slots__ = ("session", "environment", "task_json", "seed", "queue_s", "reset_s", "step_s", "episode_s", "traceparent", "seats")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     TASK_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class Open(_message.Message):
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     EPISODE_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
     session: int
     environment: str
     task_json: str
@@ -175,10 +178,11 @@ class Open(_message.Message):
     step_s: float
     episode_s: float
     traceparent: str
-    def __init__(self, session: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., queue_s: _Optional[float] = ..., reset_s: _Optional[float] = ..., step_s: _Optional[float] = ..., episode_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    seats: int
+    def __init__(self, session: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., queue_s: _Optional[float] = ..., reset_s: _Optional[float] = ..., step_s: _Optional[float] = ..., episode_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., seats: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("session", "seq", "environment", "task_json", "seed", "deadline_s", "traceparent")
+    __slots__ = ("session", "seq", "environment", "task_json", "seed", "deadline_s", "traceparent", "seats")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +190,7 @@ class Reset(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
     session: int
     seq: int
     environment: str
@@ -193,7 +198,8 @@ class Reset(_message.Message):
     seed: int
     deadline_s: float
     traceparent: str
-    def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., deadline_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    seats: int
+    def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., deadline_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., seats: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("session", "seq", "action", "deadline_s")
@@ -242,7 +248,7 @@ class Cancel(_message.Message):
     def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("session", "seq", "observation", "reward", "done", "ending", "message", "metrics", "queue_s", "host_s")
+    __slots__ = ("session", "seq", "observation", "reward", "done", "ending", "message", "metrics", "queue_s", "host_s", "seat_rewards", "seat_metrics")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +266,8 @@ class Result(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     HOST_S_FIELD_NUMBER: _ClassVar[int]
+    SEAT_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    SEAT_METRICS_FIELD_NUMBER: _ClassVar[int]
     session: int
     seq: int
     observation: Observation
@@ -270,19 +278,36 @@ class Result(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     queue_s: float
     host_s: float
-    def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., message: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., queue_s: _Optional[float] = ..., host_s: _Optional[float] = ...) -> None: ...
+    seat_rewards: _containers.RepeatedScalarFieldContainer[float]
+    seat_metrics: _containers.RepeatedCompositeFieldContainer[SeatMetrics]
+    def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., message: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., queue_s: _Optional[float] = ..., host_s: _Optional[float] = ..., seat_rewards: _Optional[_Iterable[float]] = ..., seat_metrics: _Optional[_Iterable[_Union[SeatMetrics, _Mapping]]] = ...) -> None: ...
+
+class SeatMetrics(_message.Message):
+    __slots__ = ("metrics",)
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("text", "legal_actions", "tool_results", "role")
+    __slots__ = ("text", "legal_actions", "tool_results", "role", "seat")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LEGAL_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     TOOL_RESULTS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     text: str
     legal_actions: _containers.RepeatedScalarFieldContainer[str]
     tool_results: _containers.RepeatedCompositeFieldContainer[ToolResult]
     role: str
-    def __init__(self, text: _Optional[str] = ..., legal_actions: _Optional[_Iterable[str]] = ..., tool_results: _Optional[_Iterable[_Union[ToolResult, _Mapping]]] = ..., role: _Optional[str] = ...) -> None: ...
+    seat: int
+    def __init__(self, text: _Optional[str] = ..., legal_actions: _Optional[_Iterable[str]] = ..., tool_results: _Optional[_Iterable[_Union[ToolResult, _Mapping]]] = ..., role: _Optional[str] = ..., seat: _Optional[int] = ...) -> None: ...
 
 class ToolResult(_message.Message):
     __slots__ = ("id", "text", "is_error")

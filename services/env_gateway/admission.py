@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from earl.env.base import MAX_SEATS
 from earl.env.conformance.offered_tools import fault_in_tools
 from earl.errors import EnvProtocolError
 from services.env_gateway import codec
@@ -47,6 +48,8 @@ def _fault_in(info: Any) -> str:
         return "one bound of its reward only; declare both or none"
     if bounded and not -math.inf < low <= high < math.inf:
         return f"rewards in [{low}, {high}]"
+    if info.seats > MAX_SEATS:
+        return f"{info.seats} seats, at most {MAX_SEATS}"
     wrong = fault_in_tools(info.tools_json)
     return f"its tools_json {wrong}" if wrong else ""
 
@@ -57,4 +60,6 @@ def opening_limits(opening: Any, max_bytes: int) -> dict[str, float]:
         raise ValueError(f"Open of {opening.ByteSize()} bytes is larger than {max_bytes}")
     if not isinstance(json.loads(opening.task_json or "{}"), dict):
         raise ValueError("task_json is not a JSON object")
+    if opening.seats > MAX_SEATS:
+        raise ValueError(f"seats {opening.seats}: play 1 to {MAX_SEATS}")
     return limits_of(opening)

@@ -64,8 +64,17 @@ class ClientSide:
         now = self._episodes.clock()
         session_id = self._episodes.next_id()
         reset = codec.reset(session_id, opening, limits_s["reset_s"])
-        session = GatewaySession(session_id, client, number, opening.environment, limits_s, now, reset)
-        session.traceparent = checked(opening.traceparent)
+        session = GatewaySession(
+            session_id,
+            client,
+            number,
+            opening.environment,
+            limits_s,
+            now,
+            reset,
+            traceparent=checked(opening.traceparent),
+            seats=max(1, opening.seats),
+        )
         if not self._pool.ever_served(session.environment):
             session.unknown_until = now + min(self._episodes.config.lease_s, limits_s["queue_s"])
         client.opened(session)
@@ -74,6 +83,8 @@ class ClientSide:
     def _opening_limits(self, client: ClientStream, opening: Any) -> tuple[dict[str, float], str]:
         """The limits, or what is wrong with the Open."""
         if wrong := client.refusal(opening.session):
+            return {}, wrong
+        if wrong := self._pool.refusal_of_seats(opening.environment, opening.seats):
             return {}, wrong
         if self._pool.waiting(opening.environment) >= MAX_QUEUE:
             return {}, f"{MAX_QUEUE} sessions wait for {opening.environment!r}"

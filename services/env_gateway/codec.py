@@ -24,14 +24,21 @@ def served(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
     """Decodes a Hello's declaration of one environment."""
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
     bounds = (info.min_reward, info.max_reward) if bounded else None
-    return ServedEnvironment(info.name, info.schema_hash, bounds, info)
+    return ServedEnvironment(info.name, info.schema_hash, bounds, info, max(1, info.seats))
 
 
 def reset(session: int, opening: env_pb2.Open, deadline_s: float) -> env_pb2.GatewayMessage:
     """A client's Open, as the host gets it."""
     traceparent = checked(opening.traceparent)
-    task = opening.task_json
-    return stream_codec.reset(session, opening.environment, task, opening.seed, deadline_s, traceparent)
+    return stream_codec.reset(
+        session,
+        opening.environment,
+        opening.task_json,
+        opening.seed,
+        deadline_s,
+        traceparent,
+        opening.seats,
+    )
 
 
 def reset_again(message: env_pb2.GatewayMessage, session: int) -> env_pb2.GatewayMessage:

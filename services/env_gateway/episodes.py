@@ -59,11 +59,20 @@ class Episodes:
     def place_waiting(self) -> None:
         """Places queued sessions on hosts with free capacity."""
         now = self.clock()
+        unseated: dict[GatewaySession, str] = {}
         for session, host in self.pool.place_next(now):
+            if refusal := self.pool.refusal_of_seats(session.environment, session.seats):
+                del host.sessions[session.id]
+                unseated[session] = refusal
+                continue
             session.place(host, now)
             self.counts.queue_waits.add(now - session.waits_since)
             self.trace(session, "queue", now - session.waits_since)
             host.outbox.put(session.pending)
+        for session, refusal in unseated.items():
+            self.fail(session, INFRA_ERROR, "EnvProtocolError", refusal)
+        if unseated:  # others may have what was free for them
+            self.place_waiting()
 
     def trace(self, session: GatewaySession, what: str, seconds: float) -> None:
         """A span of the session that ended now."""

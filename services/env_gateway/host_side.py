@@ -15,7 +15,7 @@ from earl.errors import EarlError, EnvHostLost, EnvProtocolError
 from services.env_gateway import codec
 from services.env_gateway.admission import MAX_CAPACITY, check_hello
 from services.env_gateway.episodes import Episodes
-from services.env_gateway.results import ENV_ERROR, INFRA_ERROR, OK, TRUNCATED, fault_in
+from services.env_gateway.results import ENV_ERROR, INFRA_ERROR, OK, TRUNCATED, fault_in, rewards_of
 from services.env_gateway.state.pool import HostState
 from services.env_gateway.state.sessions import Arrival, GatewaySession
 
@@ -139,7 +139,7 @@ class HostSide:
             return
         served = host.environments.get(session.environment)
         bounds = served.bounds if served else None
-        wrong = fault_in(result, self._episodes.config.max_text_bytes, bounds, session.return_)
+        wrong = fault_in(result, self._episodes.config.max_text_bytes, bounds, session.returns)
         if wrong:
             self._counts.refused["bad_result"] += 1
             self._episodes.fault(host, session.environment, wrong)
@@ -172,7 +172,7 @@ class HostSide:
         result.host_s = self._episodes.clock() - session.sent_at
         self._counts.answered(session.environment, session.seq, result.host_s)
         self._episodes.trace(session, "step" if session.seq else "reset", result.host_s)
-        session.return_ += result.reward
+        session.rewarded(rewards_of(result, session.seats))
         session.answer = codec.result(result)
         session.client.outbox.put(session.answer)
         session.answered(result.done)

@@ -20,12 +20,14 @@ from services.env_gateway.state.sessions import GatewaySession
 
 @dataclass(frozen=True, slots=True)
 class ServedEnvironment:
-    """An environment as a host declares it. bounds: of the sum of an episode's rewards, if declared."""
+    """An environment as a host declares it. bounds: of the sum of an episode's rewards, if declared. seats:
+    how many a client may play in a session."""
 
     name: str
     schema_hash: str
     bounds: tuple[float, float] | None
     info: Any = None
+    seats: int = 1
 
     def differs(self, other: ServedEnvironment) -> str:
         """Describes how two declarations differ, with {} for the other host's name; "" if they agree."""
@@ -33,6 +35,8 @@ class ServedEnvironment:
             return f"schema {self.schema_hash!r}, host {{!r}} serves it with {other.schema_hash!r}"
         if self.bounds != other.bounds:
             return f"rewards {_range(self.bounds)}, host {{!r}} serves it with rewards {_range(other.bounds)}"
+        if self.seats != other.seats:
+            return f"seats {self.seats}, host {{!r}} serves it with seats {other.seats}"
         return ""
 
 
@@ -102,9 +106,9 @@ class Pool:
     ) -> dict[str, ServedEnvironment]:
         """The environments of a Hello by name.
 
-        Raises DuplicateEnvironment for one that is named twice, or served elsewhere with another schema or
-        other bounds of its rewards; EnvProtocolError for one without a schema, and for an epoch that a newer
-        stream of the instance has fenced.
+        Raises DuplicateEnvironment for one that is named twice, or served elsewhere with another schema,
+        other bounds of its rewards or another number of seats; EnvProtocolError for one without a schema, and
+        for an epoch that a newer stream of the instance has fenced.
         """
         known = self.hosts.get(instance)
         if known is not None and epoch <= known.epoch:
@@ -168,6 +172,16 @@ class Pool:
     def serves(self, environment: str) -> bool:
         """Returns whether any host serves it now."""
         return any(environment in host.environments for host in self.hosts.values())
+
+    def refusal_of_seats(self, environment: str, seats: int) -> str:
+        """Says that so many seats are more than the environment offers to a client; "" if they are not, or if
+        no host serves it now."""
+        for host in self.hosts.values():
+            served = host.environments.get(environment)
+            if served is not None and seats > served.seats:
+                most = f"open it with seats={served.seats}" + (" or fewer" if served.seats > 1 else "")
+                return f"seats {seats} of {environment!r}, which offers {served.seats}: {most}"
+        return ""
 
     def ever_served(self, environment: str) -> bool:
         return environment in self._ever_served

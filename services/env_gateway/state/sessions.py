@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,8 +76,9 @@ class GatewaySession:
     host: Any = None
     episode_ends: float = math.inf
     queue_s: float = 0.0
-    # Sum of the rewards so far.
-    return_: float = 0.0
+    # How many of its seats the client plays, and the sum of the rewards of each so far.
+    seats: int = 1
+    returns: list[float] = field(init=False)
     pending: Any = None
     answer: Any = None
     deadline: float = field(init=False)
@@ -84,6 +86,7 @@ class GatewaySession:
 
     def __post_init__(self) -> None:
         self.sent_at = self.waits_since
+        self.returns = [0.0] * self.seats
         self.deadline = self.waits_since + self.limits_s["queue_s"]
 
     def place(self, host: Any, now: float) -> None:
@@ -142,6 +145,10 @@ class GatewaySession:
         if seq == self.seq and self.state in (SessionState.RESETTING, SessionState.STEPPING):
             return Arrival.ANSWER
         return Arrival.AHEAD if seq > self.seq else Arrival.LATE
+
+    def rewarded(self, rewards: Iterable[float]) -> None:
+        """Adds the rewards of a step, one for each seat."""
+        self.returns = [earned + reward for earned, reward in zip(self.returns, rewards, strict=True)]
 
     def answered(self, done: bool) -> None:
         """The host's result was accepted."""

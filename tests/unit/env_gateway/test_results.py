@@ -15,7 +15,7 @@ FAILURES = (common_pb2.ENDING_ENV_ERROR, common_pb2.ENDING_INFRA_ERROR, common_p
 def fault(ending: common_pb2.Ending, reward: float, earned: float = 0.0) -> str:
     """earned: the episode's reward before this last step."""
     result = env_pb2.Result(reward=reward, done=True, ending=ending)
-    return fault_in(result, 1 << 20, DECLARED, earned)
+    return fault_in(result, 1 << 20, DECLARED, (earned,))
 
 
 @pytest.mark.parametrize("ending", COUNTED)

@@ -123,7 +123,7 @@ BAD_RESULTS = {
 
 @pytest.mark.parametrize("text", BAD_RESULTS)
 def test_bad_results(text):
-    fault = results.fault_in(BAD_RESULTS[text], 10_000, (-1.0, 1.0), return_=2.0)
+    fault = results.fault_in(BAD_RESULTS[text], 10_000, (-1.0, 1.0), returns=(2.0,))
     assert fault
     assert text == "legal" or text in fault
 
@@ -134,17 +134,17 @@ def test_good_results(reward, text, done):
     result = env_pb2.Result(
         reward=reward, done=done, ending=ending, observation=env_pb2.Observation(text=text)
     )
-    assert results.fault_in(result, 1000, None, 0.0) == ""
+    assert results.fault_in(result, 1000, None, (0.0,)) == ""
 
 
 def test_a_failure_need_not_keep_the_declared_return():
     result = env_pb2.Result(done=True, ending=common_pb2.ENDING_ENV_ERROR)
-    assert results.fault_in(result, 1000, (1.0, 2.0), 0.0) == ""
+    assert results.fault_in(result, 1000, (1.0, 2.0), (0.0,)) == ""
 
 
 def test_fields_of_a_newer_protocol_are_let_through():
     result = env_pb2.Result.FromString(b"\xf8\x7f\x07")  # field 2047, a number
-    assert results.fault_in(result, 1000, None, 0.0) == ""
+    assert results.fault_in(result, 1000, None, (0.0,)) == ""
 
 
 # --- waits -----------------------------------------------------------------------------------
