@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,11 +128,20 @@ def _rows(path: Path) -> Iterator[Any]:
 
 def _parsed(path: Path, number: int, line: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=_no_repeats)
     except RecursionError:
         raise ConfigError(f"{path}: row {number} is nested too deeply", "flatten it") from None
     except ValueError as error:
         raise ConfigError(f"{path}: row {number} is not JSON: {error}", "correct the line") from None
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object as a dict. Raises ValueError for a key that stands in it twice."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        key, count = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{key!r} is a key of one object {count} times")
+    return table
 
 
 def _parquet(path: Path) -> Iterator[Any]:

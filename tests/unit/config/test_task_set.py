@@ -83,6 +83,14 @@ REFUSED = {
     ),
     "an empty line": (['{"a": 1}', "", '{"a": 2}'], r"tasks\.jsonl: row 2 is empty"),
     "a row twice": (['{"a": 1, "b": 2}', '{"a": 3}', '{"b": 2, "a": 1}'], r"row 3 is row 1 once more"),
+    "a key twice": (
+        ['{"a": 1}', '{"a": 2, "b": 3, "a": 4}'],
+        r"row 2 is not JSON: 'a' is a key of one object 2 times; correct the line",
+    ),
+    "a key twice in a table within": (
+        ['{"a": {"b": 1, "b": 1}}'],
+        r"row 1 is not JSON: 'b' is a key of one object 2 times",
+    ),
     "a number that is none": (['{"a": NaN}'], r"row 1 is not JSON: "),
     "a large row": (
         ['{"a": 1}', json.dumps({"a": "x" * ROW_BYTES})],
