@@ -15,6 +15,7 @@ from earl.config.model import ModelConfig, ScratchModel
 from earl.config.packaged import gguf_file, packaged
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
+from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
 from earl.loopback import is_loopback
 from earl.parallelism import divisors
@@ -67,6 +68,12 @@ def check_environments(config: RunConfig) -> None:
             )
         labels.add(entry.label)
         _check_bounds(config, entry)
+    schedules = [schedule_of(entry.section.weight) for entry in config.mixture]
+    if (step := first_step_without_weight(schedules) if schedules else None) is not None:
+        raise ConfigError(
+            f"the weights of all environments are 0 at step {step}: there would be nothing to play",
+            "give one of them a weight above 0 there",
+        )
 
 
 def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:

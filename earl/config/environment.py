@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from earl.config.base import ConfigSection
+from earl.config.weight import Weight
 
 # As hosts can register it.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -25,10 +26,13 @@ class EnvironmentConfig(ConfigSection):
     #
     # Set it where two entries play the same environment with different tasks.
     label: str = Field(default="", pattern=LABEL)
-    # Share of the groups that are issued, relative to the weights of the other entries.
+    # Share of the groups that are issued, relative to the weights of the other entries; or a schedule,
+    # [[0, 3.0], [50, 1.0]]: the weight at these steps of training, linear between them, constant before and
+    # after.
     #
-    # Raise it for environments that should be learned sooner.
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    # Raise it for environments that should be learned sooner; give a schedule for those that should begin
+    # later, or end.
+    weight: Weight = 1.0
     # Trajectories of one task instance; 0: scheduler.group_size.
     #
     # Raise it where successes are rare.

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from earl.config import keys
 from earl.config.check import cross_check
 from earl.config.run import RunConfig
+from earl.config.takes import Takes
 from earl.config.units import unit
 from earl.errors import ConfigError
 
@@ -219,6 +220,9 @@ def expected(key: str) -> str:
             break
     else:
         return "a valid value"
+    for rule in field.metadata:
+        if isinstance(rule, Takes):
+            return rule.text
     names = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     bounds = [
         f"{word} {getattr(rule, name)}"

@@ -11,21 +11,24 @@ from earl.config.environment import EnvironmentConfig
 from earl.config.model import ModelConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import SchedulerConfig
+from earl.config.weight import Schedule, schedule_of, weight_at
 from earl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureEntry:
-    """One environment of a run. share: of the groups, all entries' together 1. Lengths in tokens.
+    """One environment of a run. Lengths in tokens.
 
-    label: what it is called in metrics and tickets, unique in the run. name: as hosts register it. rewards:
-    the least and the most that an episode may earn.
+    label: what it is called in metrics and tickets, unique in the run. name: as hosts register it. share: of
+    the groups at the first step, all entries' together 1. schedule: the weight by step, in the unit of
+    `share`; empty where all weights are constant. rewards: the least and the most that an episode may earn.
     """
 
     label: str
     name: str
     task: dict[str, Any]
     share: float
+    schedule: Schedule
     group_size: int
     max_turns: int
     max_new_tokens: int
@@ -43,13 +46,16 @@ def resolve(
     longest_sequence: int,
 ) -> tuple[MixtureEntry, ...]:
     """The entries in the order of the run file. longest_sequence: of the whole run."""
-    total = sum(section.weight for section in sections)
+    schedules = [schedule_of(section.weight) for section in sections]
+    total = sum(weight_at(schedule, 0) for schedule in schedules) or 1.0
+    varies = any(len(schedule) > 1 for schedule in schedules)
     return tuple(
         MixtureEntry(
             label=section.label or section.name,
             name=section.name,
             task=section.task,
-            share=section.weight / total,
+            share=weight_at(schedule, 0) / total,
+            schedule=tuple((step, weight / total) for step, weight in schedule) if varies else (),
             group_size=section.group_size or scheduler.group_size,
             max_turns=section.max_turns or scheduler.max_turns,
             max_new_tokens=section.max_new_tokens or rollout.max_new_tokens,
@@ -58,7 +64,7 @@ def resolve(
             rewards=_bounds(section.reward_range),
             section=section,
         )
-        for section in sections
+        for section, schedule in zip(sections, schedules, strict=True)
     )
 
 

@@ -3,7 +3,8 @@
 Training follows a sequence of low discrepancy: place i plays the environment whose interval of [0, 1), as
 long as its share, holds the fractional part of o + i * 0.618… (the additive recurrence of the golden ratio).
 The offset o comes from the run's seed. So any n successive places hold close to n times each share: a batch
-is mixed like the whole run. An evaluation takes the environments in turns, equally often, whatever their
+is mixed like the whole run. Where weights have a schedule, the shares are those of the place's step. An
+evaluation takes the environments in turns, equally often, whatever their
 shares: instance i of it is instance i // n of environment i % n.
 
 An environment with a task set plays its tasks in epochs, each in an order of its own that the seed decides.
@@ -15,7 +16,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
+from earl.config.weight import Schedule, weight_at
 from services.scheduler.state.rules import Rules, Share
 from services.scheduler.state.seeds import EVALUATION_BIT, MASK, derive, env_seed
 from services.scheduler.state.tickets import Purpose
@@ -54,7 +57,7 @@ def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
         return mixture[0]
     if purpose is Purpose.EVALUATE:
         return mixture[index % len(mixture)]
-    return mixture[_entry_at(tuple(share.share for share in mixture), _offset(rules.seed, purpose), index)]
+    return mixture[_entry_at(_draws(rules, purpose), index)]
 
 
 def group_size_at(rules: Rules, index: int) -> int:
@@ -91,11 +94,30 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
     """The number of places before `index` that play the environment."""
     if len(rules.mixture) == 1:
         return index
-    shares, offset = tuple(other.share for other in rules.mixture), _offset(rules.seed, purpose)
+    draws = _draws(rules, purpose)
     entry = rules.mixture.index(share)
     first = index - index % BLOCK
-    before = _counted(shares, offset, first // BLOCK)[entry]
-    return before + sum(_entry_at(shares, offset, place) == entry for place in range(first, index))
+    before = _counted(draws, first // BLOCK)[entry]
+    return before + sum(_entry_at(draws, place) == entry for place in range(first, index))
+
+
+class _Draws(NamedTuple):
+    """What decides which entry a place plays. shares: constant ones; schedules: of weights, empty for those.
+
+    batch_groups: the places of a step.
+    """
+
+    shares: tuple[float, ...]
+    schedules: tuple[Schedule, ...]
+    batch_groups: int
+    offset: int
+
+
+def _draws(rules: Rules, purpose: Purpose) -> _Draws:
+    mixture, offset = rules.mixture, _offset(rules.seed, purpose)
+    scheduled = purpose is Purpose.TRAIN and any(share.schedule for share in mixture)
+    schedules = tuple(share.schedule for share in mixture) if scheduled else ()
+    return _Draws(tuple(share.share for share in mixture), schedules, rules.batch_groups, offset)
 
 
 # Places whose environments are counted together.
@@ -103,17 +125,17 @@ BLOCK = 256
 
 
 @lru_cache(maxsize=16)
-def _counts(shares: tuple[float, ...], offset: int) -> list[tuple[int, ...]]:
+def _counts(draws: _Draws) -> list[tuple[int, ...]]:
     """The places that each entry has before each block, as far as `_counted` has counted them."""
-    return [(0,) * len(shares)]
+    return [(0,) * len(draws.shares)]
 
 
-def _counted(shares: tuple[float, ...], offset: int, blocks: int) -> tuple[int, ...]:
+def _counted(draws: _Draws, blocks: int) -> tuple[int, ...]:
     """The places that each entry has in the first `blocks` blocks."""
-    counts = _counts(shares, offset)
+    counts = _counts(draws)
     while len(counts) <= blocks:
         first = (len(counts) - 1) * BLOCK
-        entries = [_entry_at(shares, offset, place) for place in range(first, first + BLOCK)]
+        entries = [_entry_at(draws, place) for place in range(first, first + BLOCK)]
         counts.append(tuple(before + entries.count(entry) for entry, before in enumerate(counts[-1])))
     return counts[blocks]
 
@@ -131,13 +153,24 @@ def _offset(seed: int, purpose: Purpose) -> int:
     return derive(seed, "mixture", purpose)
 
 
-def _entry_at(shares: tuple[float, ...], offset: int, index: int) -> int:
-    point = (offset + index * STRIDE & MASK) / (MASK + 1)
+def _entry_at(draws: _Draws, index: int) -> int:
+    shares = draws.shares
+    if draws.schedules:
+        shares = _shares_at(draws.schedules, index // draws.batch_groups)
+    point = (draws.offset + index * STRIDE & MASK) / (MASK + 1)
     for entry, share in enumerate(shares[:-1]):
         if point < share:
             return entry
         point -= share
-    return len(shares) - 1
+    # With rounding the point may lie beyond the last interval that has a length.
+    return max(entry for entry, share in enumerate(shares) if share)
+
+
+@lru_cache(maxsize=64)
+def _shares_at(schedules: tuple[Schedule, ...], step: int) -> tuple[float, ...]:
+    """The shares at a step of training, together 1."""
+    weights = [weight_at(schedule, step) for schedule in schedules]
+    return tuple(weight / sum(weights) for weight in weights)
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from typing import Any
 from earl.config.mixture import MixtureEntry
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
+from earl.config.weight import Schedule
 
 
 def _key(name: str, default: Any = MISSING) -> Any:
@@ -24,7 +25,8 @@ def _key(name: str, default: Any = MISSING) -> Any:
 class Share:
     """One environment of the mixture. label: as its tickets have it. share: of the groups, together 1.
 
-    train, held_out: numbers of its tasks, both empty without a task set.
+    train, held_out: numbers of its tasks, both empty without a task set. schedule: its weight by step, where
+    shares change during the run; then that of every environment, and `share` is the one at the first step.
     """
 
     label: str = ""
@@ -32,6 +34,7 @@ class Share:
     group_size: int = 0
     train: Sequence[int] = field(default=(), repr=False)
     held_out: Sequence[int] = field(default=(), repr=False)
+    schedule: Schedule = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     # Tickets of the only environment need no label.
     label = entry.label if config.environments else ""
     train, held_out = (tasks.train, tasks.held_out) if tasks is not None else ((), ())
-    return Share(label, entry.share, entry.group_size, train, held_out)
+    return Share(label, entry.share, entry.group_size, train, held_out, entry.schedule)
 
 
 def _evaluation_setting(config: RunConfig, task_sets: Mapping[str, TaskSet]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from earl.config.load import load_run
 from earl.config.mixture import host_plan, host_plans
 from earl.config.run import RunConfig
+from earl.config.weight import weight_at
 from earl.errors import ConfigError
 from earl.stack.rundir import check_same_policy, to_toml
 
@@ -48,6 +49,20 @@ def test_each_entry_has_its_own_bounds_and_otherwise_the_runs(tmp_path: Path) ->
     assert (first.max_context_tokens, second.max_context_tokens) == (config.longest_sequence, 64)
     assert second.task == {"player": 1}
     assert config.batch_episodes == config.scheduler.group_size * config.scheduler.batch_groups
+
+
+def test_a_weight_may_have_a_schedule(tmp_path: Path) -> None:
+    config = run_of(tmp_path, TWO.replace("weight = 3", "weight = [[0, 3], [10, 1.0]]"))
+    first, second = config.mixture
+    assert (first.share, second.share) == (0.75, 0.25)
+    assert first.schedule == ((0, 0.75), (10, 0.25)) and second.schedule == ((0, 0.25),)
+    (tmp_path / "again.toml").write_text(to_toml(config.model_dump(mode="json")), encoding="utf-8")
+    assert load_run(tmp_path / "again.toml") == config
+
+
+def test_a_weight_is_linear_between_its_steps_and_constant_beyond_them() -> None:
+    schedule = ((2, 4.0), (6, 2.0), (7, 0.0))
+    assert [weight_at(schedule, step) for step in range(9)] == [4, 4, 4, 3.5, 3, 2.5, 2, 0, 0]
 
 
 def test_entries_of_one_target_share_its_hosts(tmp_path: Path) -> None:
@@ -102,6 +117,26 @@ REFUSED = {
     "a weight that is not a number": (
         ENTRY + "weight = nan\n",
         r"weight of \[\[environments\]\] 1 = NaN is wrong; give a number, more than 0",
+    ),
+    **{
+        f"a schedule {wrong}": (
+            ENTRY + f"weight = {weight}\n",
+            r"weight of \[\[environments\]\] 1 = .* is wrong; give a number, more than 0, or a list of \[",
+        )
+        for wrong, weight in {
+            "of nothing": "[]",
+            "with a weight below 0": "[[0, 1.0], [5, -1.0]]",
+            "with a weight that is not a number": "[[0, nan]]",
+            "whose steps descend": "[[5, 1.0], [0, 2.0]]",
+            "with a step twice": "[[5, 1.0], [5, 2.0]]",
+            "that is always 0": "[[0, 0.0], [5, 0.0]]",
+            "with a part of a step": "[[0.5, 1.0]]",
+            "without weights": "[0, 5]",
+        }.items()
+    },
+    "no weight at a step": (
+        ENTRY + "weight = [[0, 1], [5, 0]]\n" + ENTRY.replace("b", "c") + "weight = [[5, 0], [9, 1]]\n",
+        r"the weights of all environments are 0 at step 5: there would be nothing to play; give one of them",
     ),
     "an unknown key": (
         ENTRY + "weigth = 2\n",

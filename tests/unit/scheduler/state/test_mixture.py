@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earl.config.weight import weight_at
 from services.scheduler.state.mixture import (
     NO_TASK,
     batch_episodes,
@@ -45,6 +46,66 @@ def test_any_successive_places_hold_close_to_each_share(
     played = Counter(share_at(rules, Purpose.TRAIN, place).label for place in range(first, first + count))
     for share in rules.mixture:
         assert abs(played[share.label] - count * share.share) <= 5
+
+
+schedules = st.lists(
+    st.dictionaries(st.integers(0, 60), st.integers(0, 9), min_size=1, max_size=4), min_size=2, max_size=4
+).map(lambda points: [*points, {0: 1}])
+
+
+def scheduled(points: list[dict[int, int]], seed: int, tasks: int = 0) -> Rules:
+    """Rules with environments whose weights are these by step."""
+    plain = mixed([1] * len(points), seed, tasks)
+    shares = [
+        replace(share, schedule=tuple((step, float(weight)) for step, weight in sorted(by_step.items())))
+        for share, by_step in zip(plain.mixture, points, strict=True)
+    ]
+    return replace(plain, mixture=tuple(shares), batch_groups=8)
+
+
+@quick
+@given(schedules, st.integers(0, 1 << 30), st.integers(0, 60), st.integers(1, 20))
+def test_places_of_any_steps_hold_close_to_the_shares_of_those_steps(
+    points: list[dict[int, int]], seed: int, first: int, steps: int
+) -> None:
+    rules = scheduled(points, seed)
+    expected: Counter[str] = Counter()
+    moved = 0.0
+    before: list[float] = []
+    for step in range(first, first + steps):
+        parts = [weight_at(share.schedule, step) for share in rules.mixture]
+        shares = [part / sum(parts) for part in parts]
+        moved += sum(abs(now - then) for now, then in zip(shares, before or shares, strict=True))
+        before = shares
+        for share, part in zip(rules.mixture, shares, strict=True):
+            expected[share.label] += part * rules.batch_groups  # type: ignore[assignment]
+    places = range(first * rules.batch_groups, (first + steps) * rules.batch_groups)
+    played = Counter(share_at(rules, Purpose.TRAIN, place).label for place in places)
+    for share in rules.mixture:
+        assert abs(played[share.label] - expected[share.label]) <= 5 + 8 * moved
+    for place in places:
+        share = share_at(rules, Purpose.TRAIN, place)
+        assert weight_at(share.schedule, place // rules.batch_groups) > 0
+
+
+@quick
+@given(schedules, st.integers(0, 1 << 30), st.integers(2, 12))
+def test_epochs_are_whole_while_weights_change(points: list[dict[int, int]], seed: int, tasks: int) -> None:
+    rules = scheduled(points, seed, 2 * tasks)
+    share = rules.mixture[-1]
+    instances = [instance_at(rules, Purpose.TRAIN, place) for place in range(900)]
+    played = [instance.task for instance in instances if instance.environment == share.label]
+    for start in range(0, len(played) - tasks + 1, tasks):
+        assert sorted(played[start : start + tasks]) == list(share.train)
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30))
+def test_a_schedule_of_constant_weights_plays_what_the_weights_play(parts: list[int], seed: int) -> None:
+    plain = mixed(parts, seed)
+    rules = scheduled([{3: part, 9: part} for part in parts], seed)
+    for place in range(200):
+        assert share_at(rules, Purpose.TRAIN, place).label == share_at(plain, Purpose.TRAIN, place).label
 
 
 @quick
