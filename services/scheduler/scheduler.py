@@ -28,7 +28,7 @@ from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.state.run import Batch
 from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
-from services.scheduler.state.workers import WorkerRecord
+from services.scheduler.state.workers import WorkerId, WorkerRecord
 from services.scheduler.status import MetricFigures, SchedulerStatus, metric_figures_of, status_of
 from services.scheduler.wakeup import CALL_WAIT_S
 
@@ -88,43 +88,43 @@ class Scheduler:
         run = self.loop.ledger.tables.run
         return run.published, list(run.weight_keys)
 
-    async def leave(self, name: str, incarnation: int, reason: str) -> None:
+    async def leave(self, worker: WorkerId, reason: str) -> None:
         """Removes a worker: others play the tickets that it held. Raises UnknownWorker."""
-        self.loop.ledger.membership.worker(name, incarnation)
-        self.loop.ledger.membership.leave(name, reason or "left", drained=True)
+        self.loop.ledger.membership.worker(*worker)
+        self.loop.ledger.membership.leave(worker.name, reason or "left", drained=True)
         await self.loop.settled()
 
     def heartbeat(
-        self, name: str, incarnation: int, report: WorkerReport, spans: Sequence[tuple[str, int, int]],
+        self, worker: WorkerId, report: WorkerReport, spans: Sequence[tuple[str, int, int]],
         parallelism: Parallelism | None = None, epoch: int = 0,
     ) -> bool:  # fmt: skip
         """Records a worker's heartbeat; returns whether the worker may leave. Raises UnknownWorker.
 
         parallelism, epoch: what it runs with and since which switch; None if not reported.
         """
-        worker = self.loop.ledger.membership.worker(name, incarnation)
-        before = worker.version
-        self.loop.ledger.membership.mark_alive(name, incarnation, report.received_s, report.version)
-        self.loop.fleet.reported(name, report)
-        self.loop.monitor.reported(worker.stage_name, name, report.gauges)
-        self.loop.parallelism.heartbeat(worker, parallelism, epoch, report.gauges, now=report.received_s)
-        self.loop.report.spans(name, spans)
+        record = self.loop.ledger.membership.worker(*worker)
+        before = record.version
+        self.loop.ledger.membership.mark_alive(*worker, report.received_s, report.version)
+        self.loop.fleet.reported(worker.name, report)
+        self.loop.monitor.reported(record.stage_name, worker.name, report.gauges)
+        self.loop.parallelism.heartbeat(record, parallelism, epoch, report.gauges, now=report.received_s)
+        self.loop.report.spans(worker.name, spans)
         if report.version != before:
-            self.loop.tickets_available.notify_name(name)  # it may take tickets that want those weights
+            # It may take tickets that want those weights.
+            self.loop.tickets_available.notify_name(worker.name)
         return self.loop.may_leave
 
-    async def lease(
-        self, name: str, incarnation: int, credit: int, wait_s: float
-    ) -> tuple[list[Ticket], bool]:
+    async def lease(self, worker: WorkerId, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
         """Up to `credit` tickets, waiting for the first, and whether the run is ending."""
 
         def attempt(now: float) -> list[Ticket] | None:
-            self.loop.ledger.membership.mark_alive(name, incarnation, now)
+            self.loop.ledger.membership.mark_alive(*worker, now)
             if self.loop.stopping:
                 return []
-            return self.loop.ledger.lease(name, incarnation, credit, now) or None
+            return self.loop.ledger.lease(*worker, credit, now) or None
 
-        if not (tickets := await self.loop.tickets_available.first(attempt, min(wait_s, CALL_WAIT_S), name)):
+        wait_s = min(wait_s, CALL_WAIT_S)
+        if not (tickets := await self.loop.tickets_available.first(attempt, wait_s, worker.name)):
             return [], tickets is not None
         self.loop.tickets_taken = True
         if self.loop.ledger.tables.pending:
@@ -134,21 +134,21 @@ class Scheduler:
         await self.loop.journal.durable()
         return tickets, False
 
-    def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt]) -> list[Attempt]:
+    def renew(self, worker: WorkerId, attempts: Sequence[Attempt]) -> list[Attempt]:
         """The attempts that are no longer this worker's."""
-        return self.loop.ledger.renew(name, incarnation, attempts, time.monotonic())
+        return self.loop.ledger.renew(*worker, attempts, time.monotonic())
 
     async def complete(
-        self, name: str, incarnation: int, results: Sequence[tuple[Attempt, EpisodeResult]],
+        self, worker: WorkerId, results: Sequence[tuple[Attempt, EpisodeResult]],
         transcripts: Sequence[Sequence[TranscriptTurn]],
     ) -> list[tuple[TicketVerdict, str]]:  # fmt: skip
         """Takes finished attempts with their conversations; a verdict and its reason for each."""
-        self.loop.ledger.membership.mark_alive(name, incarnation, time.monotonic())
+        self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
         verdicts = []
         for (attempt, result), transcript in zip(results, transcripts, strict=True):
             ticket = self.loop.ledger.tables.tickets.get(attempt.ticket_id)
             first = ticket is not None and ticket.state is TicketState.LEASED
-            verdict, reason = self.loop.ledger.attempts.complete(name, incarnation, attempt, result)
+            verdict, reason = self.loop.ledger.attempts.complete(*worker, attempt, result)
             if first and verdict is not TicketVerdict.REFUSED:
                 self.loop.recorder.ended(result)
             if verdict is TicketVerdict.ACCEPTED:
@@ -167,14 +167,14 @@ class Scheduler:
         return evaluation.best_version(evaluations), evaluation.kept_versions(evaluations)
 
     async def next_batch(
-        self, name: str, incarnation: int, ranks: int, wait_s: float
+        self, worker: WorkerId, ranks: int, wait_s: float
     ) -> tuple[batch_plan.BatchPlan | None, bool]:
         """The next batch split over `ranks`, waiting for it, and whether the run has ended.
 
         Asked again for a batch that was handed out, what stages made of it is made again first: that may be
         what the trainer could not read.
         """
-        self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
+        self.loop.ledger.require_trainer(*worker, time.monotonic())
         planned = self.loop.ledger.tables.batch
         if planned is not None and planned.id == self._handed_out:
             self.loop.columns.recall(planned.tickets)
@@ -182,7 +182,7 @@ class Scheduler:
             self.loop.columns_available.notify()
 
         def attempt(now: float) -> tuple[Batch | None, bool] | None:
-            self.loop.ledger.require_trainer(name, incarnation, now)
+            self.loop.ledger.require_trainer(*worker, now)
             if self.loop.stopping:
                 return None, True
             batch = self._next_batch()
@@ -208,14 +208,14 @@ class Scheduler:
         return plan, False
 
     async def commit(
-        self, name: str, incarnation: int, batch_id: int, version: int, metrics: Mapping[str, float]
+        self, worker: WorkerId, batch_id: int, version: int, metrics: Mapping[str, float]
     ) -> None:
         """The batch's tickets are trained.
 
         Its line in the metrics is written first: a scheduler that dies in between receives it again and
         writes it twice, and the last one counts.
         """
-        self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
+        self.loop.ledger.require_trainer(*worker, time.monotonic())
         phase = phases.phase(self.loop.ledger)
         step = phases.step(self.loop.ledger)[0] + 1
         committed = self.loop.ledger.commit(batch_id, version)
@@ -237,7 +237,7 @@ class Scheduler:
         await self.loop.journal.durable()
 
     async def lease_columns(
-        self, role: str, name: str, incarnation: int, credit_tokens: int, wait_s: float
+        self, role: str, worker: WorkerId, credit_tokens: int, wait_s: float
     ) -> tuple[ColumnLease, int, bool]:
         """Leases trajectories to make a role's columns of, waiting for the first.
 
@@ -247,11 +247,10 @@ class Scheduler:
         consumers.require(self.loop.columns, role)
 
         def attempt(now: float) -> tuple[ColumnLease, bool] | None:
-            self.loop.ledger.membership.mark_alive(name, incarnation, now)
+            self.loop.ledger.membership.mark_alive(*worker, now)
             if self.loop.may_leave:
                 return ColumnLease(), True
-            stage, ledger = (name, incarnation), self.loop.ledger
-            lease = consumers.lease(self.loop.columns, ledger, role, stage, credit_tokens)
+            lease = consumers.lease(self.loop.columns, self.loop.ledger, role, worker, credit_tokens)
             return (lease, False) if lease.trajectories else None
 
         answer = await self.loop.columns_available.first(attempt, min(wait_s, CALL_WAIT_S))
@@ -262,33 +261,31 @@ class Scheduler:
         return lease, waiting_tokens, leaves
 
     async def complete_columns(
-        self, role: str, name: str, incarnation: int, fence: int,
+        self, role: str, worker: WorkerId, fence: int,
         results: Mapping[tuple[int, int], Location], lost: Sequence[tuple[int, int]],
     ) -> int:  # fmt: skip
         """Takes where a role's columns lie, and what could not be read; the number of results refused."""
         consumers.require(self.loop.columns, role)
-        self.loop.ledger.membership.mark_alive(name, incarnation, time.monotonic())
+        self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
         consumers.follow(self.loop.columns, self.loop.ledger)
-        refused, gone = self.loop.columns.complete(role, (name, incarnation), fence, results, lost)
+        refused, gone = self.loop.columns.complete(role, worker, fence, results, lost)
         consumers.lose(self.loop.ledger, gone)
         await self.loop.settled()
         return refused
 
-    async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
+    async def record_checkpoint(self, worker: WorkerId, consumed: RangeSet) -> None:
         """Records that a manifest with these tickets exists."""
-        self.loop.ledger.require_trainer(name, incarnation, time.monotonic())
+        self.loop.ledger.require_trainer(*worker, time.monotonic())
         more = True
         while more:
             more = self.loop.ledger.record_checkpoint(consumed, COMPACTED_AT_ONCE)
             # Others are answered in between: what is closed for good stays so.
             await self.loop.journal.durable()
 
-    async def reconcile(
-        self, name: str, incarnation: int, version: int, next_batch: int, consumed: RangeSet
-    ) -> int:
+    async def reconcile(self, worker: WorkerId, version: int, next_batch: int, consumed: RangeSet) -> int:
         """Brings the ledger to a manifest; the number of tickets rolled back."""
-        self.loop.ledger.membership.mark_alive(name, incarnation, time.monotonic())
-        rolled_back = reconcile(self.loop.ledger, name, incarnation, version, next_batch, consumed)
+        self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
+        rolled_back = reconcile(self.loop.ledger, *worker, version, next_batch, consumed)
         await self.loop.settled()
         return rolled_back
 

@@ -15,8 +15,10 @@ from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import Location
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.tickets import Attempt, EpisodeResult, TicketVerdict
-from services.scheduler.state.workers import WorkerRecord
+from services.scheduler.state.workers import WorkerId, WorkerRecord
 from tests.support.runs import tictactoe
+
+WORKER, TRAINER, REFERENCE = (WorkerId(name, 1) for name in ("w", "t", "ref"))
 
 
 @asynccontextmanager
@@ -31,9 +33,9 @@ async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
         try:
             await scheduler.join(WorkerRecord(name="w", incarnation=1, stage=1, capacity=16))
             await scheduler.join(WorkerRecord(name="t", incarnation=1, stage=3))
-            await scheduler.reconcile("t", 1, 1, 1, RangeSet())
+            await scheduler.reconcile(TRAINER, 1, 1, RangeSet())
             scheduler.loop.ledger.membership.mark_alive("w", 1, time.monotonic(), 1)
-            tickets, _ = await scheduler.lease("w", 1, 16, 5.0)
+            tickets, _ = await scheduler.lease(WORKER, 16, 5.0)
             results = [
                 (
                     Attempt(one.id, one.attempt, one.fence),
@@ -44,7 +46,7 @@ async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
                 )
                 for one in tickets
             ]  # fmt: skip
-            verdicts = await scheduler.complete("w", 1, results, [()] * len(results))
+            verdicts = await scheduler.complete(WORKER, results, [()] * len(results))
             assert {verdict for verdict, _ in verdicts} == {TicketVerdict.ACCEPTED}
             yield scheduler
         finally:
@@ -57,11 +59,11 @@ async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
 
 async def test_a_batch_taken_apart_is_not_handed_out(tmp_path: Path) -> None:
     async with played(tmp_path) as scheduler:
-        asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
+        asked = asyncio.create_task(scheduler.next_batch(TRAINER, 1, 5.0))
         # What a new trainer's Reconcile does first, just after the batch was planned.
         asyncio.get_running_loop().call_soon(scheduler.loop.ledger.dissolve)
         assert await asked == (None, False)
-        plan, _ = await scheduler.next_batch("t", 1, 1, 5.0)
+        plan, _ = await scheduler.next_batch(TRAINER, 1, 5.0)
         assert plan is not None and len(plan.ranks[0]) == 16
 
 
@@ -71,16 +73,16 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
     sections = {"warmup": {"batches": 0}, "trainer": {"kl_coefficient": 0.1}}
     async with played(tmp_path, **sections) as scheduler:
         await scheduler.join(WorkerRecord(name="ref", incarnation=1, stage=2))
-        lease, _, _ = await scheduler.lease_columns("reference", "ref", 1, 1_000_000, 5.0)
+        lease, _, _ = await scheduler.lease_columns("reference", REFERENCE, 1_000_000, 5.0)
         made = {(one.ticket_id, one.attempt): Location(("r",)) for one in lease.trajectories}
         assert len(made) == 16
-        await scheduler.complete_columns("reference", "ref", 1, lease.fence, made, [])
+        await scheduler.complete_columns("reference", REFERENCE, lease.fence, made, [])
 
         def leave() -> None:
             scheduler.loop.ledger.membership.leave("ref", "left", drained=True)
             consumers.follow(scheduler.loop.columns, scheduler.loop.ledger)
 
-        asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
+        asked = asyncio.create_task(scheduler.next_batch(TRAINER, 1, 5.0))
         asyncio.get_running_loop().call_soon(leave)
         plan, _ = await asked
         assert plan is not None and [item.reference_keys for item in plan.ranks[0]] == [("r",)] * 16
@@ -94,5 +96,5 @@ async def test_a_report_that_is_repeated_is_counted_once(tmp_path: Path) -> None
         assert ticket.result is not None
         again = Attempt(ticket.id, ticket.attempt, ticket.fence), ticket.result
         # Its worker never got the answer to the first report.
-        assert await scheduler.complete("w", 1, [again], [()]) == [(TicketVerdict.ACCEPTED, "")]
+        assert await scheduler.complete(WORKER, [again], [()]) == [(TicketVerdict.ACCEPTED, "")]
         assert sketch.weight == 16

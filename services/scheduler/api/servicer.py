@@ -14,6 +14,7 @@ from services.scheduler.api.codec_status import encode_status
 from services.scheduler.journal.events import encode_switch
 from services.scheduler.monitor.workers import TransferRates, WorkerReport
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.workers import WorkerId
 
 SERVICE = "earl.v1.SchedulerService"
 CREDIT = 4096
@@ -40,15 +41,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Leave(self, request, context):
         reason = request.reason[:REASON]
-        await self._scheduler.leave(request.worker.name, request.worker.incarnation, reason)
+        await self._scheduler.leave(_worker(request), reason)
         return scheduler_pb2.LeaveResponse()
 
     async def Heartbeat(self, request, context):
-        worker, gauges = request.worker, _finite(request.gauges)
+        gauges = _finite(request.gauges)
         # It is known while a batch is trained: among the gauges that are shown it would come and go.
         train_fraction = gauges.pop(TRAIN_FRACTION, None)
         report = WorkerReport(
-            incarnation=worker.incarnation,
+            incarnation=request.worker.incarnation,
             received_s=time.monotonic(),
             running=request.running,
             version=request.version,
@@ -61,18 +62,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
         parallelism = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
-        stop = self._scheduler.heartbeat(
-            worker.name, worker.incarnation, report, spans, parallelism, request.epoch
-        )
+        stop = self._scheduler.heartbeat(_worker(request), report, spans, parallelism, request.epoch)
         # A fleet that started together must not beat together for good.
         next_s = self._scheduler.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
 
     async def LeaseTickets(self, request, context):
-        worker = request.worker
         tickets, stop = await self._scheduler.lease(
-            worker.name,
-            worker.incarnation,
+            _worker(request),
             min(request.credit, CREDIT, max(1, self._tickets.most)),
             _wait(request.wait_s),
         )
@@ -82,7 +79,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def RenewLeases(self, request, context):
         attempts = [codec.decode_attempt(ref) for ref in request.attempts]
-        lost = self._scheduler.renew(request.worker.name, request.worker.incarnation, attempts)
+        lost = self._scheduler.renew(_worker(request), attempts)
         return scheduler_pb2.RenewLeasesResponse(lost=[codec.encode_attempt(attempt) for attempt in lost])
 
     async def CompleteTickets(self, request, context):
@@ -90,19 +87,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             (codec.decode_attempt(result.attempt), codec.decode_result(result)) for result in request.results
         ]
         transcripts = [codec_transcripts.decode_transcript(result) for result in request.results]
-        verdicts = await self._scheduler.complete(
-            request.worker.name, request.worker.incarnation, results, transcripts
-        )
+        verdicts = await self._scheduler.complete(_worker(request), results, transcripts)
         response = scheduler_pb2.CompleteTicketsResponse()
         for result, (verdict, reason) in zip(request.results, verdicts, strict=True):
             response.items.add(attempt=result.attempt, verdict=codec.VERDICTS[verdict], reason=reason)
         return response
 
     async def NextBatch(self, request, context):
-        worker = request.worker
-        plan, stop = await self._scheduler.next_batch(
-            worker.name, worker.incarnation, request.ranks, _wait(request.wait_s)
-        )
+        plan, stop = await self._scheduler.next_batch(_worker(request), request.ranks, _wait(request.wait_s))
         best, kept = self._scheduler.kept_versions()
         response = scheduler_pb2.NextBatchResponse(stop=stop, best_version=best, keep_versions=kept)
         if plan is not None:
@@ -110,21 +102,19 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return response
 
     async def CommitBatch(self, request, context):
-        worker = request.worker
         await self._scheduler.commit(
-            worker.name, worker.incarnation, request.batch_id, request.version, _finite(request.metrics)
+            _worker(request), request.batch_id, request.version, _finite(request.metrics)
         )
         return scheduler_pb2.CommitBatchResponse()
 
     async def RecordCheckpoint(self, request, context):
         consumed = codec.decode_ranges(request.consumed)
-        await self._scheduler.record_checkpoint(request.worker.name, request.worker.incarnation, consumed)
+        await self._scheduler.record_checkpoint(_worker(request), consumed)
         return scheduler_pb2.RecordCheckpointResponse()
 
     async def Reconcile(self, request, context):
         rolled_back = await self._scheduler.reconcile(
-            request.worker.name,
-            request.worker.incarnation,
+            _worker(request),
             request.version,
             request.next_batch_id,
             codec.decode_ranges(request.consumed),
@@ -132,17 +122,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.ReconcileResponse(rolled_back=rolled_back)
 
     async def LeaseReference(self, request, context):
-        worker = request.worker
         lease, waiting_tokens, stop = await self._scheduler.lease_columns(
-            REFERENCE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+            REFERENCE, _worker(request), request.credit_tokens, _wait(request.wait_s)
         )
         return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
 
     async def CompleteReference(self, request, context):
-        worker = request.worker
         results, lost = codec_reference.decode_results(request)
         refused = await self._scheduler.complete_columns(
-            REFERENCE, worker.name, worker.incarnation, request.fence, results, lost
+            REFERENCE, _worker(request), request.fence, results, lost
         )
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 
@@ -167,6 +155,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if outcome is not None:
             response.outcome.CopyFrom(encode_switch(outcome))
         return response
+
+
+def _worker(request) -> WorkerId:
+    return WorkerId(request.worker.name, request.worker.incarnation)
 
 
 def _wait(seconds: float) -> float:

@@ -24,8 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-# One life of the worker that serves a role: name, incarnation.
-Stage = tuple[str, int]
+from services.scheduler.state.workers import WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class _Work:
     """One stage's role: its lease, what is done, and what may be leased now (`able`, with its tokens)."""
 
     def __init__(self) -> None:
-        self.stage: Stage | None = None
+        self.worker: WorkerId | None = None
         self.fence = 0
         self.leased: dict[int, TrajectoryRef] = {}
         self.done: dict[int, Location] = {}
@@ -161,25 +160,25 @@ class ColumnRegistry:
     # --- stages -----------------------------------------------------------------------------
 
     @property
-    def stages(self) -> dict[str, Stage | None]:
-        """The stage that serves each role; None if none does."""
-        return {name: work.stage for name, work in self._works.items()}
+    def workers(self) -> dict[str, WorkerId | None]:
+        """The worker that serves each role; None if none does."""
+        return {name: work.worker for name, work in self._works.items()}
 
     def left(self, role: str) -> None:
         """The role's stage is gone, and with it the columns that it made."""
         self._replace(self._works[role], None)
 
     def lease(
-        self, role: str, stage: Stage, fence: int, credit_tokens: int, first: Iterable[int] = ()
+        self, role: str, worker: WorkerId, fence: int, credit_tokens: int, first: Iterable[int] = ()
     ) -> ColumnLease:
         """The oldest that wait, of `credit_tokens` at most.
 
         first: tickets that go before all others. fence: greater than any before. The role's former lease
-        ends: what it held waits again. Another stage than the last one takes the role over.
+        ends: what it held waits again. Another worker than the last one takes the role over.
         """
         work = self._works[role]
-        if stage != work.stage:
-            self._replace(work, stage)
+        if worker != work.worker:
+            self._replace(work, worker)
         self._return(work)
         work.pick(credit_tokens, first)
         if not work.leased:
@@ -190,7 +189,7 @@ class ColumnRegistry:
     def complete(
         self,
         role: str,
-        stage: Stage,
+        worker: WorkerId,
         fence: int,
         results: Mapping[tuple[int, int], Location],
         lost: Iterable[tuple[int, int]] = (),
@@ -202,7 +201,7 @@ class ColumnRegistry:
         """
         work = self._works[role]
         refused = 0
-        current = stage == work.stage and fence == work.fence
+        current = worker == work.worker and fence == work.fence
         for (number, attempt), location in results.items():
             held = work.leased.get(number)
             if current and held is not None and held.attempt == attempt and location.keys:
@@ -272,8 +271,8 @@ class ColumnRegistry:
             if not self._held_back[group]:
                 del self._held_back[group]
 
-    def _replace(self, work: _Work, stage: Stage | None) -> None:
-        work.stage = stage
+    def _replace(self, work: _Work, worker: WorkerId | None) -> None:
+        work.worker = worker
         self._return(work)
         self._recall([work], list(work.done))
 

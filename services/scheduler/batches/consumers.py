@@ -17,16 +17,16 @@ from services.scheduler.batches.columns import (
     ColumnLease,
     ColumnProgress,
     ColumnRegistry,
-    Stage,
     TrajectoryRef,
 )
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.tickets import Purpose, Ticket, TicketState
+from services.scheduler.state.workers import WorkerId
 
 
 def require(columns: ColumnRegistry, role: str) -> None:
     """Raises LedgerError if the run has no stage of this role."""
-    if role not in columns.stages:
+    if role not in columns.workers:
         raise LedgerError(
             f"nothing in this run needs what a {role} stage makes",
             "trainer.kl_coefficient > 0 asks for a reference stage; without it start none",
@@ -39,13 +39,13 @@ def follow(columns: ColumnRegistry, ledger: Ledger) -> None:
     There is each live trajectory of training that a batch has, or may take.
     """
     tables = ledger.tables
-    if not columns.stages:
+    if not columns.workers:
         tables.take_moved()
         return  # nobody makes columns of them
-    for role, stage in columns.stages.items():
-        if stage is not None:
-            worker = tables.workers.get(stage[0])
-            if worker is None or worker.incarnation != stage[1]:
+    for role, known in columns.workers.items():
+        if known is not None:
+            worker = tables.workers.get(known.name)
+            if worker is None or worker.id != known:
                 columns.left(role)
     for number in tables.take_moved():
         trajectory = _trajectory(tables.tickets.get(number))
@@ -56,13 +56,13 @@ def follow(columns: ColumnRegistry, ledger: Ledger) -> None:
 
 
 def lease(
-    columns: ColumnRegistry, ledger: Ledger, role: str, stage: Stage, credit_tokens: int
+    columns: ColumnRegistry, ledger: Ledger, role: str, worker: WorkerId, credit_tokens: int
 ) -> ColumnLease:
     """Leases to a stage what it is to do now, what the planned batch lacks first, under a new fence."""
     follow(columns, ledger)
     batch = ledger.tables.batch
     fence = ledger.tables.run.fence + 1
-    leased = columns.lease(role, stage, fence, credit_tokens, batch.tickets if batch else ())
+    leased = columns.lease(role, worker, fence, credit_tokens, batch.tickets if batch else ())
     if leased.trajectories:
         ledger.issue_fence()
     return leased

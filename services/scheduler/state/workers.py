@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from earl.parallelism import STAGES
+
+
+class WorkerId(NamedTuple):
+    """One life of a worker: its name, and a number that each start of its process draws anew."""
+
+    name: str
+    incarnation: int
 
 
 class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -23,6 +32,10 @@ class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
     epoch: int = 0
     # Newest policy version it reported; not kept over a restart of the scheduler.
     version: int = 0
+
+    @property
+    def id(self) -> WorkerId:
+        return WorkerId(self.name, self.incarnation)
 
     @property
     def stage_name(self) -> str:

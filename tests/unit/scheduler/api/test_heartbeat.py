@@ -26,7 +26,7 @@ async def reported(tmp_path: Path, **gauges: float) -> WorkerReport:
     request = scheduler_pb2.HeartbeatRequest(gauges=gauges)
     request.worker.name, request.worker.incarnation = "trainer", 3
     await SchedulerServicer(scheduler).Heartbeat(request, None)
-    return heartbeat.call_args.args[2]
+    return heartbeat.call_args.args[1]
 
 
 async def test_the_part_of_a_batch_that_is_trained_is_none_of_the_gauges_that_are_shown(tmp_path: Path):

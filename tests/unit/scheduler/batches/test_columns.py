@@ -17,11 +17,12 @@ from services.scheduler.batches.columns import (
     Location,
     TrajectoryRef,
 )
+from services.scheduler.state.workers import WorkerId
 
 STAGES = ("reference", "score", "values")
 NAMES = st.sampled_from(STAGES)
 GROUP = 3
-STAGE = ("reference", 1)
+STAGE = WorkerId("reference", 1)
 
 
 def trajectory(number: int, attempt: int = 1, tokens: int = 10, trained: int = 4) -> TrajectoryRef:
@@ -37,8 +38,8 @@ class ColumnRegistryMachine(RuleBasedStateMachine):
         self.columns = ColumnRegistry(STAGES)
         self.live: dict[int, TrajectoryRef] = {}
         # By role: who serves it, its valid fence, what it holds, and what it has done.
-        self.stage = {role: (role, 1) for role in STAGES}
-        self.known: dict[str, tuple[str, int] | None] = dict.fromkeys(self.stage)
+        self.stage = {role: WorkerId(role, 1) for role in STAGES}
+        self.known: dict[str, WorkerId | None] = dict.fromkeys(self.stage)
         self.fence = dict.fromkeys(self.stage, 0)
         self.leased: dict[str, dict[int, TrajectoryRef]] = {name: {} for name in self.stage}
         self.done: dict[str, dict[int, Location]] = {name: {} for name in self.stage}
@@ -146,7 +147,7 @@ class ColumnRegistryMachine(RuleBasedStateMachine):
     @rule(role=NAMES, age=st.integers(1, 3), foreign=st.booleans())
     def complete_late(self, role: str, age: int, foreign: bool) -> None:
         """Results under an old fence, or of a stage that is gone, change nothing."""
-        stage = (role, -1) if foreign else self.stage[role]
+        stage = WorkerId(role, -1) if foreign else self.stage[role]
         fence = self.fence[role] if foreign else self.fence[role] - age
         answers = {(one.ticket_id, one.attempt): Location(("stolen",)) for one in self.live.values()}
         refused, gone = self.columns.complete(role, stage, fence, answers, list(answers))
@@ -174,7 +175,7 @@ class ColumnRegistryMachine(RuleBasedStateMachine):
     @rule(role=NAMES, told=st.booleans())
     def stage_dies(self, role: str, told: bool) -> None:
         """told: the columns hears of it before the successor asks."""
-        self.stage[role] = role, self.stage[role][1] + 1
+        self.stage[role] = WorkerId(role, self.stage[role].incarnation + 1)
         if told:
             self.columns.left(role)
             self.lose_stage(role)
@@ -221,7 +222,7 @@ class ColumnRegistryMachine(RuleBasedStateMachine):
         for role in self.stage:
             waiting = sum(self.live[number].total_tokens for number in self.able(role))
             assert self.columns.waiting_tokens(role) == waiting
-        assert self.columns.stages == self.known
+        assert self.columns.workers == self.known
 
     @invariant()
     def groups_are_held_back_whole(self) -> None:

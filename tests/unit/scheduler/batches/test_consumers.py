@@ -32,10 +32,10 @@ from services.scheduler.state.tickets import (
     Ticket,
     TicketState,
 )
-from services.scheduler.state.workers import WorkerRecord
+from services.scheduler.state.workers import WorkerId, WorkerRecord
 from tests.support.ledger import RULES, Image, check_tables
 
-STAGE = ("reference", 1)
+STAGE = WorkerId("reference", 1)
 
 
 def member(name: str, incarnation: int = 1) -> WorkerRecord:
@@ -122,7 +122,7 @@ class World(RuleBasedStateMachine):
     @rule(role=st.sampled_from(["reference", "values"]), credit=st.integers(0, 60))
     def leases_columns(self, role: str, credit: int) -> None:
         before = self.ledger.tables.run.fence
-        lease = consumers.lease(self.columns, self.ledger, role, (role, self.lives[role]), credit)
+        lease = consumers.lease(self.columns, self.ledger, role, WorkerId(role, self.lives[role]), credit)
         for one in lease.trajectories:
             ticket = self.ledger.tables.tickets[one.ticket_id]
             assert ticket.state in (TicketState.READY, TicketState.PLANNED) and ticket.attempt == one.attempt
@@ -145,9 +145,9 @@ class World(RuleBasedStateMachine):
         lost = [one for one in lease.trajectories if one not in results and which.random() < 0.3]
         answers = {(one.ticket_id, one.attempt): locate(one.ticket_id, role) for one in results}
         names = [(one.ticket_id, one.attempt) for one in lost]
-        stage = role, self.lives[role]
+        stage = WorkerId(role, self.lives[role])
         wanted = {one for one in lease.trajectories if self.is_wanted(one.ticket_id, one.attempt)}
-        current = self.columns.stages[role] == stage
+        current = self.columns.workers[role] == stage
         refused, gone = self.columns.complete(role, stage, lease.fence, answers, names)
         accepted = [one for one in results if current and one in wanted]
         assert refused == len(results) - len(accepted)
@@ -269,7 +269,7 @@ class World(RuleBasedStateMachine):
                 answers = {
                     (one.ticket_id, one.attempt): locate(one.ticket_id, role) for one in lease.trajectories
                 }
-                stage = role, self.lives[role]
+                stage = WorkerId(role, self.lives[role])
                 assert self.columns.complete(role, stage, lease.fence, answers) == (0, [])
                 self.made |= {(role, *name): where for name, where in answers.items()}
             self.trains("commit")
