@@ -17,7 +17,11 @@ class BusySpan:
 
 @dataclass(slots=True, kw_only=True)
 class TransferTotals:
-    """Everything that was read over one path of the data plane so far. retries: requests sent again."""
+    """Everything that was read over one path of the data plane so far.
+
+    seconds: of all reads together, so that bytes a second are what one read gets, not what a run moves.
+    retries: requests that were sent again after a connection was lost.
+    """
 
     path: str
     size_bytes: int = 0
@@ -25,9 +29,14 @@ class TransferTotals:
     transfers: int = 0
     retries: int = 0
 
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes a second; 0 while nothing was read."""
+        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
 
 def totals_by_path(parts: Iterable[TransferTotals]) -> list[TransferTotals]:
-    """One TransferTotals for each path, in the order of paths: the sums over ranks, or over engines."""
+    """One TransferTotals for each path, in the order of paths: the sums over ranks, engines or workers."""
     totals: dict[str, TransferTotals] = {}
     for part in parts:
         total = totals.setdefault(part.path, TransferTotals(path=part.path))

@@ -18,6 +18,7 @@ from earl.parallelism import REFERENCE, Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
+from earl.worker_report import BusySpan
 from services.scheduler.batches import batch_plan, consumers
 from services.scheduler.batches.columns import ColumnLease, Location
 from services.scheduler.ledger import evaluation, phases
@@ -95,7 +96,7 @@ class Scheduler:
         await self.loop.settled()
 
     def heartbeat(
-        self, worker: WorkerId, report: WorkerReport, spans: Sequence[tuple[str, int, int]],
+        self, worker: WorkerId, report: WorkerReport, spans: Sequence[BusySpan],
         parallelism: Parallelism | None = None, epoch: int = 0,
     ) -> bool:  # fmt: skip
         """Records a worker's heartbeat; returns whether the worker may leave. Raises UnknownWorker.

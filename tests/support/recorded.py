@@ -9,11 +9,11 @@ from pathlib import Path
 
 from earl.config.load import load_run
 from earl.transcript import Sampled, TranscriptTurn
+from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.endings import Endings
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
-from services.scheduler.monitor.workers import TransferRates
 from services.scheduler.monitor.workload import Monitor
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
@@ -90,6 +90,7 @@ def recorded(
             )
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
+        transfers = TransferTotals(path="shm", size_bytes=1 << 20, seconds=0.001, transfers=64, retries=1)
         seen = monitor.step(
             workers=members, device_slots=16, batch_tokens=tokens, now_s=10.0 * step,
             trainer={"train_tokens_per_s": 5000.0, "memory_fraction": 0.4},
@@ -108,10 +109,10 @@ def recorded(
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
-            observed=seen, length_tokens=tokens, transfers={"shm": TransferRates(1 << 20, 0.001, 64, 1)},
+            observed=seen, length_tokens=tokens, transfers=[transfers],
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
-        report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
+        report.spans("trainer", [BusySpan("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
         selection.step(step, seen, now=10.0 * step)
     evaluations.append(judged("final", steps))
     report.evaluations(evaluations, 10.0 * steps + 5)

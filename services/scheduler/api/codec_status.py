@@ -38,12 +38,10 @@ def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.Ledge
 
 def encode_worker_view(view: WorkerView) -> scheduler_pb2.WorkerStatus:
     worker, report = view.worker, view.report or WorkerReport(view.worker.incarnation, 0.0)
-    message = fill(scheduler_pb2.WorkerStatus(silent_s=view.silent_s), report, without=("transfers",))
+    message = fill(scheduler_pb2.WorkerStatus(silent_s=view.silent_s), report)
     fill(message.worker, worker)
     message.capacity = worker.capacity
     message.parallelism.CopyFrom(encode_parallelism(Parallelism(*worker.parallelism)))
-    for path, rates in report.transfers.items():
-        fill(message.transfers.add(path=path), rates)
     return message
 
 

@@ -6,13 +6,15 @@ import math
 import random
 import time
 
+from earl.message_fields import from_message
 from earl.parallelism import REFERENCE
 from earl.parallelism_codec import decode_parallelism
 from earl.v1 import scheduler_pb2, scheduler_pb2_grpc
+from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.api import codec, codec_reference, codec_tickets, codec_transcripts
 from services.scheduler.api.codec_status import encode_status
 from services.scheduler.journal.events import encode_switch
-from services.scheduler.monitor.workers import TransferRates, WorkerReport
+from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.workers import WorkerId
 
@@ -55,12 +57,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             version=request.version,
             gauges=gauges,
             train_fraction=train_fraction,
-            transfers={
-                moved.path: TransferRates(moved.size_bytes, moved.seconds, moved.transfers, moved.retries)
-                for moved in request.transfers
-            },
+            transfers=[from_message(TransferTotals, total) for total in request.transfers],
         )
-        spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
+        spans = [from_message(BusySpan, span) for span in request.spans]
         parallelism = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
         stop = self._scheduler.heartbeat(_worker(request), report, spans, parallelism, request.epoch)
         # A fleet that started together must not beat together for good.

@@ -15,6 +15,7 @@ from typing import Any
 
 from earl.obs.histogram import Histogram
 from earl.obs.metrics import LineFile, read_lines
+from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.ledger.evaluation import (
     Judgement,
@@ -25,7 +26,6 @@ from services.scheduler.ledger.evaluation import (
 )
 from services.scheduler.monitor.length_sketch import histogram
 from services.scheduler.monitor.remaining import Remaining
-from services.scheduler.monitor.workers import TransferRates
 from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.switch_records import SwitchRecord
@@ -64,14 +64,14 @@ class RunReport:
         trainer: Mapping[str, float],
         observed: StepFigures,
         length_tokens: Sequence[int],
-        transfers: Mapping[str, TransferRates],
+        transfers: Iterable[TransferTotals],
         ledger: Mapping[str, int],
         stages: Mapping[str, ColumnProgress],
     ) -> None:
         """Records one committed batch. version: after it. time_s: since the run began.
 
         length_tokens: of its trajectories; `observed` is about all recent episodes.
-        transfers: of the whole run so far, by path.
+        transfers: of the whole run so far, one for each path.
         stages: how far they are, by role, with what is to be trained next.
         """
         numbers = {**trainer, **trajectories}
@@ -92,19 +92,16 @@ class RunReport:
             "parallelism": {stage: parallelism.as_dict() for stage, parallelism in observed.running.items()},
             "load": {stage: load_line(load) for stage, load in observed.stages.items()},
             "length_histogram": asdict(histogram(length_tokens)),
-            "transfers": {
-                path: {**asdict(moved), "gb_per_s": round(moved.gb_per_s, 6)}
-                for path, moved in transfers.items()
-            },
+            "transfers": {total.path: transfers_line(total) for total in transfers},
             "ledger": dict(ledger),
         }
         if stages:
             line["stages"] = {role: asdict(progress) for role, progress in stages.items()}
         self._metrics.write(line)
 
-    def spans(self, who: str, spans: Iterable[tuple[str, int, int]]) -> None:
-        """Records a worker's spans: (what, start_ns, end_ns), Unix nanoseconds of its host."""
-        records = [{"who": who, "what": what, "start_ns": a, "end_ns": b} for what, a, b in spans]
+    def spans(self, who: str, spans: Iterable[BusySpan]) -> None:
+        """Records the spans of a worker, or of a stage's switches."""
+        records = [{"who": who, **asdict(span)} for span in spans]
         if records:
             self._timeline.write(*records)
 
@@ -132,9 +129,9 @@ class RunReport:
         begin_ns, stall_ns = (now_ns - int(seconds * 1e9) for seconds in (switch.seconds, switch.stall_s))
         what = f"{'back to' if switch.rolled_back else 'to'} "
         what += str(switch.former if switch.rolled_back else switch.target)
-        spans = [(what, begin_ns, now_ns)]
+        spans = [BusySpan(what, begin_ns, now_ns)]
         if switch.stall_s > 0:
-            spans.append(("stall", stall_ns, now_ns))
+            spans.append(BusySpan("stall", stall_ns, now_ns))
         self.spans(f"{stage} switches", spans)
 
     def evaluations(self, evaluations: Collection[EvaluationRecord], time_s: float) -> None:
@@ -169,6 +166,13 @@ def evaluation_line(record: EvaluationRecord, judgement: Judgement) -> dict[str,
         numbers |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
     numbers |= environment_figures(judgement)
     return {**numbers, "metrics": record.metrics, "rewards": rewards(record), "wins": wins(record)}
+
+
+def transfers_line(total: TransferTotals) -> dict[str, float]:
+    """The line of what was read over one path."""
+    figures = asdict(total)
+    del figures["path"]
+    return figures | {"gb_per_s": round(total.gb_per_s, 6)}
 
 
 def load_line(observed: ObservedWorkload) -> dict[str, Any]:

@@ -6,30 +6,12 @@ Telemetry only: no decision of the ledger rests on it. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from earl.parallelism import Parallelism
+from earl.worker_report import TransferTotals, totals_by_path
 from services.scheduler.state.workers import WorkerRecord
-
-
-@dataclass(frozen=True, slots=True)
-class TransferRates:
-    """Bytes and time of transfers over one path since counting began.
-
-    seconds: of all reads together, so that bytes a second are what one read gets, not what the run moves.
-    retries: requests that were sent again after a connection was lost.
-    """
-
-    size_bytes: int = 0
-    seconds: float = 0.0
-    transfers: int = 0
-    retries: int = 0
-
-    @property
-    def gb_per_s(self) -> float:
-        """10^9 bytes a second; 0 while nothing was read."""
-        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -45,7 +27,7 @@ class WorkerReport:
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)
     train_fraction: float | None = None
-    transfers: Mapping[str, TransferRates] = field(default_factory=dict)
+    transfers: Sequence[TransferTotals] = ()
 
 
 class WorkerFleet:
@@ -53,26 +35,19 @@ class WorkerFleet:
 
     def __init__(self) -> None:
         self.reports: dict[str, WorkerReport] = {}
-        self._former: dict[str, TransferRates] = {}
+        self._former: list[TransferTotals] = []
 
     def reported(self, name: str, report: WorkerReport) -> None:
         """Takes a heartbeat."""
         before = self.reports.get(name)
         if before is not None and before.incarnation != report.incarnation:
-            self._former = _total([self._former, before.transfers])
+            self._former = totals_by_path([*self._former, *before.transfers])
         self.reports[name] = report
 
-    def moved(self) -> dict[str, TransferRates]:
+    def moved(self) -> list[TransferTotals]:
         """Returns the reported transfers of all workers of the run, by path."""
-        return _total([self._former, *(report.transfers for report in self.reports.values())])
-
-
-def _total(parts: Iterable[Mapping[str, TransferRates]]) -> dict[str, TransferRates]:
-    totals: dict[str, list[tuple[float, ...]]] = {}
-    for transfers in parts:
-        for path, moved in transfers.items():
-            totals.setdefault(path, []).append(astuple(moved))
-    return {path: TransferRates(*map(sum, zip(*moved, strict=True))) for path, moved in totals.items()}
+        reported = (total for report in self.reports.values() for total in report.transfers)
+        return totals_by_path([*self._former, *reported])
 
 
 def stage_parallelism(workers: Iterable[WorkerRecord]) -> dict[str, Parallelism]:

@@ -10,6 +10,7 @@ from earl.cli.report.data import read_run
 from earl.cli.show.trace import app
 from earl.cli.show.trace_events import trace_of
 from earl.errors import ConfigError
+from earl.worker_report import BusySpan
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.state.switch_records import By, SwitchRecord
 from tests.support.recorded import recorded
@@ -22,8 +23,9 @@ def run_directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     recorded(directory, steps=4)
     report = RunReport(directory)
-    report.spans("rollout-0", [("generate", 31 * NS, 33 * NS), ("env", 32 * NS, 34 * NS)])
-    report.spans("rollout-0", [("generate", 33 * NS - 500, 34 * NS)])  # two heartbeats that overlap a little
+    report.spans("rollout-0", [BusySpan("generate", 31 * NS, 33 * NS), BusySpan("env", 32 * NS, 34 * NS)])
+    # Two heartbeats that overlap a little.
+    report.spans("rollout-0", [BusySpan("generate", 33 * NS - 500, 34 * NS)])
     switch = SwitchRecord(
         epoch=1, before=(2, 1, 1, 1), after=(1, 2, 1, 1), by=By.SELECTOR, reason="longer", step=3,
         stall_s=0.5, seconds=2.0, sequences_continued=7,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from earl.obs.metrics import LineFile, read_lines
 from earl.transcript import TranscriptTurn
+from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.files.endings import PERIOD_S, Endings
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
-from services.scheduler.monitor.workers import TransferRates, WorkerFleet, WorkerReport
+from services.scheduler.monitor.workers import WorkerFleet, WorkerReport
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 from tests.support.disk import full_at
@@ -71,7 +73,7 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
     samples = SampleFile(path, limit_bytes=path.stat().st_size - 1)
     done = evaluated("start", 3, [1.0, -1.0])
     with full_at(1):  # too small for samples to be thinned, too
-        report.spans("w", [("step", 1, 2)])
+        report.spans("w", [BusySpan("step", 1, 2)])
         report.evaluations([done], 1.0)
         endings.count(EpisodeResult())
         endings.write(PERIOD_S)
@@ -123,14 +125,18 @@ def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> 
 
 
 def test_transfers_of_former_lives_stay_counted() -> None:
+    shm, tcp = partial(TransferTotals, path="shm"), partial(TransferTotals, path="ucx-tcp")
+    reports = [
+        ("w", 1, shm(size_bytes=100, seconds=1.0, transfers=1)),
+        ("w", 1, shm(size_bytes=150, seconds=1.5, transfers=2, retries=1)),
+        ("w", 2, shm(size_bytes=7, seconds=0.5, transfers=1, retries=2)),
+        ("v", 5, tcp(size_bytes=1)),
+    ]
     fleet = WorkerFleet()
-    fleet.reported("w", WorkerReport(1, 0.0, transfers={"shm": TransferRates(100, 1.0, 1)}))
-    fleet.reported("w", WorkerReport(1, 1.0, transfers={"shm": TransferRates(150, 1.5, 2, retries=1)}))
-    fleet.reported("w", WorkerReport(2, 2.0, transfers={"shm": TransferRates(7, 0.5, 1, retries=2)}))
-    fleet.reported("v", WorkerReport(5, 2.0, transfers={"ucx-tcp": TransferRates(1)}))
-    assert fleet.moved() == {"shm": TransferRates(157, 2.0, 3, retries=3), "ucx-tcp": TransferRates(1)}
-    assert fleet.moved()["shm"].gb_per_s == pytest.approx(157 / 2 / 1e9)
-    assert fleet.moved()["ucx-tcp"].gb_per_s == 0.0
+    for name, incarnation, total in reports:
+        fleet.reported(name, WorkerReport(incarnation, 0.0, transfers=[total]))
+    assert fleet.moved() == [shm(size_bytes=157, seconds=2.0, transfers=3, retries=3), tcp(size_bytes=1)]
+    assert [total.gb_per_s for total in fleet.moved()] == [pytest.approx(157 / 2 / 1e9), 0.0]
 
 
 def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_path: Path) -> None:
