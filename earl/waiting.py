@@ -24,19 +24,23 @@ async def deadline(within_s: float, error: EarlError) -> AsyncIterator[None]:
         raise error from None
 
 
-async def until_first(*works: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> list[bool]:
-    """Runs these together until one has ended, or timeout_s has passed; for each whether it has ended.
+async def until_first(
+    *works: Coroutine[Any, Any, Any] | asyncio.Future[Any], timeout_s: float | None = None
+) -> list[bool]:
+    """Waits until one of these has ended, or timeout_s has passed; for each whether it has ended.
 
-    The others are cancelled, and have ended when this returns. Raises the error of the first that failed.
+    Coroutines run until then: the others are cancelled, and have ended when this returns; the error of the
+    first that failed is raised. Tasks and futures continue, and their errors are left to their owners.
     """
-    tasks = [asyncio.ensure_future(work) for work in works]
+    waits = [asyncio.ensure_future(work) for work in works]
+    begun = [wait for wait, work in zip(waits, works, strict=True) if wait is not work]
     try:
-        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in begun:
             if task in done:
                 task.result()
-        return [task in done for task in tasks]
+        return [wait in done for wait in waits]
     finally:
-        for task in tasks:
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*begun, return_exceptions=True)

@@ -26,6 +26,7 @@ from earl.rpc.peers import advertised, variable_or_file
 from earl.rpc.token_file import READERS
 from earl.rpc.tokens import accepted
 from earl.stack.run_files import DASHBOARD_LINK, replace
+from earl.waiting import until_first
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 # Requests at once, streams included; connections too, of which those without a request are closed first.
@@ -114,14 +115,12 @@ async def serving(
         )
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    listens = asyncio.create_task(server.listens.wait())
     try:
-        await asyncio.wait([task, listens], return_when=asyncio.FIRST_COMPLETED)
+        await until_first(task, server.listens.wait())
         if task.done():
             task.result()
         yield
     finally:
-        listens.cancel()
         end_streams()
         server.should_exit = True
         await asyncio.wait([task], timeout=STOP_S)

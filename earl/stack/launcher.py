@@ -34,6 +34,7 @@ from earl.stack.record import LaunchRecorder, read_record
 from earl.stack.rundir import RunDirectory, run_path
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
+from earl.waiting import until_first
 
 POLL_S = 0.25
 START_POLL_S = 0.1
@@ -215,11 +216,9 @@ class Launch:
         supervisor = self._supervisor
         supervisor.start()
         follower = asyncio.create_task(self._follow())
-        stopping = asyncio.create_task(self._signals.stop.wait())
-        ended = asyncio.create_task(supervisor.run_ended.wait())
         try:
-            waits: list[asyncio.Future] = [supervisor.failure, follower, stopping, ended]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            stops = self._signals.stop.wait(), supervisor.run_ended.wait()
+            await until_first(supervisor.failure, follower, *stops)
             seconds = time.monotonic() - started_at
             # Not later: the scheduler reports a run that was asked to stop as ended too.
             self._is_complete = supervisor.run_ended.is_set()
@@ -232,8 +231,7 @@ class Launch:
                 raise supervisor.failure.result()
             return LaunchOutcome(directory, self._status, self._is_complete, seconds, self.begun)
         finally:
-            for task in (follower, stopping, ended):
-                task.cancel()
+            follower.cancel()
             failed = supervisor.failure.done()
             hurried = self._signals.hurry.is_set()
             await supervisor.stop(0.0 if hurried else min(self._stop_s, 5.0) if failed else self._stop_s)
@@ -271,14 +269,7 @@ class Launch:
         if not supervisor.processes[plan.SCHEDULER].ready.is_set():
             return
         workers = [name for name, process in supervisor.processes.items() if process.spec.ends_with_run]
-        ending = asyncio.create_task(self._end_run(stopped, workers))
-        hurry = asyncio.create_task(self._signals.hurry.wait())
-        waits: list[asyncio.Future] = [ending, hurry, supervisor.failure]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if ending.done():
-            ending.result()
-        ending.cancel()
+        await until_first(self._end_run(stopped, workers), self._signals.hurry.wait(), supervisor.failure)
 
     async def _end_run(self, stopped: bool, workers: list[str]) -> None:
         try:

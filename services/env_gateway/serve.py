@@ -18,6 +18,7 @@ from earl.rpc.peers import variable_or_file
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
+from earl.waiting import until_first
 from services.env_gateway.api.host_dialer import HostDialer
 from services.env_gateway.api.metrics import figures
 from services.env_gateway.api.servicer import SERVICE, EnvGatewayServicer, add_to_server
@@ -72,19 +73,19 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
     tasks += [asyncio.create_task(dialer.run()) for dialer in dialers]
     if events is not None:
         tasks.append(asyncio.create_task(events.run()))
-    stopping = asyncio.create_task(stop.wait())
     try:
         announce(name, address, shown)
-        done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {stopping}:
-            task.result()
+        await until_first(stop.wait(), *tasks)
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         await server.set_serving(SERVICE, False)
         # Draining truncates episodes, which is no fault: the file ends before it.
         faults.update(gateway.pool.faults, most=None)
         faults.close()
         await servicer.drain(DRAIN_S)
-        for task in (stopping, *tasks):
+        for task in tasks:
             task.cancel()
         await metrics.close()
         await server.stop()

@@ -27,6 +27,7 @@ from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
 from earl.stack.status import RunStatus
 from earl.stack.task_sets import task_sets_of
+from earl.waiting import until_first
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.recorder import RunRecorder
@@ -97,20 +98,11 @@ class RunLoop:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
         phases.resume(self.ledger, self.elapsed_s)
         self.settle()
-        works = (self.journal.run(), self._tick(), self._follow(), self.parallelism.driver.run(), stop.wait())
-        tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            self.store_clock()
-            await self.journal.durable()
+            await until_first(self.journal.run(), self._work(stop))
             if self.message:
                 log.info("the run has ended: %s", self._ending_reason)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self.recorder.close(self.elapsed_s)
             self.parallelism.close()
 
@@ -186,6 +178,12 @@ class RunLoop:
     def store_clock(self) -> None:
         self._clock_s = self.elapsed_s
         self.ledger.record_elapsed(self._clock_s)
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        """Works until `stop`, and stores how long."""
+        await until_first(self._tick(), self._follow(), self.parallelism.driver.run(), stop.wait())
+        self.store_clock()
+        await self.journal.durable()
 
     async def _tick(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from earl.waiting import until_first
 from services.scheduler.api.metrics import figures
 from services.scheduler.api.servicer import SERVICE, SchedulerServicer
 from services.scheduler.scheduler import Scheduler
@@ -65,13 +66,11 @@ async def _work(
     """Calls in flight are answered before the ledger is closed."""
     quit_event = asyncio.Event()
     working = asyncio.create_task(scheduler.loop.run(quit_event))
-    stopped = asyncio.create_task(stop.wait())
     try:
         announce(name, await server.start(), await metrics.start())
-        await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await until_first(working, stop.wait())
     finally:
         scheduler.loop.drain()
         await server.stop()
         quit_event.set()
-        stopped.cancel()
         await working

@@ -37,6 +37,20 @@ async def test_nothing_has_ended_when_the_time_has_passed():
     assert await until_first(asyncio.Event().wait(), asyncio.Event().wait(), timeout_s=0.01) == [False, False]
 
 
+async def test_tasks_and_futures_continue_and_keep_their_errors():
+    async def fails() -> None:
+        raise ValueError("failed")
+
+    failing, endless = asyncio.create_task(fails()), asyncio.create_task(asyncio.Event().wait())
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waits = failing, endless, future, asyncio.Event().wait()
+    assert await until_first(*waits) == [True, False, False, False]
+    assert not endless.done() and not future.done()
+    with pytest.raises(ValueError, match="failed"):
+        await failing
+    endless.cancel()
+
+
 async def test_an_error_is_raised_and_the_others_are_ended():
     other = asyncio.Event()
 

@@ -31,6 +31,7 @@ from earl.stack.process import last_lines
 from earl.stack.record import read_record
 from earl.stack.run_files import DASHBOARD_LINK, LOGS
 from earl.stack.rundir import run_path
+from earl.waiting import until_first
 
 app = typer.Typer(add_completion=False)
 
@@ -136,10 +137,9 @@ async def start(
     order = LaunchOrder(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
     process.stdin.write(order.model_dump_json().encode() + b"\n")
     launch = asyncio.create_task(follow_launch(process.stdout, show, longest_pause_s(config)))
-    stopped = asyncio.create_task(interrupted.wait())
     ready = False
     try:
-        await asyncio.wait([launch, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await until_first(launch, interrupted.wait())
         if not launch.done():
             return None
         news = launch.result()
@@ -151,7 +151,6 @@ async def start(
         raise reason(news, run_path(config), code)
     finally:
         launch.cancel()
-        stopped.cancel()
         if not ready:
             process.stdin.close()  # it ends what it has started
             await ended(process)

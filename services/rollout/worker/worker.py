@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from earl.bus import Bus
 from earl.bus.published import last_published
@@ -29,6 +30,7 @@ from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.env.base import Ending
 from earl.errors import EarlError
 from earl.scheduler_client import SchedulerClient
+from earl.waiting import until_first
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.gauges import Gauges, WorkerLoad
@@ -110,13 +112,12 @@ class RolloutWorker:
             self._weights.offer(version, keys)
         works = self._background(after)
         tasks = [asyncio.create_task(work, name=name) for name, work in works]
-        stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_ended)]
         try:
-            await _first([*tasks, *stops])
+            await _until_first(tasks, stop.wait(), self._run_ended.wait())
             if not self._run_ended.is_set():
                 await self._finish(tasks)
         finally:
-            tasks += [*stops, *self._episodes.values()]
+            tasks += self._episodes.values()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -148,12 +149,7 @@ class RolloutWorker:
         self._draining = self._leaving = True
         rollout = self._config.rollout
         for wait, wait_s in ((self._drained, rollout.drain_s), (self._read, rollout.linger_s)):
-            waiting = asyncio.create_task(wait(), name=wait.__name__)
-            tasks.append(waiting)
-            await _first(tasks, wait_s)
-            if not waiting.done():
-                waiting.cancel()
-            tasks.remove(waiting)
+            await _until_first(tasks, wait(), timeout_s=wait_s)
 
     async def _leave(self) -> None:
         """Leaves: the scheduler gives the tickets that are still held to other workers at once."""
@@ -305,11 +301,13 @@ def _returned() -> EpisodeOutcome:
     return EpisodeOutcome(Ending.INFRA_ERROR, message=message)
 
 
-async def _first(tasks: Sequence[asyncio.Task], timeout_s: float | None = None) -> None:
-    """Returns when a task has ended, or after timeout_s; raises the error that it ended with."""
-    done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        error = task.exception()
+async def _until_first(
+    tasks: Sequence[asyncio.Task], *waits: Coroutine[Any, Any, Any], timeout_s: float | None = None
+) -> None:
+    """Returns when a task or a wait has ended, or after timeout_s; raises the error that it ended with."""
+    await until_first(*tasks, *waits, timeout_s=timeout_s)
+    for task in tasks:
+        error = task.exception() if task.done() else None
         if error is None:
             continue
         if not isinstance(error, EarlError):
