@@ -19,7 +19,7 @@ from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.batches.batch_plan import BatchPlan
-from services.scheduler.journal.events import ENDINGS, PURPOSES
+from services.scheduler.codec_numbers import ENDINGS, PURPOSES
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,

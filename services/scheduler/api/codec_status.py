@@ -8,7 +8,8 @@ from earl.message_fields import fill
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import encode_parallelism
 from earl.v1 import scheduler_pb2
-from services.scheduler.journal.events import STAGE_NUMBERS, encode_evaluation, encode_switch
+from services.scheduler.codec_numbers import STAGE_NUMBERS
+from services.scheduler.journal.events import encode_evaluation, encode_switch
 from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.state.tickets import TicketState
 from services.scheduler.status import SchedulerStatus, StageView, WorkerView
@@ -48,7 +49,7 @@ def encode_worker_view(view: WorkerView) -> scheduler_pb2.WorkerStatus:
 def encode_stage_view(view: StageView) -> scheduler_pb2.StageStatus:
     record, verdict = view.record, view.verdict
     message = scheduler_pb2.StageStatus(
-        stage=STAGE_NUMBERS[view.name],  # type: ignore[arg-type]
+        stage=STAGE_NUMBERS[view.name],
         pinned=record.pinned,
         epoch=record.epoch,
         running=view.running and encode_parallelism(view.running),

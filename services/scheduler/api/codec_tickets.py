@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from earl.v1 import scheduler_pb2
-from services.scheduler.api.codec import PURPOSES
+from services.scheduler.codec_numbers import PURPOSES
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.tickets import LIVE, Ticket, TicketState
 

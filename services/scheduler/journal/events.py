@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from earl.message_fields import fill
-from earl.parallelism import STAGES
 from earl.parallelism_codec import encode_parallelism, put_figures
-from earl.v1 import common_pb2, events_pb2, scheduler_pb2
+from earl.v1 import events_pb2, scheduler_pb2
+from services.scheduler.codec_numbers import ENDING_NUMBERS, PURPOSES, STAGE_NUMBERS
 from services.scheduler.ledger.evaluation import Judgement, environment_figures, judge
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import (
@@ -21,16 +20,6 @@ from services.scheduler.state.facts import (
     WorkerLeft,
 )
 from services.scheduler.state.switch_records import SwitchEnded, SwitchRecord
-from services.scheduler.state.tickets import EpisodeEnding, Purpose
-
-PURPOSES: dict[Purpose, Any] = {
-    purpose: common_pb2.Purpose.Value(f"PURPOSE_{purpose.name}") for purpose in Purpose
-}
-ENDING_NUMBERS: dict[EpisodeEnding, Any] = {
-    ending: common_pb2.Ending.Value(f"ENDING_{ending.name}") for ending in EpisodeEnding
-}
-ENDINGS = {number: ending for ending, number in ENDING_NUMBERS.items()}
-STAGE_NUMBERS = {name: common_pb2.Stage.Value(f"STAGE_{name.upper()}") for name in STAGES}
 
 
 def encode_fact(fact: Fact) -> events_pb2.Event:
@@ -96,7 +85,7 @@ def encode_switch(switch: SwitchRecord) -> scheduler_pb2.Switch:
 
 
 def encode_changed(fact: SwitchEnded) -> events_pb2.ParallelismChanged:
-    message = events_pb2.ParallelismChanged(stage=STAGE_NUMBERS[fact.stage])  # type: ignore[arg-type]
+    message = events_pb2.ParallelismChanged(stage=STAGE_NUMBERS[fact.stage])
     _put_switch(fact.switch, message)
     return message
 

@@ -18,9 +18,10 @@ from earl.reparallelize import SwitchOutcome
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.rpc.errors import sent_by_service
-from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
+from earl.v1 import rollout_pb2, trainer_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
+from services.scheduler.codec_numbers import STAGE_NUMBERS
 from services.scheduler.state.switch_records import WorkerCommand
 
 
@@ -46,7 +47,7 @@ async def send(command: WorkerCommand, access: Access) -> SwitchOutcome:
     else:
         method = "ReparallelizeTrainer"
         request = encode_command(command.switch, trainer_pb2.ReparallelizeTrainerRequest)
-        request.stage = common_pb2.Stage.Value(f"STAGE_{command.stage.upper()}")  # type: ignore[assignment]
+        request.stage = STAGE_NUMBERS[command.stage]
     try:
         response = await client.call(method, request, deadline_s=command.switch.deadlines.total_s)
     except (ReshapeRefused, IllegalParallelism) as error:

@@ -6,7 +6,8 @@ import pytest
 
 from earl.parallelism import STAGES
 from earl.v1 import common_pb2
-from services.scheduler.journal.events import ENDING_NUMBERS, ENDINGS, PURPOSES, STAGE_NUMBERS, encode_fact
+from services.scheduler.codec_numbers import ENDING_NUMBERS, ENDINGS, PURPOSES, STAGE_NUMBERS
+from services.scheduler.journal.events import encode_fact
 from services.scheduler.state.facts import (
     BatchCommitted,
     BatchPlanned,
