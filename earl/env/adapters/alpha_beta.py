@@ -1,13 +1,27 @@
-"""Opponents that look ahead: exact play for tic-tac-toe, bounded alpha-beta for Connect Four.
+"""Opponents that look ahead: exact play for tic-tac-toe, bounded alpha-beta for Connect Four, and players of
+one ply for both.
 
-Both are negamax over small immutable positions, so that results can be memoised. Among equally good
-moves the caller's generator chooses, which keeps games varied and reproducible.
+The first two are negamax over small immutable positions, so that results can be memoised. A player of one
+ply takes a win, else the place where the other side would win, else any. Among equally good moves the
+caller's generator chooses, which keeps games varied and reproducible.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from functools import cache
+
+
+def _one_ply(
+    moves: Sequence[int], wins: Callable[[int], bool], loses: Callable[[int], bool], rng: random.Random
+) -> int:
+    """wins: of a move, whether it wins; loses: whether the other side would win with it."""
+    for decides in (wins, loses):
+        if deciding := [move for move in moves if decides(move)]:
+            return rng.choice(deciding)
+    return rng.choice(moves)
+
 
 # --- tic-tac-toe: a board is a string of nine characters, "x", "o" or "." --------------------
 
@@ -18,12 +32,16 @@ _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 
 def tic_tac_toe_value(board: str, mark: str) -> int:
     """1 if the side to move, `mark`, wins with perfect play, 0 for a draw, -1 if it loses."""
     other = "o" if mark == "x" else "x"
-    if any(board[a] == board[b] == board[c] == other for a, b, c in _LINES):
+    if _has_three(board, other):
         return -1
     free = [cell for cell in range(9) if board[cell] == "."]
     if not free:
         return 0
     return max(-tic_tac_toe_value(_marked(board, cell, mark), other) for cell in free)
+
+
+def _has_three(board: str, mark: str) -> bool:
+    return any(board[a] == board[b] == board[c] == mark for a, b, c in _LINES)
 
 
 def _marked(board: str, cell: int, mark: str) -> str:
@@ -37,6 +55,18 @@ def best_tic_tac_toe(board: str, mark: str, rng: random.Random) -> int:
     values = {cell: -tic_tac_toe_value(_marked(board, cell, mark), other) for cell in free}
     best = max(values.values())
     return rng.choice([cell for cell in free if values[cell] == best])
+
+
+def one_ply_tic_tac_toe(board: str, mark: str, rng: random.Random) -> int:
+    """The cell of a player of one ply."""
+    other = "o" if mark == "x" else "x"
+    free = [cell for cell in range(9) if board[cell] == "."]
+    return _one_ply(
+        free,
+        lambda cell: _has_three(_marked(board, cell, mark), mark),
+        lambda cell: _has_three(_marked(board, cell, other), other),
+        rng,
+    )
 
 
 # --- Connect Four: two bit sets of 7 columns x 7 bits, the seventh bit of a column stays empty ---
@@ -112,3 +142,16 @@ def best_connect_four(rows: list[str], mark: str, depth: int, rng: random.Random
             values[column] = -_search(taken & ~mine, taken | bit, depth - 1, -bound, bound)
     best = max(values.values())
     return rng.choice([column for column, value in values.items() if value == best])
+
+
+def one_ply_connect_four(rows: list[str], mark: str, rng: random.Random) -> int:
+    """The column of a player of one ply."""
+    mine, taken = bit_sets(rows, mark)
+    other = taken & ~mine
+    landings = {column: bit for column in range(COLUMNS) if (bit := _landing(taken, column))}
+    return _one_ply(
+        list(landings),
+        lambda column: has_four(mine | landings[column]),
+        lambda column: has_four(other | landings[column]),
+        rng,
+    )

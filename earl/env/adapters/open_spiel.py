@@ -1,12 +1,18 @@
-"""Tic-tac-toe and Connect Four from OpenSpiel (package open-spiel), against a scripted opponent.
+"""Tic-tac-toe and Connect Four from OpenSpiel (package open-spiel), against a scripted opponent or, with two
+seats, against the client itself.
 
-Task: {"opponent": "random" | "minimax", "player": 0 | 1, "draw_reward": 0, "illegal_reward": -1}. The
-agent is `player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is
+Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "draw_reward": 0, "illegal_reward": -1}.
+The agent is `player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is
 "[d]": a cell 0-8, row by row, or a column 0-6. Anything else, and a move that is not legal, ends the
 episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in Connect Four it looks
-CONNECT_FOUR_DEPTH moves ahead. All choices come from the seed.
+CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else blocks one, else moves at random. All
+choices come from the seed.
 
-The last result's metrics: win, draw, loss, illegal (each 0 or 1) and moves (the agent's actions).
+A client that plays both seats has seat 0 as x and seat 1 as o; `opponent` and `player` then say nothing. A
+draw gives both draw_reward. An illegal move costs its seat illegal_reward; the other seat gets 0, as neither
+a win nor a draw nor a loss: it would else learn that what it did before has won.
+
+The last result's metrics, of each seat: win, draw, loss, illegal (each 0 or 1) and moves (its actions).
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from typing import Any, ClassVar
 import pyspiel
 
 from earl.env.adapters import alpha_beta
+from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import ChoiceSetting, Number, Setting, checked
 from earl.env.base import Environment, Observation, StepResult
 
@@ -25,7 +32,7 @@ CONNECT_FOUR_DEPTH = 4
 
 _ACTION = re.compile(r"\s*\[\s*([0-9])\s*\]\s*")
 _TASK: dict[str, Setting] = {
-    "opponent": ChoiceSetting("random", "minimax"),
+    "opponent": ChoiceSetting("random", "minimax", "one_ply"),
     "player": ChoiceSetting(0, 1),
     "draw_reward": Number(0.0, -1, 1),
     "illegal_reward": Number(-1.0, -1, 1),
@@ -37,6 +44,7 @@ class BoardGame(Environment):
 
     game_name: ClassVar[str]
     reward_range = (-1.0, 1.0)
+    seats = 2
     blocking = False
 
     def __init__(self) -> None:
@@ -46,47 +54,73 @@ class BoardGame(Environment):
         """Starts a game; an opponent that is player 0 has moved already. ValueError for a bad task."""
         settings = checked(task, _TASK)
         self._player: int = settings["player"]
-        self._minimax = settings["opponent"] == "minimax"
+        self._opponent: str = settings["opponent"]
         self._draw_reward = settings["draw_reward"]
         self._illegal_reward = settings["illegal_reward"]
         self._rng = random.Random(seed)
         self._state = self._game.new_initial_state()
-        self._moves = 0
-        if self._state.current_player() != self._player:
-            self._opponent_moves()
+        # Actions of each player.
+        self._moves = [0, 0]
+        self._let_opponent_move()
         return self._observation()
 
     def step(self, action: str) -> StepResult:
-        """Move, and let the opponent answer."""
-        self._moves += 1
-        match = _ACTION.fullmatch(action)
+        """Moves for the player whose turn it is, and lets a scripted opponent answer."""
         state = self._state
+        mover = state.current_player()
+        self._moves[mover] += 1
+        match = _ACTION.fullmatch(action)
         move = int(match[1]) if match else -1
         if move not in state.legal_actions():
-            return self._ended(self._illegal_reward, loss=1.0, illegal=1.0)
+            return self._ended(mover, illegal=True)
         state.apply_action(move)
-        if not state.is_terminal():
-            self._opponent_moves()
-        if not state.is_terminal():
-            return StepResult(self._observation())
-        agent_return = state.returns()[self._player]
-        if agent_return > 0:
-            return self._ended(1.0, win=1.0)
-        return self._ended(-1.0, loss=1.0) if agent_return < 0 else self._ended(self._draw_reward, draw=1.0)
+        self._let_opponent_move()
+        if state.is_terminal():
+            return self._ended(mover)
+        return StepResult(self._observation(), rewards=(0.0, 0.0) if self.seats_played == 2 else ())
 
-    def _ended(self, reward: float, **counted: float) -> StepResult:
-        metrics = {"win": 0.0, "draw": 0.0, "loss": 0.0, "illegal": 0.0, "moves": float(self._moves)}
-        return StepResult(Observation(self.text()), reward, done=True, metrics=metrics | counted)
+    def _ended(self, mover: int, illegal: bool = False) -> StepResult:
+        """The last result, after a step of `mover`, which was illegal or ended the game."""
+        outcomes = [self._outcome(player, mover, illegal) for player in (0, 1)]
+        text = self.text()
+        if self.seats_played == 1:
+            reward, figures = outcomes[self._player]
+            return StepResult(Observation(text), reward, done=True, metrics=figures)
+        rewards, figures = zip(*outcomes, strict=True)
+        shown = Observation(text, seat=mover)
+        return StepResult(shown, done=True, metrics=figures[0], rewards=rewards, seat_metrics=figures)
 
-    def _opponent_moves(self) -> None:
-        state = self._state
-        move = (
-            self.best_move("ox"[self._player]) if self._minimax else self._rng.choice(state.legal_actions())
+    def _outcome(self, player: int, mover: int, illegal: bool) -> tuple[float, dict[str, float]]:
+        """The player's reward and metrics."""
+        return_ = self._state.returns()[player]
+        won, lost = not illegal and return_ > 0, return_ < 0 or (illegal and player == mover)
+        drawn = not illegal and return_ == 0
+        figures = metrics(
+            win=won, draw=drawn, loss=lost, illegal=illegal and player == mover, moves=self._moves[player]
         )
+        if illegal:
+            return (self._illegal_reward if player == mover else 0.0), figures
+        return (self._draw_reward if drawn else return_), figures
+
+    def _let_opponent_move(self) -> None:
+        """Moves for the scripted opponent, if there is one and it is its turn."""
+        state = self._state
+        if self.seats_played == 2 or state.is_terminal() or state.current_player() == self._player:
+            return
+        mark = "ox"[self._player]
+        if self._opponent == "minimax":
+            move = self.best_move(mark)
+        elif self._opponent == "one_ply":
+            move = self.one_ply_move(mark)
+        else:
+            move = self._rng.choice(state.legal_actions())
         state.apply_action(move)
 
     def _observation(self) -> Observation:
-        return Observation(self.text(), [f"[{move}]" for move in self._state.legal_actions()])
+        legal = [f"[{move}]" for move in self._state.legal_actions()]
+        return Observation(
+            self.text(), legal, seat=self._state.current_player() if self.seats_played == 2 else 0
+        )
 
     def text(self) -> str:
         """The board as the agent sees it."""
@@ -94,6 +128,10 @@ class BoardGame(Environment):
 
     def best_move(self, mark: str) -> int:
         """The minimax opponent's move."""
+        raise NotImplementedError
+
+    def one_ply_move(self, mark: str) -> int:
+        """The move of the opponent of one ply."""
         raise NotImplementedError
 
 
@@ -116,6 +154,9 @@ class TicTacToe(BoardGame):
     def best_move(self, mark: str) -> int:
         return alpha_beta.best_tic_tac_toe(self._board(), mark, self._rng)
 
+    def one_ply_move(self, mark: str) -> int:
+        return alpha_beta.one_ply_tic_tac_toe(self._board(), mark, self._rng)
+
 
 class ConnectFour(BoardGame):
     """Six rows of seven cells, the top row first, separated by "/"; a free cell is "."."""
@@ -126,7 +167,7 @@ class ConnectFour(BoardGame):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         # A look-ahead takes milliseconds: in a thread it holds up nobody's answers.
-        self.blocking = task.get("opponent") == "minimax"
+        self.blocking = task.get("opponent") == "minimax" and self.seats_played == 1
         return super().reset(seed, task)
 
     def _rows(self) -> list[str]:
@@ -137,6 +178,9 @@ class ConnectFour(BoardGame):
 
     def best_move(self, mark: str) -> int:
         return alpha_beta.best_connect_four(self._rows(), mark, CONNECT_FOUR_DEPTH, self._rng)
+
+    def one_ply_move(self, mark: str) -> int:
+        return alpha_beta.one_ply_connect_four(self._rows(), mark, self._rng)
 
 
 _games: dict[str, Any] = {}

@@ -1,0 +1,117 @@
+"""Both seats of tic-tac-toe and Connect Four, and the scripted player of one ply."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earl.env.adapters import alpha_beta
+from earl.env.adapters.open_spiel import ConnectFour, TicTacToe, environments
+from tests.support.seat_histories import begun, played, reconstructed
+from tests.unit.env.adapters.test_open_spiel import ROWS, play, random_chooser
+
+GAMES = environments()
+
+
+def acts(*actions):
+    left = list(actions)
+    return lambda observation: left.pop(0)
+
+
+@pytest.mark.parametrize("game", GAMES)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_two_seats_histories_reconstruct_the_game(game, seed):
+    task = {"draw_reward": 0.5}
+    histories, last = played(game, seed, task, random_chooser(seed))
+    assert [len(history.turns) for history in histories] == [h.metrics["moves"] for h in histories]
+    assert 0 <= len(histories[0].turns) - len(histories[1].turns) <= 1
+    outcomes = [(h.metrics["win"], h.metrics["draw"], h.metrics["loss"]) for h in histories]
+    assert outcomes in ([(1, 0, 0), (0, 0, 1)], [(0, 0, 1), (1, 0, 0)], [(0, 1, 0)] * 2)
+    expected = [0.5 if drawn else won - lost for won, drawn, lost in outcomes]
+    assert [history.return_ for history in histories] == expected
+    assert reconstructed(game, seed, task, histories) == last
+
+
+def test_who_moves_and_what_both_see():
+    environment, shown = begun(TicTacToe, 0, {"opponent": "minimax", "player": 1})
+    assert (shown.seat, shown.text) == (0, "0 1 2 3 4 5 6 7 8")
+    second = environment.step("[4]")
+    assert (second.observation.seat, second.observation.text) == (1, "0 1 2 3 x4 5 6 7 8")
+    assert (second.reward, second.rewards, len(second.observation.legal_actions)) == (0, (0.0, 0.0), 8)
+    third = environment.step("[0]").observation
+    assert (third.seat, third.text) == (0, "o0 1 2 3 x4 5 6 7 8")
+
+
+def test_a_win_of_each_seat():
+    (first, second), last = played(TicTacToe, 0, {}, acts("[0]", "[3]", "[1]", "[4]", "[2]"))
+    assert (first.return_, second.return_, last.observation.seat) == (1, -1, 0)
+    (first, second), last = played(TicTacToe, 0, {}, acts("[0]", "[3]", "[1]", "[4]", "[8]", "[5]"))
+    assert (first.return_, second.return_, last.observation.seat) == (-1, 1, 1)
+    assert second.metrics == {"win": 1, "draw": 0, "loss": 0, "illegal": 0, "moves": 3}
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("mover", [0, 1])
+@pytest.mark.parametrize("action", ["", "[9]", "centre"])
+def test_an_illegal_move_costs_its_seat_and_pays_the_other_nothing(game, mover, action):
+    actions = ["[3]"] * mover + [action]
+    histories, last = played(game, 3, {"illegal_reward": -0.5, "draw_reward": 1}, acts(*actions))
+    other = histories[1 - mover]
+    assert (histories[mover].return_, other.return_) == (-0.5, 0)
+    assert histories[mover].metrics | {"moves": 0} == {
+        "win": 0,
+        "draw": 0,
+        "loss": 1,
+        "illegal": 1,
+        "moves": 0,
+    }
+    assert other.metrics | {"moves": 0} == {"win": 0, "draw": 0, "loss": 0, "illegal": 0, "moves": 0}
+    assert last.done and last.observation.seat == mover
+
+
+# --- a player of one ply -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("board", "mark", "best"),
+    [
+        ("xx.oo....", "x", {2}),  # wins rather than blocks
+        ("xx.oo....", "o", {5}),
+        ("xx..o....", "o", {2}),  # blocks
+        ("x...o...x", "o", {1, 2, 3, 5, 6, 7}),  # sees no further
+    ],
+)
+def test_one_ply_of_tic_tac_toe(board, mark, best):
+    assert {alpha_beta.one_ply_tic_tac_toe(board, mark, random.Random(seed)) for seed in range(60)} == best
+
+
+@pytest.mark.parametrize(
+    ("rows", "mark", "best"),
+    [
+        ([*ROWS, "x......", "x......", "x.o.oo."], "o", {3}),  # wins at once rather than blocking
+        ([*ROWS, "x......", "x......", "x.o.o.."], "o", {0}),  # blocks
+        ([*ROWS, ".......", ".......", "..xx..."], "o", set(range(7))),  # sees no open three
+        (["x......", "o......", "x......", "o......", "x......", "o......"], "x", set(range(1, 7))),
+    ],
+)
+def test_one_ply_of_connect_four(rows, mark, best):
+    assert {alpha_beta.one_ply_connect_four(rows, mark, random.Random(seed)) for seed in range(60)} == best
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_a_scripted_player_of_one_ply_wins_more_than_a_random_one_and_less_than_minimax(game):
+    def lost(opponent):
+        results = [
+            play(game, seed, {"opponent": opponent, "player": seed % 2}, random_chooser(seed))
+            for seed in range(60)
+        ]
+        return sum(result.metrics["loss"] for result, _ in results)
+
+    assert lost("random") < lost("one_ply") <= lost("minimax")
+
+
+def test_one_ply_repeats_from_its_seed():
+    games = [play(ConnectFour, 5, {"opponent": "one_ply"}, random_chooser(5)) for _ in range(2)]
+    assert games[0] == games[1]
