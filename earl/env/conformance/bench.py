@@ -69,6 +69,10 @@ class Subject:
 
     @property
     def player(self) -> EpisodePlayer:
+        return self.player_of(1)
+
+    def player_of(self, seats: int) -> EpisodePlayer:
+        """Plays so many seats of every session."""
         plan = self.bench.plan
         bounds = EpisodeBounds(plan.reset_s, plan.step_s, plan.max_steps)
-        return EpisodePlayer(self.bench.link, self.name, plan.task, bounds)
+        return EpisodePlayer(self.bench.link, self.name, plan.task, bounds, seats)

@@ -100,6 +100,7 @@ ENVIRONMENT_CHECKS: dict[str, str] = {
     "actions": "does it take any text that a model may write, and pay nothing for a malformed one?",
     "endless": "does an episode end, also if one action is repeated?",
     "observations": "are observations bounded, and is none of them the episode so far?",
+    "seats": "if a client may play several seats, does each have turns, and pay for what it does itself?",
     "cancel": "can a step be cancelled, or its session closed, while it runs?",
     "leaks": "are memory, files, threads and processes released?",
     "speed": "how long do resets and steps take?",

@@ -12,7 +12,7 @@ from earl.env.base import Action
 from earl.env.conformance import policies
 from earl.env.conformance.bench import Subject
 from earl.env.conformance.card import CheckOutcome, failed, passed, skipped, warned
-from earl.env.conformance.play import EpisodeTrace, replaying, shortly
+from earl.env.conformance.play import EpisodePlayer, EpisodeTrace, replaying, shortly
 from earl.errors import EarlError
 
 LONG_ECHO_CHARACTERS = 64 << 10
@@ -73,7 +73,7 @@ async def _better_than_play(subject: Subject, traces: Mapping[str, EpisodeTrace]
     legal = [trace.return_ for trace in subject.played if trace.ended and trace.views[0]["legal_actions"]]
     if len(legal) < subject.bench.plan.seeds:
         return ""
-    nonsense = await _repeat(subject, Action(policies.NONSENSE), monotonic() + REPEATING_S)
+    nonsense = await _repeat(subject, subject.player, Action(policies.NONSENSE), monotonic() + REPEATING_S)
     returns = {what: trace.return_ for what, trace in traces.items() if trace.ended}
     if nonsense.ended:
         returns["nonsense until the end"] = nonsense.return_
@@ -95,8 +95,13 @@ class RepeatedAction:
 
 async def endless(subject: Subject) -> CheckOutcome:
     """Repeats one action until its episode ends, and the next one; several episodes at once."""
+    return await repeated(subject, subject.player)
+
+
+async def repeated(subject: Subject, player: EpisodePlayer) -> CheckOutcome:
+    """`endless`, as the player plays: with several seats, each of them repeats the action."""
     most = subject.bench.plan.repeats
-    first = await subject.player.play(0, replaying(()))
+    first = await player.play(0, replaying(()))
     left = policies.repeatable(first.observation, subject.tools, random.Random("repeated"))
     taken: dict[str, RepeatedAction] = {}
     ends = monotonic() + REPEATING_S
@@ -104,7 +109,7 @@ async def endless(subject: Subject) -> CheckOutcome:
     async def work() -> None:
         while left:
             what, act = left.popitem()
-            taken[what] = await _repeat(subject, act, ends)
+            taken[what] = await _repeat(subject, player, act, ends)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -115,12 +120,12 @@ async def endless(subject: Subject) -> CheckOutcome:
     return _of_repeated(taken, most)
 
 
-async def _repeat(subject: Subject, act: Action, ends: float) -> RepeatedAction:
+async def _repeat(subject: Subject, player: EpisodePlayer, act: Action, ends: float) -> RepeatedAction:
     """Takes an action until the episode ends, `repeats` times at most, and until `ends` on the clock."""
-    episode, steps, return_ = subject.player.open(), 0, 0.0
+    episode, steps, return_ = player.open(), 0, 0.0
     trace = EpisodeTrace(0)
     try:
-        trace.note(await episode.reset(0, subject.player.task))
+        trace.note(await episode.reset(0, player.task))
         while not episode.done and steps < subject.bench.plan.repeats and monotonic() < ends:
             result = await episode.step(act)
             steps += 1

@@ -13,7 +13,7 @@ from earl.errors import EarlError
 # Episodes of the random policy for each that is compared, and the longest that they may take together.
 MORE_EPISODES = 4
 POLICY_S = 30.0
-_SEEDED = "take all randomness from the seed: random.Random(seed), no clock, no set order, no globals"
+SEEDED = "take all randomness from the seed: random.Random(seed), no clock, no set order, no globals"
 
 
 async def reset(subject: Subject) -> CheckOutcome:
@@ -72,14 +72,14 @@ async def determinism(subject: Subject) -> CheckOutcome:
     for trace in subject.traces:
         differs = difference(trace, await subject.player.again(trace))
         if differs:
-            return failed(f"{differs}, in one process", _SEEDED)
+            return failed(f"{differs}, in one process", SEEDED)
     where = "played twice"
     if subject.bench.another is not None:
         async with subject.bench.another() as link:
             for trace in subject.traces:
                 differs = difference(trace, await subject.player.on(link).again(trace))
                 if differs:
-                    return failed(f"{differs}, in another process", _SEEDED)
+                    return failed(f"{differs}, in another process", SEEDED)
         where = "played twice and in another process"
     subject.deterministic = True
     steps = sum(len(trace.acts) for trace in subject.traces)

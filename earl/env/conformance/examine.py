@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 
-from earl.env.conformance import checks_actions, checks_bounds, checks_episodes, checks_host
+from earl.env.conformance import checks_actions, checks_bounds, checks_episodes, checks_host, checks_seats
 from earl.env.conformance.bench import Bench, Subject
 from earl.env.conformance.card import Card, Check, CheckOutcome, failed, in_order, skipped
 from earl.errors import DeadlineExceeded, EarlError, UnknownEnvironment
@@ -39,6 +39,7 @@ _EPISODES: dict[str, Run] = {
     "actions": checks_actions.actions,
     "endless": checks_actions.endless,
     "observations": checks_bounds.observations,
+    "seats": checks_seats.seats,
     "cancel": checks_bounds.cancel,
     "leaks": checks_bounds.leaks,
     "speed": checks_bounds.speed,
@@ -111,6 +112,8 @@ async def _run(subject: Subject, runs: dict[str, Run], note: Report, during: Dur
     )
     out_of_time = skipped(late.message)
     needed = {name for name in runs if wants(name)}
+    if subject.info.seats < 2 and not bench.plan.only:
+        needed.discard("seats")
     who = bench.link.name if runs is _HOST else subject.name
     hangs = 0
     unreached: list[str] = []

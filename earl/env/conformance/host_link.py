@@ -172,12 +172,12 @@ class HostLink:
 
     # --- sessions ----------------------------------------------------------------------------
 
-    def open(self, environment: str, reset_s: float, step_s: float) -> Episode:
+    def open(self, environment: str, reset_s: float, step_s: float, seats: int = 1) -> Episode:
         """Returns a session with a number of its own; nothing is sent to the host yet."""
         self._next += 1
         self._held.add(self._next)
-        self.judge.opened(self._next, environment)
-        return Episode(self, self._next, environment, reset_s, step_s)
+        self.judge.opened(self._next, environment, seats)
+        return Episode(self, self._next, environment, reset_s, step_s, seats)
 
     async def ask(self, session: int, seq: int, message: Any, within_s: float, in_order: bool = True) -> Any:
         """The Result of a Reset or Step. Raises DeadlineExceeded, EnvHostLost."""
@@ -250,9 +250,11 @@ class _Waiting:
 
 
 class Episode:
-    """One session with the host. reset_s, step_s: bounds of a reset and a step."""
+    """One session with the host. reset_s, step_s: bounds of a reset and a step. seats: how many it plays."""
 
-    def __init__(self, link: HostLink, number: int, environment: str, reset_s: float, step_s: float) -> None:
+    def __init__(
+        self, link: HostLink, number: int, environment: str, reset_s: float, step_s: float, seats: int = 1
+    ) -> None:
         self.link = link
         self.number = number
         self.environment = environment
@@ -260,12 +262,13 @@ class Episode:
         self.done = False
         self._reset_s = reset_s
         self._step_s = step_s
+        self._seats = seats if seats > 1 else 0
         self._last: tuple[Any, float] | None = None
 
     async def reset(self, seed: int, task: Mapping[str, Any]) -> Any:
         """The Result with the first observation. Raises DeadlineExceeded, EnvHostLost; so does `step`."""
         message = stream_codec.reset(
-            self.number, self.environment, json.dumps(dict(task)), seed, self._reset_s
+            self.number, self.environment, json.dumps(dict(task)), seed, self._reset_s, seats=self._seats
         )
         self._last = (message, self._reset_s)
         return self._noted(await self.link.ask(self.number, 0, message, self._reset_s))

@@ -42,6 +42,10 @@ class EpisodeTrace:
     def return_(self) -> float:
         return sum(float(view["reward"]) for view in self.views)
 
+    def return_of(self, seat: int) -> float:
+        """Sum of a seat's rewards, where several are played."""
+        return sum(float(view["rewards"][seat]) for view in self.views if view["rewards"])
+
     @property
     def ended(self) -> bool:
         """Returns whether it ended by its own rules or bounds."""
@@ -63,12 +67,19 @@ def view_of(result: Any) -> View:
         "legal_actions": list(observation.legal_actions),
         "tool_results": [(result.id, result.text, result.is_error) for result in observation.tool_results],
         "role": observation.role,
+        "seat": observation.seat,
         "reward": repr(result.reward),
+        "rewards": [repr(reward) for reward in result.seat_rewards],
         "done": result.done,
         "ending": known.get(result.ending, str(result.ending)),
-        "metrics": {key: repr(value) for key, value in sorted(result.metrics.items())},
+        "metrics": _readable(result.metrics),
+        "seat_metrics": [_readable(seat.metrics) for seat in result.seat_metrics],
         "message": result.message,
     }
+
+
+def _readable(metrics: Mapping[str, float]) -> dict[str, str]:
+    return {key: repr(value) for key, value in sorted(metrics.items())}
 
 
 def difference(first: EpisodeTrace, other: EpisodeTrace) -> str:
@@ -99,22 +110,28 @@ class EpisodeBounds:
 
 
 class EpisodePlayer:
-    """Plays one environment of a host."""
+    """Plays one environment of a host. seats: how many of a session."""
 
     def __init__(
-        self, link: HostLink, environment: str, task: Mapping[str, Any], bounds: EpisodeBounds
+        self,
+        link: HostLink,
+        environment: str,
+        task: Mapping[str, Any],
+        bounds: EpisodeBounds,
+        seats: int = 1,
     ) -> None:
         self.link = link
         self.environment = environment
         self.task = task
         self.bounds = bounds
+        self.seats = seats
 
     def on(self, link: HostLink) -> EpisodePlayer:
         """The same, at another host."""
-        return EpisodePlayer(link, self.environment, self.task, self.bounds)
+        return EpisodePlayer(link, self.environment, self.task, self.bounds, self.seats)
 
     def open(self) -> Episode:
-        return self.link.open(self.environment, self.bounds.reset_s, self.bounds.step_s)
+        return self.link.open(self.environment, self.bounds.reset_s, self.bounds.step_s, self.seats)
 
     async def play(self, seed: int, policy: Policy, task: Mapping[str, Any] | None = None) -> EpisodeTrace:
         """Plays a whole episode. Raises DeadlineExceeded, EnvHostLost."""

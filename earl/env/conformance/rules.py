@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from earl.env.base import ROLES, Ending
+from earl.env.base import MAX_SEATS, ROLES, Ending
 from earl.env.conformance.offered_tools import fault_in_tools
 from earl.env.serve import NAME
 
@@ -30,21 +30,27 @@ _FAILED = {Ending.ENV_ERROR.value, Ending.INFRA_ERROR.value, Ending.TIMEOUT.valu
 
 @dataclass(slots=True)
 class SessionRecord:
-    """Requests and answers of one session. seq: of the last Reset or Step that was in order."""
+    """Requests and answers of one session. seq: of the last Reset or Step that was in order. seats: how many
+    the examiner plays."""
 
     environment: str
     bounds: tuple[float, float] | None
+    seats: int = 1
     seq: int = -1
     # How often each seq was asked and answered.
     requests: Counter[int] = field(default_factory=Counter)
     answered: Counter[int] = field(default_factory=Counter)
     answers: dict[int, Any] = field(default_factory=dict)
-    return_: float = 0.0
+    # Sum of the rewards of each seat so far.
+    returns: list[float] = field(init=False)
     ended: bool = False
     # Closed or cancelled, and whether the host has read so for certain.
     cancelled: bool = False
     closed: bool = False
     fenced: bool = False
+
+    def __post_init__(self) -> None:
+        self.returns = [0.0] * self.seats
 
 
 class Judge:
@@ -72,8 +78,8 @@ class Judge:
 
     # --- what the examiner does --------------------------------------------------------------
 
-    def opened(self, session: int, environment: str) -> None:
-        self.records[session] = SessionRecord(environment, self._bounds.get(environment))
+    def opened(self, session: int, environment: str, seats: int = 1) -> None:
+        self.records[session] = SessionRecord(environment, self._bounds.get(environment), seats)
 
     def requested(self, session: int, seq: int, in_order: bool = True) -> None:
         """A Reset (seq 0), a Step, or a repetition of one was sent. in_order: False for a wrong seq."""
@@ -192,21 +198,25 @@ class Judge:
             self.violated(
                 "sizes", f"a result of {size_bytes} bytes for {where}; at most {self.max_text_bytes}"
             )
-        for violation in _number_faults(result):
+        for violation in (*_number_faults(result), *_seat_faults(result, record.seats)):
             self.violated("numbers", f"{violation} of {where}")
         for violation in _ending_faults(result):
             self.violated("endings", f"{violation} in {where}")
         if result.seq != record.seq:
             return  # an answer to a wrong seq: it changes nothing
         record.ended = record.ended or result.done
-        if math.isfinite(result.reward):
-            record.return_ += result.reward
-        if record.bounds is not None and result.ending in (Ending.OK.value, Ending.TRUNCATED.value):
-            low, high = record.bounds
-            margin = _TOLERANCE * max(1.0, abs(record.return_))
-            if not low - margin <= record.return_ <= high + margin:
+        rewards = result.seat_rewards if record.seats > 1 else [result.reward]
+        for seat, reward in enumerate(rewards[: record.seats]):
+            record.returns[seat] += reward if math.isfinite(reward) else 0.0
+        if record.bounds is None or result.ending not in (Ending.OK.value, Ending.TRUNCATED.value):
+            return
+        low, high = record.bounds
+        for seat, return_ in enumerate(record.returns):
+            margin = _TOLERANCE * max(1.0, abs(return_))
+            if not low - margin <= return_ <= high + margin:
+                whose = f" of seat {seat}" if record.seats > 1 else ""
                 violation = (
-                    f"return {record.return_:g} of {where} is outside of the declared [{low:g}, {high:g}]"
+                    f"return {return_:g}{whose} of {where} is outside of the declared [{low:g}, {high:g}]"
                 )
                 self.violated("numbers", violation)
 
@@ -246,6 +256,8 @@ def _info_faults(info: Any) -> Any:
         yield f"{info.name} declares one bound of its reward only: give both or none"
     elif info.HasField("min_reward") and not info.min_reward <= info.max_reward:
         yield f"{info.name} declares rewards from {info.min_reward:g} to {info.max_reward:g}"
+    if info.seats > MAX_SEATS:
+        yield f"{info.name} declares {info.seats} seats; at most {MAX_SEATS}"
     if wrong := fault_in_tools(info.tools_json):
         yield f"tools_json of {info.name} {wrong}"
 
@@ -253,9 +265,25 @@ def _info_faults(info: Any) -> Any:
 def _number_faults(result: Any) -> Any:
     if not math.isfinite(result.reward):
         yield f"reward {result.reward}"
-    for key, value in result.metrics.items():
-        if not math.isfinite(value):
-            yield f"metric {key} = {value}"
+    for seat, reward in enumerate(result.seat_rewards):
+        if not math.isfinite(reward):
+            yield f"reward {reward} of seat {seat}"
+    for metrics in (result.metrics, *(seat.metrics for seat in result.seat_metrics)):
+        for key, value in metrics.items():
+            if not math.isfinite(value):
+                yield f"metric {key} = {value}"
+
+
+def _seat_faults(result: Any, seats: int) -> Any:
+    """Yields what does not fit the number of seats that are played."""
+    played = "one seat is played" if seats == 1 else f"{seats} seats are played"
+    if result.observation.seat >= seats:
+        yield f"an observation for seat {result.observation.seat}, where {played},"
+    expected = 0 if seats == 1 or result.seq == 0 or result.ending in _FAILED else seats
+    if len(result.seat_rewards) != expected:
+        yield f"{len(result.seat_rewards)} seat_rewards, where {played} and {expected} belong,"
+    if len(result.seat_metrics) not in ((0,) if seats == 1 else (0, seats)):
+        yield f"{len(result.seat_metrics)} seat_metrics, where {played},"
 
 
 def _ending_faults(result: Any) -> Any:
@@ -263,7 +291,7 @@ def _ending_faults(result: Any) -> Any:
     if not result.done:
         if result.ending != Ending.NONE.value:
             yield f"ending {result.ending} on a result that is not done"
-        if result.metrics:
+        if result.metrics or result.seat_metrics:
             yield "metrics on a result that is not done"
     elif result.ending not in _ENDINGS:
         yield f"done with ending {result.ending}, which is none"
