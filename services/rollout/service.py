@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from earl.bus import Bus
+from earl.bus.reader_leases import ReaderLeases
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.sequence_store import SequenceStore
@@ -22,6 +23,7 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.env.base import Limits
 from earl.env.session import GatewayClient
+from earl.episode_contract import SAMPLED_COLUMNS
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.obs.tracing import exporting
@@ -48,7 +50,6 @@ from services.rollout.worker.agent import AgentBounds, EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.metrics import figures
-from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
@@ -232,4 +233,4 @@ async def _open_store(
         size_bytes=config.rollout.arena_bytes or columns.arena_bytes(config),
     )
     stack.push_async_callback(store.close)
-    return store.sequences(columns.registry_key(name, incarnation), list(columns.DTYPES.items()))
+    return store.sequences(columns.registry_key(name, incarnation), list(SAMPLED_COLUMNS.items()))

@@ -18,6 +18,7 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, SequenceRead
 from earl.dispatch.registry.registry import Registry
 from earl.env.base import Ending
+from earl.episode_contract import SAMPLED_COLUMNS
 from earl.errors import DescriptorMissing
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN
@@ -121,7 +122,7 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
         heartbeat_s=1.0,
         retry_s=10.0,
     )
-    sequences = store.sequences(columns.registry_key("rollout-0", 1), list(columns.DTYPES.items()))
+    sequences = store.sequences(columns.registry_key("rollout-0", 1), list(SAMPLED_COLUMNS.items()))
     made = Bench(judge, sequences, TicketClient(scheduler), reader)
     task = asyncio.create_task(made.reporter.run())
     try:

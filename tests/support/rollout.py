@@ -15,10 +15,11 @@ from earl.bus import Bus
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
+from earl.episode_contract import SAMPLED_COLUMNS
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from services.rollout.episode.columns import DTYPES, registry_key
+from services.rollout.episode.columns import registry_key
 from tests.support.stack import Stack
 
 NAME = "rollout-0"
@@ -50,7 +51,7 @@ class PlayedRollout:
             registry, config, stack.arenas, NAME, incarnation=self.worker.incarnation, size_bytes=8 << 20
         )
         self.sequences = self.store.sequences(
-            registry_key(NAME, self.worker.incarnation), list(DTYPES.items())
+            registry_key(NAME, self.worker.incarnation), list(SAMPLED_COLUMNS.items())
         )
         self.reader = await Dispatcher.create(registry, config)
         one = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)

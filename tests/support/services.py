@@ -16,12 +16,14 @@ from pathlib import Path
 
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
+from earl.bus.reader_leases import ReaderLeases
 from earl.config.run import RunConfig
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.env import EnvHost, Environment, StepResult
 from earl.env.base import Observation
 from earl.env.session import GatewayClient
+from earl.episode_contract import SAMPLED_COLUMNS
 from earl.models.create import create_model
 from earl.models.tokenizer import Tokenizer
 from earl.parallelism import Parallelism
@@ -43,7 +45,6 @@ from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
-from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 from services.scheduler.api import servicer as scheduler_servicer
@@ -167,7 +168,7 @@ async def _rollout(
     )
     for close in (store.close, gauges.close, gateway.close, scheduler.close, pool.stop):
         stack.push_async_callback(close)
-    sequences = store.sequences(columns.registry_key(name, 1), list(columns.DTYPES.items()))
+    sequences = store.sequences(columns.registry_key(name, 1), list(SAMPLED_COLUMNS.items()))
     weights = WeightFollower(pool, ReaderLeases(bus, name), spans, lease_s=1.0)
     hosts = HostWait(gateway, {entry.name: 1.0 for entry in config.mixture})
     rejoined = asyncio.Event()

@@ -15,15 +15,8 @@ import numpy as np
 from earl.config.data_plane import GRAIN_BYTES
 from earl.config.run import RunConfig
 from earl.dispatch.memory.allocator import occupied, rounded
+from earl.episode_contract import SAMPLED_COLUMNS
 
-# The trainer reads the columns by these names.
-DTYPES = {
-    "tokens": "int32",
-    "loss_mask": "uint8",
-    "logprobs": "float32",
-    "versions": "int32",
-    "turns": "int32",
-}
 LEAST_ARENA_BYTES = 64 << 20
 
 
@@ -37,7 +30,7 @@ def arena_bytes(config: RunConfig) -> int:
     outstanding = (scheduler.staleness + 2) * config.batch_episodes
     sequences = max(outstanding, 2 * config.warmup.batch_episodes)
     tokens = config.rollout.max_context_tokens
-    longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in DTYPES.values()))
+    longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in SAMPLED_COLUMNS.values()))
     # A grain each: an arena's table has a slot for every grain.
     return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
 
@@ -121,6 +114,6 @@ class TokenColumns:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The five columns, each [T], in arrays of their own."""
-        arrays = {name: np.empty(len(self.tokens), dtype) for name, dtype in DTYPES.items()}
+        arrays = {name: np.empty(len(self.tokens), dtype) for name, dtype in SAMPLED_COLUMNS.items()}
         self.write(arrays)
         return arrays

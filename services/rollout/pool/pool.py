@@ -33,10 +33,10 @@ from services.rollout.pool.replicas import ChangeNotifier, EngineReplicas, Publi
 from services.rollout.pool.router import RequestRouter
 from services.rollout.pool.switch import PoolSwitch, SwitchParts
 
-Reading = Callable[[Publication, float], AbstractAsyncContextManager[None]]
+Reading = Callable[[int, float], AbstractAsyncContextManager[None]]
 
 
-def always_readable(publication: Publication, lease_s: float) -> AbstractAsyncContextManager[None]:
+def always_readable(version: int, lease_s: float) -> AbstractAsyncContextManager[None]:
     """The Reading of publications that nobody withdraws."""
     return nullcontext()
 
@@ -49,7 +49,7 @@ class EnginePool:
 
     waits: turns that the engines in use cannot hold wait for engines that can, because switches are ordered
     in this run. free_bytes: what processes of the host may still take; new engines start next to the old ones
-    where that is enough. reading: keeps a publication readable for so many seconds at most.
+    where that is enough. reading: keeps a version readable for so many seconds at most.
     """
 
     def __init__(

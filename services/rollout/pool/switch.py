@@ -44,7 +44,7 @@ class SwitchParts:
     """The parts that a switch works on.
 
     new: engines of the parallelism that was asked for, not started. publish_lock: while it is held no weights
-    reach the pool, so that both sides have one version. reading: keeps a publication readable for so many
+    reach the pool, so that both sides have one version. reading: keeps a version readable for so many
     seconds. warm: whether the new engines fit next to the old ones, whose stats it gets. lost: called with
     the error that ends the pool.
     """
@@ -53,7 +53,7 @@ class SwitchParts:
     new: EngineReplicas
     canary: Canary
     publish_lock: asyncio.Lock
-    reading: Callable[[Publication, float], AbstractAsyncContextManager[None]]
+    reading: Callable[[int, float], AbstractAsyncContextManager[None]]
     warm: Callable[[Sequence[EngineStats]], bool]
     lost: Callable[[BaseException], None]
 
@@ -243,7 +243,7 @@ class PoolSwitch:
         """From here on no weights reach either side, and `publication` stays readable for so many seconds."""
         await self._publications.enter_async_context(self._parts.publish_lock)
         if publication.number:
-            await self._publications.enter_async_context(self._parts.reading(publication, seconds))
+            await self._publications.enter_async_context(self._parts.reading(publication.version, seconds))
 
     async def _release_publications(self) -> None:
         try:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from earl.episode_contract import one_line
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
-
-# A message is one line for a person to read: a longer one only costs the ledger memory.
-MESSAGE_CHARACTERS = 500
-
 
 _SAME = {field.name for field in fields(EpisodeTicket)} - {"publish", "scripted", "traceparent"}
 
@@ -46,7 +43,7 @@ def encode_result(
         newest_version=columns.newest_version,
         descriptor_key=descriptor_key,
         metrics=outcome.metrics,
-        message=" ".join(outcome.message.split())[:MESSAGE_CHARACTERS],
+        message=one_line(outcome.message),
         turn_tokens=columns.turn_tokens,
         transcript=[
             scheduler_pb2.TranscriptTurn(

@@ -17,11 +17,11 @@ import logging
 import time
 from collections.abc import Sequence
 
+from earl.bus.reader_leases import ReaderLeases
 from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import ATTEMPTS, NOTHING, RETRY_S, Publication
-from services.rollout.worker.reader_leases import ReaderLeases
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class WeightFollower:
     async def _load(self, publication: Publication) -> None:
         started_ns = time.time_ns()
         try:
-            async with self._leases.hold(publication, self._lease_s):
+            async with self._leases.hold(publication.version, self._lease_s):
                 await self._pool.load(publication)
         finally:
             self._spans.add("load", started_ns, time.time_ns())

@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from earl.config.mixture import MixtureEntry, entry_of
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
+from earl.episode_contract import one_line
 from earl.errors import LedgerError
 from earl.message_fields import fill
 from earl.parallelism import STAGES, Parallelism
@@ -30,7 +31,6 @@ from services.scheduler.state.tickets import (
 )
 from services.scheduler.state.workers import WorkerRecord
 
-MESSAGE_CHARACTERS = 500
 METRICS = 64
 TURNS = 4096
 RANGES = 1_000_000
@@ -121,7 +121,7 @@ def decode_result(result: scheduler_pb2.AttemptResult) -> EpisodeResult:
         ending=ENDINGS.get(result.ending, EpisodeEnding.INFRA_ERROR),
         newest_version=max(result.oldest_version, result.newest_version),
         metrics=dict(metrics[:METRICS]),
-        message=" ".join(message.split())[:MESSAGE_CHARACTERS] if message else "",
+        message=one_line(message) if message else "",
         turn_tokens=list(result.turn_tokens[:TURNS]),
         **{name: getattr(result, name) for name in REPORTED},
     )

@@ -6,8 +6,7 @@
 
 Promise: while anyone may read a slot, nobody writes it, so that the next optimizer step never changes
 what is being read; WeightsPublished is sent once every rank's shards can be read.
-A reader is a field of the hash `weights:<version>:readers`: owner -> end of its lease, in seconds of
-Redis's clock; it acknowledges by deleting the field.
+Readers hold leases: earl.bus.reader_leases.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from earl.bus import Bus, redis_errors
+from earl.bus import Bus
+from earl.bus.reader_leases import forget_readers, readers_of
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.tensor_classes import TensorClass, classes_of, held_bytes
 from earl.dispatch.memory.allocator import occupied
@@ -252,24 +252,13 @@ class WeightSlots:
         """Waits for those that are reading a withheld version."""
         # Once more: another rank's renewal may have been in progress while it withheld.
         await self._registry.remove([self.key(version, rank) for rank in range(self._group.size)])
-        readers = self._bus.key("weights", version, "readers")
         poll_s = POLL_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lease_s):
-                while not self._hurry.is_set() and await self._reading(readers):
+                while not self._hurry.is_set() and await readers_of(self._bus, version):
                     await asyncio.sleep(poll_s)
                     poll_s = min(2 * poll_s, LONGEST_POLL_S)
-        with redis_errors(self._bus.url):
-            await self._bus.redis.delete(readers)
-
-    async def _reading(self, readers: str) -> list[str]:
-        """Owners whose lease on the version has not ended."""
-        with redis_errors(self._bus.url):
-            pipeline = self._bus.redis.pipeline(transaction=False)
-            pipeline.time()
-            pipeline.hgetall(readers)
-            (seconds, _), leases = await pipeline.execute()
-        return [owner.decode() for owner, end in leases.items() if float(end) > seconds]
+        await forget_readers(self._bus, version)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from earl.episode_contract import SAMPLED_COLUMNS
 from earl.errors import TrainerError
 from earl.models.parallel import ContextParallel, TensorParallel
 from services.trainer.step import advantages
@@ -21,9 +22,7 @@ from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin, rows_of
 
 COLUMNS = (
-    ("tokens", np.dtype(np.int32)),
-    ("loss_mask", np.dtype(np.uint8)),
-    ("logprobs", np.dtype(np.float32)),
+    *((name, np.dtype(SAMPLED_COLUMNS[name])) for name in ("tokens", "loss_mask", "logprobs")),
     # Written by the reference stage, not by the rollout worker.
     ("reference", np.dtype(np.float32)),
 )

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.episode.columns import DTYPES, TokenColumns, attempt_name, registry_key
+from earl.episode_contract import SAMPLED_COLUMNS
+from services.rollout.episode.columns import TokenColumns, attempt_name, registry_key
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 
@@ -23,7 +24,7 @@ def test_two_turns():
         "versions": [4, 4, 4, 4, 5, 5, 5],
         "turns": [0, 0, 0, 0, 0, 1, 1],
     }
-    assert {name: array.dtype.name for name, array in arrays.items()} == DTYPES
+    assert {name: array.dtype.name for name, array in arrays.items()} == SAMPLED_COLUMNS
     assert (columns.prompt_tokens, columns.trained_tokens, columns.turn_tokens) == (3, 3, [5, 2])
     assert (columns.oldest_version, columns.newest_version) == (4, 5)
 

@@ -495,8 +495,8 @@ async def test_a_lease_that_cannot_be_given_back_undoes_nothing():
     given = []
 
     @asynccontextmanager
-    async def reading(publication, seconds):
-        given.append((publication.version, seconds))
+    async def reading(version, seconds):
+        given.append((version, seconds))
         yield
         raise BusUnavailable("gone")
 

@@ -7,10 +7,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from earl.bus.reader_leases import ReaderLeases
 from earl.errors import DeadlineExceeded, EngineError, PeerLost, ReadTimeout
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.worker import weight_follower
-from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.weight_follower import ATTEMPTS, WeightFollower
 
 
