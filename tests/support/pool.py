@@ -116,13 +116,10 @@ class InMemory(Engine):
             reused_tokens=reused,
         )
 
-    async def load(self, version, keys, deadline_s):
+    async def load_weights(self, version, keys, deadline_s=30.0):
         await self._begin("load")
         if version in self.vanished:
             raise VersionGone(f"version {version}")
-        return LoadReport(version=version, size_bytes=0, read_s=0.0)
-
-    async def commit(self, version):
         self.version = version
         return LoadReport(version=version, size_bytes=0, read_s=0.0)
 
@@ -172,8 +169,6 @@ class InMemory(Engine):
             evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
         )  # fmt: skip
 
-    async def begin_update(self, version): ...
-    async def abort(self, request_id): ...
     def generate(self, request): ...
 
 

@@ -59,8 +59,6 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     stop_ids: tuple[int, ...] = ()
     # False: no weights are read at start; generation is refused until a version was loaded.
     load_initial: bool = True
-    # Version of the weights in model_dir.
-    initial_version: int = 0
     # The registry of weights. An empty url: load_weights is refused.
     redis_url: str = ""
     run: str = ""
@@ -256,10 +254,6 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    async def abort(self, request_id: str) -> None:
-        """Ends a request with what it has (finish "abort"); nothing if it is not in flight."""
-
-    @abstractmethod
     async def pause(self, keep: bool = True) -> None:
         """Returns when no step runs any more. keep: requests stay and continue on resume; otherwise
         they end with finish "abort". New requests wait."""
@@ -269,30 +263,15 @@ class Engine(ABC):
         """Continues after pause."""
 
     @abstractmethod
-    async def begin_update(self, version: int) -> None:
-        """Opens an update to `version`; one that was open and not committed is dropped."""
-
-    @abstractmethod
-    async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
-        """Reads every tensor's slice of this layout into staging memory while generation continues.
+    async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
+        """Reads every tensor's slice of this layout while generation continues, then puts the version to use
+        between two steps.
 
         keys: registry keys that together describe the version's weights. Raises VersionGone or another
-        DataPlaneError, or WeightsIncomplete if the update was dropped; the old version stays in use.
+        DataPlaneError, or WeightsIncomplete if another update began meanwhile; the old version stays in use.
+        If it fails while the version is put to use, generation is refused with WeightsIncomplete until a
+        version is completely loaded.
         """
-
-    @abstractmethod
-    async def commit(self, version: int) -> LoadReport:
-        """Puts the staged version to use between two steps. If that fails part way, generation is
-        refused with WeightsIncomplete until a version is completely loaded."""
-
-    async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
-        """begin_update, load and commit in one call. Raises what they raise."""
-        await self.begin_update(version)
-        staged = await self.load(version, keys, deadline_s)
-        applied = await self.commit(version)
-        return LoadReport(
-            version=version, size_bytes=staged.size_bytes, read_s=staged.read_s, stall_s=applied.stall_s
-        )
 
     @abstractmethod
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:

@@ -21,7 +21,7 @@ class LocalEngine(ABC):
 
     def __init__(self, spec: EngineSpec, vocabulary: int) -> None:
         self.spec = spec
-        self.version = spec.initial_version
+        self.version = 0
         # Replies gather here until the loop sends them.
         self.outbox: list[wire.Reply] = []
         self._vocabulary = vocabulary

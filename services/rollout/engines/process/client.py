@@ -305,6 +305,7 @@ class EngineProcess(Engine):
                 await self.abort(name)
 
     async def abort(self, request_id: str) -> None:
+        """Ends a request with what it has (finish "abort"); nothing if it is not in flight."""
         if not self._lost.is_set():
             self._post(wire.Abort(request_id))
 
@@ -320,15 +321,26 @@ class EngineProcess(Engine):
     async def resume(self) -> None:
         await self._call(wire.Resume)
 
+    async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
+        await self.begin_update(version)
+        staged = await self.load(version, keys, deadline_s)
+        applied = await self.commit(version)
+        return LoadReport(
+            version=version, size_bytes=staged.size_bytes, read_s=staged.read_s, stall_s=applied.stall_s
+        )
+
     async def begin_update(self, version: int) -> None:
+        """Opens an update to `version`; one that was open and not committed is dropped."""
         await self._call(wire.BeginUpdate, version)
 
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
+        """Reads into staging memory."""
         # The engine ends the read itself at the deadline; the margin leaves time for its answer.
         call = wire.LoadWeights
         return await self._call(call, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0)
 
     async def commit(self, version: int) -> LoadReport:
+        """Puts the staged version to use between two steps."""
         return await self._call(wire.Commit, version)
 
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:

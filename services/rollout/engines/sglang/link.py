@@ -41,7 +41,7 @@ def server_args(spec: EngineSpec, model_dir: str, device: str) -> dict[str, Any]
         "model_path": model_dir,
         "skip_tokenizer_init": True,
         "load_format": "auto" if spec.load_initial else "dummy",
-        "weight_version": str(spec.initial_version),
+        "weight_version": "0",
         "dtype": spec.dtype,
         "tp_size": spec.tp,
         "device": device,

@@ -88,7 +88,7 @@ async def test_a_restarted_engine_whose_version_is_gone_waits_for_a_newer_one(mo
     async with running(engines=1) as (pool, made, _):
         await pool.load(published(1))
         with monkeypatch.context() as patch:
-            patch.setattr(InMemory, "load", gone)
+            patch.setattr(InMemory, "load_weights", gone)
             made[0].gone.set()
             await settle()
             assert (len(made), pool.live) == (2, 0)
@@ -98,14 +98,14 @@ async def test_a_restarted_engine_whose_version_is_gone_waits_for_a_newer_one(mo
 
 def fails(monkeypatch, error, times):
     """The next `times` loads of any engine raise `error`; nobody pauses between tries."""
-    load, left = InMemory.load, [error] * times
+    load, left = InMemory.load_weights, [error] * times
 
     async def failing(self, version, keys, deadline_s):
         if left:
             raise left.pop()
         return await load(self, version, keys, deadline_s)
 
-    monkeypatch.setattr(InMemory, "load", failing)
+    monkeypatch.setattr(InMemory, "load_weights", failing)
     monkeypatch.setattr(replicas, "RETRY_S", 0.0)
 
 
