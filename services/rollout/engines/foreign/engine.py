@@ -156,6 +156,14 @@ class ForeignEngine(LocalEngine):
     def collect(self) -> None:
         """Takes in what came from elsewhere: loads that ended, outputs of other processes."""
 
+    @property
+    def has_work(self) -> bool:
+        """Returns whether a step would do something; never where other processes compute."""
+        return False
+
+    def step(self) -> None:
+        """Runs one step; called only while `has_work`."""
+
     # --- weights ------------------------------------------------------------------------------
 
     @abstractmethod
@@ -213,16 +221,3 @@ def refuse_deterministic(spec: EngineSpec) -> None:
             f'deterministic = true with rollout.engine = "{spec.engine}": its results depend on the batch',
             'set rollout.engine = "torch"',
         )
-
-
-class SteppedEngine(ForeignEngine):
-    """A ForeignEngine that computes in this process, step by step; others do so in their own processes."""
-
-    @property
-    @abstractmethod
-    def has_work(self) -> bool:
-        """Returns whether a step would do something."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """Runs one step; called only while `has_work`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.command_loop import CommandLoop, Later
 from services.rollout.engines.contract.engine import EngineSpec
-from services.rollout.engines.foreign.engine import ForeignEngine, SteppedEngine
+from services.rollout.engines.foreign.engine import ForeignEngine
 
 
 class EngineLoop(CommandLoop):
@@ -30,15 +30,14 @@ class EngineLoop(CommandLoop):
 
     def _turn(self) -> None:
         engine = self._engine
-        stepped = engine if isinstance(engine, SteppedEngine) else None
         sources, timeout_s = engine.sources()
-        wait_s = 0 if stepped is not None and stepped.has_work else timeout_s
+        wait_s = 0 if engine.has_work else timeout_s
         readable, _, _ = select.select([self._service, *sources], [], [], wait_s)
         if timeout_s is not None or any(source in readable for source in sources):
             engine.collect()
         self._take_commands(readable)
-        if stepped is not None and stepped.has_work:
-            stepped.step()
+        if engine.has_work:
+            engine.step()
         self._send_replies()
 
     def _begin(self, command: wire.EngineCall) -> wire.CallResult | Later:

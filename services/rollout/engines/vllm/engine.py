@@ -28,7 +28,7 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.shard_report import ShardReport, whole_load
 from services.rollout.engines.contract.stats import BusyClock
-from services.rollout.engines.foreign.engine import InFlight, SteppedEngine
+from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.vllm import core
 
 # How often workers in other processes are asked for ended loads.
@@ -39,8 +39,8 @@ WORKER_LOST = 3
 _reports = msgspec.msgpack.Decoder(ShardReport)
 
 
-class VllmEngine(SteppedEngine):
-    """A SteppedEngine on one EngineCore. Raises EngineError if vLLM is not there or does not start."""
+class VllmEngine(ForeignEngine):
+    """A ForeignEngine on one EngineCore. Raises EngineError if vLLM is not there or does not start."""
 
     def __init__(self, spec: EngineSpec) -> None:
         model = load_spec(spec.model_dir)
