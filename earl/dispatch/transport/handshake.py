@@ -41,7 +41,7 @@ async def greet(
             raise PeerLost(
                 f"{peer} closed the connection during the handshake", "it died, or serves another run"
             ) from None
-        expected = wire.welcome_mac(secret, challenge, nonce, welcome.ucx_address, welcome.connection)
+        expected = wire.welcome_mac(secret, challenge, nonce, welcome.offer, welcome.connection)
         if not hmac.compare_digest(expected, welcome.mac):
             raise wire.FrameError("a welcome with a wrong MAC")
     except wire.FrameError as error:

@@ -73,9 +73,11 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """connection: the server's number of it, upper half of the tag it receives requests on."""
+    """offer: the server's UCX address or its NixlOffer; NIXL came after the name that it has in the frame.
+    connection: the server's number of it, upper half of the tag it receives requests on.
+    """
 
-    ucx_address: bytes
+    offer: bytes = msgspec.field(name="ucx_address")
     connection: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     mac: bytes
 
@@ -228,10 +230,8 @@ def hello_mac(
     return mac(secret, b"hello", challenge.nonce, nonce, ucx_address, connection.to_bytes(4, "little"))
 
 
-def welcome_mac(
-    secret: bytes, challenge: Challenge, nonce: bytes, ucx_address: bytes, connection: int
-) -> bytes:
-    return mac(secret, b"welcome", challenge.nonce, nonce, ucx_address, connection.to_bytes(4, "little"))
+def welcome_mac(secret: bytes, challenge: Challenge, nonce: bytes, offer: bytes, connection: int) -> bytes:
+    return mac(secret, b"welcome", challenge.nonce, nonce, offer, connection.to_bytes(4, "little"))
 
 
 def session_key(secret: bytes, challenge: Challenge, nonce: bytes) -> bytes:

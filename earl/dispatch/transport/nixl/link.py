@@ -65,7 +65,7 @@ class NixlLink:
         """Raises PeerLost, OSError or EOFError when nobody answers, RegionGone, TransportUnavailable."""
         reader, writer, welcome, _ = await greet(address, peer, secret, b"", number)
         try:
-            offer: NixlOffer = wire.decode(welcome.ucx_address, NixlOffer)
+            offer: NixlOffer = wire.decode(welcome.offer, NixlOffer)
             if offer.wire != wire_here:
                 raise TransportUnavailable(
                     f"{peer} serves NIXL over {offer.wire}, this machine has {wire_here}",

@@ -42,7 +42,7 @@ class UcxConnection:
         """
         reader, writer, welcome, key = await greet(address, peer, secret, node.address, number)
         try:
-            endpoint = node.connect(welcome.ucx_address, peer)
+            endpoint = node.connect(welcome.offer, peer)
         except BaseException:
             writer.close()
             raise
