@@ -5,6 +5,7 @@ import pytest
 from earl.env import Environment, Observation, StepResult
 from earl.env.conformance.card import CheckVerdict
 from tests.contract.test_conformance import Sound, carded
+from tests.support.episodes import seen
 from tests.support.seats import Heap
 
 
@@ -14,7 +15,7 @@ class Deaf(Heap):
     def step(self, action):
         result = super().step(action)
         self.seat = 0
-        shown = result.observation
+        shown = seen(result)
         if self.seats_played == 1 or result.done:
             return result
         return StepResult(Observation(shown.text, shown.legal_actions), rewards=result.rewards)
@@ -37,7 +38,7 @@ class Forgetful(Heap):
 
     def step(self, action):
         result = super().step(action)
-        shown = result.observation
+        shown = seen(result)
         if self.seats_played == 1 or result.done or shown.seat == 0:
             return result
         text = f"{shown.text} {type(self).episodes}"

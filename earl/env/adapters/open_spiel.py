@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import pyspiel
 
-from earl.env.adapters import alpha_beta
+from earl.env.adapters import alpha_beta, seat_results
 from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import ChoiceSetting, Number, Setting, checked
 from earl.env.base import Environment, Observation, StepResult
@@ -77,18 +77,13 @@ class BoardGame(Environment):
         self._let_opponent_move()
         if state.is_terminal():
             return self._ended(mover)
-        return StepResult(self._observation(), rewards=(0.0, 0.0) if self.seats_played == 2 else ())
+        return seat_results.running(self._observation(), self.seats_played)
 
     def _ended(self, mover: int, illegal: bool = False) -> StepResult:
         """The last result, after a step of `mover`, which was illegal or ended the game."""
-        outcomes = [self._outcome(player, mover, illegal) for player in (0, 1)]
-        text = self.text()
-        if self.seats_played == 1:
-            reward, figures = outcomes[self._player]
-            return StepResult(Observation(text), reward, done=True, metrics=figures)
-        rewards, figures = zip(*outcomes, strict=True)
-        shown = Observation(text, seat=mover)
-        return StepResult(shown, done=True, metrics=figures[0], rewards=rewards, seat_metrics=figures)
+        players = (self._player,) if self.seats_played == 1 else (0, 1)
+        outcomes = [self._outcome(player, mover, illegal) for player in players]
+        return seat_results.last(self.text(), mover, outcomes)
 
     def _outcome(self, player: int, mover: int, illegal: bool) -> tuple[float, dict[str, float]]:
         """The player's reward and metrics."""

@@ -4,16 +4,20 @@
 opponents for them. One player or many, in turn or all at once, with chance, with hidden information: the
 agent sees OpenSpiel's observation of its player, and the moves that it may make.
 
+A game of two players in turn has two seats: a client may play both.
+
 Task: {"player": 0, "players": the game's own number, "parameters": {}, "max_turns": 200}. Parameters are
 the game's own, for example {"board_size": 9} of go; those that name files cannot be set. An action is a
 move as it is listed, "[a1]"; the last brackets of a text count. Anything else, and a move that is not
-legal, ends the episode with the lowest reward. After max_turns actions the episode is truncated. The
-others' moves and all chance come from the seed.
+legal, ends the episode with the lowest reward. After max_turns actions of a player that the client plays the
+episode is truncated. The others' moves and all chance come from the seed. Where a client plays both seats,
+`player` says nothing, and an illegal move pays the other seat 0, as neither a win nor a draw nor a loss: it
+would else learn that what it did before has won.
 
 Reward at the end: the player's return over the largest amount that the game can give or take, so within
 -1 and 1 whatever the parameters (1 for a win of most games). Metrics: win (alone: the highest return that
 there is; else the highest of all players), draw (all returns equal), loss, illegal, each 0 or 1; return as
-OpenSpiel counts it, and turns.
+OpenSpiel counts it, and turns. Each seat that the client plays has its own.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any, ClassVar
 
 import pyspiel
 
-from earl.env.adapters import move_text
+from earl.env.adapters import move_text, seat_results
 from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import Setting, TableSetting, Whole, checked
 from earl.env.adapters.variants import variant
@@ -64,8 +68,10 @@ class OpenSpielGame(Environment):
         self._rng = random.Random(f"open_spiel/{seed}")
         self._game = game
         self._least, self._scale = _bounds(game)
-        self._turns = 0
-        if self._until_mine():
+        # Actions of each player that the client plays, and whose turn it is.
+        self._turns = dict.fromkeys(self._played, 0)
+        self._mover = self._player
+        if self._until_turn():
             raise RuntimeError(f"{game} was over before player {self._player} could move")
         return self._observation()
 
@@ -81,8 +87,9 @@ class OpenSpielGame(Environment):
         }
         settings = checked(task, keys)
         parameters = _parameters(self.game_name, settings["parameters"], names)
-        if settings["players"] is not None and "players" in names:
-            parameters["players"] = settings["players"]
+        players = settings["players"] if self.seats_played == 1 else settings["players"] or 2
+        if players is not None and "players" in names:
+            parameters["players"] = players
         seeded = kind.chance_mode == _KINDS.ChanceMode.SAMPLED_STOCHASTIC
         if seeded:
             parameters |= {key: seed & 0x3FFFFFFF for key in _SEEDS if key in names}
@@ -93,35 +100,40 @@ class OpenSpielGame(Environment):
         except pyspiel.SpielError as error:
             raise ValueError(f"parameters {parameters!r} are not {self.game_name}'s: {error}") from error
         self._players = game.num_players()
-        if settings["players"] not in (None, self._players):
-            text = f"players {settings['players']!r}: {self.game_name} is played by {self._players}"
+        if players not in (None, self._players):
+            text = f"players {players!r}: {self.game_name} is played by {self._players}"
+            raise ValueError(text)
+        if self.seats_played > 1 and self._players != self.seats_played:
+            text = (
+                f"players {self._players!r}: a client that plays {self.seats_played} seats plays all of them"
+            )
             raise ValueError(text)
         if settings["player"] >= self._players:
             text = f"player {settings['player']!r} is not one of {self._players} players"
             raise ValueError(f"{text}, 0 to {self._players - 1}")
         self._player: int = settings["player"]
-        self._left: int = settings["max_turns"]
+        self._played = (self._player,) if self.seats_played == 1 else tuple(range(self._players))
+        self._max_turns: int = settings["max_turns"]
         return game
 
     def step(self, action: str) -> StepResult:
-        """Plays the agent's move, then the other players' until it is the agent's turn again."""
-        self._turns += 1
-        self._left -= 1
+        """Plays the move of the player whose turn it is, then the others' until it is the client's turn."""
+        mover = self._mover
+        self._turns[mover] += 1
         place = move_text.chosen(action, self._places)
         if place is None:
-            return self._ended("That is not a legal move.", self._least / self._scale, illegal=True)
+            return self._ended("That is not a legal move.", mover, illegal=True)
         self._apply(self._legal[place])
-        if self._until_mine():
-            agent_return = self._state.returns()[self._player]
-            return self._ended(self._state_text(), agent_return / self._scale)
-        if self._left <= 0:
-            return self._truncated()
-        return StepResult(self._observation())
+        if self._until_turn():
+            return self._ended(self._state_text(mover), mover)
+        if self._turns[mover] >= self._max_turns:
+            return self._truncated(mover)
+        return seat_results.running(self._observation(), self.seats_played)
 
     # --- moves -------------------------------------------------------------------------------
 
     def _apply(self, agent_action: int) -> None:
-        """Plays the agent's move; where all players move at once, the others' moves are random."""
+        """Plays a move of the client; where all players move at once, the others' moves are random."""
         if not self._state.is_simultaneous_node():
             self._state.apply_action(agent_action)
             return
@@ -133,8 +145,8 @@ class OpenSpielGame(Environment):
         legal = self._state.legal_actions(player)
         return self._rng.choice(legal) if legal else 0
 
-    def _until_mine(self) -> bool:
-        """Plays the other players' moves. False: it is the agent's turn; True: the game is over."""
+    def _until_turn(self) -> bool:
+        """Plays the other players' moves. False: it is the client's turn; True: the game is over."""
         state = self._state
         for _ in range(_MAX_OTHERS):
             if state.is_terminal():
@@ -146,7 +158,8 @@ class OpenSpielGame(Environment):
                 if state.legal_actions(self._player):
                     return False
                 self._apply(0)
-            elif state.current_player() == self._player:
+            elif state.current_player() in self._played:
+                self._mover = state.current_player()
                 return False
             else:
                 state.apply_action(self._random(state.current_player()))
@@ -156,8 +169,8 @@ class OpenSpielGame(Environment):
 
     def _observation(self) -> Observation:
         state = self._state
-        self._legal: list[int] = state.legal_actions(self._player)
-        strings = [state.action_to_string(self._player, action) for action in self._legal]
+        self._legal: list[int] = state.legal_actions(self._mover)
+        strings = [state.action_to_string(self._mover, action) for action in self._legal]
         names = [_unbracketed(text) or str(action) for text, action in zip(strings, self._legal, strict=True)]
         self._places = move_text.named(names)
         if len(self._places) < len(names):
@@ -166,47 +179,64 @@ class OpenSpielGame(Environment):
         listed = [f"[{name}]" for name in names]
         shown = " ".join(listed[:LISTED_IN_TEXT])
         more = f" and {len(listed) - LISTED_IN_TEXT} more" if len(listed) > LISTED_IN_TEXT else ""
-        text = f"{self._state_text()}\nYou are player {self._player}. Your moves: {shown}{more}"
-        if self._turns == 0:
+        text = f"{self._state_text(self._mover)}\nYou are player {self._mover}. Your moves: {shown}{more}"
+        if self._turns[self._mover] == 0:
             text = f"A game of {self._game.get_type().long_name}.\n{text}"
-        return Observation(text, listed[:LISTED_MOVES])
+        return Observation(text, listed[:LISTED_MOVES], seat=self._mover if self.seats_played > 1 else 0)
 
-    def _state_text(self) -> str:
+    def _state_text(self, player: int) -> str:
         kind = self._game.get_type()
         if kind.provides_observation_string:
-            text = self._state.observation_string(self._player)
+            text = self._state.observation_string(player)
         elif kind.provides_information_state_string:
-            text = self._state.information_state_string(self._player)
+            text = self._state.information_state_string(player)
         else:
             text = str(self._state)
         return move_text.shortened(text.strip(), MAX_TEXT_CHARACTERS)
 
     # --- how it ends -------------------------------------------------------------------------
 
-    def _ended(self, text: str, reward: float, illegal: bool = False) -> StepResult:
-        return StepResult(Observation(text), reward, done=True, metrics=self._metrics(illegal))
+    def _ended(self, text: str, mover: int, illegal: bool = False) -> StepResult:
+        """The last result, after a step of `mover`, which was illegal or ended the game."""
+        returns = self._state.returns()
+        outcomes: list[seat_results.SeatOutcome] = []
+        for player in self._played:
+            reward = returns[player] / self._scale
+            if illegal:
+                reward = self._least / self._scale if player == mover else 0.0
+            outcomes.append((reward, self._metrics(player, mover if illegal else None)))
+        return seat_results.last(text, mover, outcomes)
 
-    def _truncated(self) -> StepResult:
+    def _truncated(self, mover: int) -> StepResult:
         """The last result when turns have run out.
 
         It has the returns so far, in games that pay during play.
         """
         pays = self._game.get_type().reward_model == _KINDS.RewardModel.REWARDS
-        reward = self._state.returns()[self._player] / self._scale if pays else 0.0
-        metrics = self._metrics(False) | {"win": 0.0, "draw": 0.0, "loss": 0.0}
-        return StepResult(Observation(self._state_text()), reward, truncated=True, metrics=metrics)
+        undecided = {"win": 0.0, "draw": 0.0, "loss": 0.0}
+        outcomes = [
+            (
+                self._state.returns()[player] / self._scale if pays else 0.0,
+                self._metrics(player) | undecided,
+            )
+            for player in self._played
+        ]
+        return seat_results.last(self._state_text(mover), mover, outcomes, truncated=True)
 
-    def _metrics(self, illegal: bool) -> dict[str, float]:
+    def _metrics(self, player: int, illegal_of: int | None = None) -> dict[str, float]:
+        """A player's metrics; illegal_of: whose illegal move ended the game."""
         returns = self._state.returns()
-        agent_return = returns[self._player]
+        agent_return = returns[player]
         alone = self._players == 1
         drawn = not alone and max(returns) == min(returns)
         won = (
             agent_return >= self._game.max_utility() if alone else agent_return == max(returns) and not drawn
         )
-        won, drawn = won and not illegal, drawn and not illegal
-        figures = metrics(win=won, draw=drawn, loss=not won and not drawn, illegal=illegal)
-        return figures | {"return": float(agent_return), "turns": float(self._turns)}
+        lost = not won and not drawn
+        if illegal_of is not None:
+            won, drawn, lost = False, False, player == illegal_of
+        figures = metrics(win=won, draw=drawn, loss=lost, illegal=player == illegal_of)
+        return figures | {"return": float(agent_return), "turns": float(self._turns[player])}
 
 
 @functools.lru_cache(maxsize=64)
@@ -255,6 +285,12 @@ def _types() -> dict[str, Any]:
 _shared: dict[str, Any] = {}
 
 
+def _seats(kind: Any) -> int:
+    """How many seats a client may play: both of two players in turn, else one."""
+    in_turn = kind.dynamics == _KINDS.Dynamics.SEQUENTIAL
+    return 2 if in_turn and kind.min_num_players <= 2 <= kind.max_num_players else 1
+
+
 def left_out() -> dict[str, str]:
     """Registered games that no host serves → why."""
     made_of = [name for name, kind in _types().items() if not kind.default_loadable]
@@ -270,6 +306,7 @@ def environments() -> list[type[Environment]]:
             f"open_spiel/{name}",
             f"OpenSpiel's {kind.long_name}; moves in brackets, as they are listed.",
             game_name=name,
+            seats=_seats(kind),
         )
         for name, kind in _types().items()
         if name not in skipped

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from earl.env.adapters import alpha_beta
 from earl.env.adapters.open_spiel import ConnectFour, TicTacToe, environments
+from tests.support.episodes import seen
 from tests.support.seat_histories import begun, played, reconstructed
 from tests.unit.env.adapters.test_open_spiel import ROWS, play, random_chooser
 
@@ -46,9 +47,9 @@ def test_who_moves_and_what_both_see():
 
 def test_a_win_of_each_seat():
     (first, second), last = played(TicTacToe, 0, {}, acts("[0]", "[3]", "[1]", "[4]", "[2]"))
-    assert (first.return_, second.return_, last.observation.seat) == (1, -1, 0)
+    assert (first.return_, second.return_, seen(last).seat) == (1, -1, 0)
     (first, second), last = played(TicTacToe, 0, {}, acts("[0]", "[3]", "[1]", "[4]", "[8]", "[5]"))
-    assert (first.return_, second.return_, last.observation.seat) == (-1, 1, 1)
+    assert (first.return_, second.return_, seen(last).seat) == (-1, 1, 1)
     assert second.metrics == {"win": 1, "draw": 0, "loss": 0, "illegal": 0, "moves": 3}
 
 
@@ -68,7 +69,7 @@ def test_an_illegal_move_costs_its_seat_and_pays_the_other_nothing(game, mover, 
         "moves": 0,
     }
     assert other.metrics | {"moves": 0} == {"win": 0, "draw": 0, "loss": 0, "illegal": 0, "moves": 0}
-    assert last.done and last.observation.seat == mover
+    assert last.done and seen(last).seat == mover
 
 
 # --- a player of one ply -------------------------------------------------------------------------
