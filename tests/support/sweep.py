@@ -14,7 +14,15 @@ from earl.env.base import Environment, StepResult
 from earl.env.codec import answer
 from tests.support.episodes import MALFORMED, at_random, played, total
 
-MODULES = ("gymnasium", "open_spiel", "open_spiel_games", "reasoning_gym", "skyrl_gym", "textarena")
+MODULES = (
+    "gymnasium",
+    "open_spiel",
+    "open_spiel_games",
+    "pettingzoo",
+    "reasoning_gym",
+    "skyrl_gym",
+    "textarena",
+)
 # Short episodes: enough to meet opponents, chance and most endings.
 TASKS: dict[str, dict[str, Any]] = {
     "gymnasium": {"max_steps": 60},

@@ -6,6 +6,7 @@ Each needs its package, which an extra of the same name installs: `pip install "
 # Module that an adapter imports → the extra that brings it; `envs` is all of them.
 EXTRAS = {
     "gymnasium": "gymnasium",
+    "pettingzoo": "pettingzoo",
     "pyspiel": "open-spiel",
     "reasoning_gym": "reasoning-gym",
     "skyrl_gym": "skyrl-gym",
