@@ -11,12 +11,17 @@ what the game has named in brackets and of the game's own grammar, those that a 
 "retries" bounds illegal moves in a row; one more loses the game (TextArena's rule, mostly after 1). Where
 TextArena only says so and lets the game continue, as in Poker, Santorini, Settlers of Catan and with
 several players in general, the episode ends here, with the least reward that the game pays.
-After max_turns actions the episode is truncated. "legal_actions" lists up to LISTED_MOVES moves
-that the game takes, for a warm-up or a random policy, at the cost of up to a few hundred copies a turn; of
-puzzles that would give their solution away it lists moves of the right form, not all of them legal.
+After max_turns actions of a player that the client plays the episode is truncated. "legal_actions" lists
+up to LISTED_MOVES moves that the game takes, for a warm-up or a random policy, at the cost of up to a few
+hundred copies a turn; of puzzles that would give their solution away it lists moves of the right form, not
+all of them legal.
+
+A game of two has two seats: where a client plays both, `player` says nothing. A seat that loses by illegal
+moves gets TextArena's reward for it, and the other 0 instead of a win's, as neither a win nor a draw nor a
+loss: it would else learn that what it said before has won.
 
 Reward at the end: TextArena's own for the player. Metrics: win (the best reward of all, and above 0;
-alone: a reward of 1), draw, loss, illegal (lost by illegal moves), each 0 or 1, and turns.
+alone: a reward of 1), draw, loss, illegal (lost by illegal moves), each 0 or 1, and turns, of each seat.
 All chance comes from the seed (episode_random.py). Nothing is downloaded: games that need word lists which
 are not installed refuse with what to do.
 """
@@ -31,7 +36,7 @@ from typing import Any, ClassVar
 
 import textarena
 
-from earl.env.adapters import episode_random, move_text
+from earl.env.adapters import episode_random, move_text, seat_results
 from earl.env.adapters import textarena_moves as moves
 from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import ChoiceSetting, Setting, Whole, checked
@@ -64,6 +69,9 @@ class TextArenaGame(Environment):
         fewest, most = self.game.players
         settings = checked(task, _keys(fewest, most))
         players = settings["players"]
+        if self.seats_played > 1 and players != self.seats_played:
+            text = f"players {players!r}: a client that plays {self.seats_played} seats plays all of them"
+            raise ValueError(text)
         if settings["player"] >= players:
             raise ValueError(
                 f"player {settings['player']!r} is not one of {players} players, 0 to {players - 1}"
@@ -71,11 +79,14 @@ class TextArenaGame(Environment):
         if refusal := moves.refusal(self.id, self.game):
             raise ValueError(refusal)
         self._player: int = settings["player"]
-        self._left: int = settings["max_turns"]
+        self._played = (self._player,) if self.seats_played == 1 else tuple(range(players))
+        self._max_turns: int = settings["max_turns"]
         self._listing: bool = settings["legal_actions"]
-        self._refusals_in_row = 0
+        # Of each player that the client plays: illegal moves in a row, actions. And whose turn it is.
+        self._refusals_in_row = dict.fromkeys(self._played, 0)
+        self._turns = dict.fromkeys(self._played, 0)
+        self._mover = self._player
         self._brackets = moves.puts_brackets(self.id)
-        self._turns = 0
         self._chance = random.Random(f"textarena/{seed}")
         self._others = random.Random(f"opponents/{seed}")
         self._seats = [moves.TextArenaSeat() for _ in range(players)]
@@ -86,26 +97,28 @@ class TextArenaGame(Environment):
         if settings["retries"] is not None:
             self._playing.state.error_allowance = settings["retries"]
         self._messages: moves.Messages = []
-        if self._opponents_move():
+        if self._until_turn():
             raise RuntimeError(f"textarena's {self.id} was over before player {self._player} could move")
         return self._observation()
 
     def step(self, action: str) -> StepResult:
-        """Plays the agent's move, then the opponents' until it is the agent's turn again."""
-        self._turns += 1
-        self._left -= 1
+        """Plays the move of the player whose turn it is, then opponents' until it is the client's turn."""
+        mover = self._mover
+        self._turns[mover] += 1
         text = action[: move_text.MAX_ACTION_CHARACTERS]
         if self._brackets and "[" not in text and "]" not in text:
             text = f"[{text}]"
         over = self._take_of_agent(text)
-        if not over and self._refusals_in_row > self._playing.state.error_allowance:
-            return self._lost()
-        if over or self._opponents_move():
-            return self._ended()
-        if self._left <= 0:
-            undecided = metrics(win=False, draw=False, loss=False, illegal=False, turns=self._turns)
-            return StepResult(Observation(self._text()), truncated=True, metrics=undecided)
-        return StepResult(self._observation())
+        if not over and self._refusals_in_row[mover] > self._playing.state.error_allowance:
+            return self._lost(mover)
+        if over or self._until_turn():
+            return self._ended(mover)
+        if self._turns[mover] >= self._max_turns:
+            # The text is the new one of the player whose turn it is: none if that is the other seat.
+            text = self._text() if self._mover == mover else ""
+            undecided = [(0.0, self._figures(player)) for player in self._played]
+            return seat_results.last(text, mover, undecided, truncated=True)
+        return seat_results.running(self._observation(), self.seats_played)
 
     def _take_of_agent(self, move: str) -> bool:
         """Plays a move of the agent, and counts those in a row that the game refused."""
@@ -122,7 +135,7 @@ class TextArenaGame(Environment):
             over = self._take(move)
         finally:
             del state.set_invalid_move  # copies of the game take the class's again
-        self._refusals_in_row = self._refusals_in_row + 1 if refused else 0
+        self._refusals_in_row[self._mover] = self._refusals_in_row[self._mover] + 1 if refused else 0
         return over
 
     def _take(self, move: str) -> bool:
@@ -130,14 +143,15 @@ class TextArenaGame(Environment):
             done, _ = self._playing.step(move)
         return bool(done)
 
-    def _opponents_move(self) -> bool:
-        """Plays the opponents' moves. False: it is the agent's turn; True: the game is over."""
+    def _until_turn(self) -> bool:
+        """Plays the opponents' moves. False: it is the client's turn; True: the game is over."""
         for _ in range(_MAX_OTHERS):
             with episode_random.chance(self._chance):
                 player, observed = self._playing.get_observation()
             messages = moves.tidy(observed)
             self._seats[player].note(messages)
-            if player == self._player:
+            if player in self._played:
+                self._mover = player
                 self._messages = messages
                 return False
             if self._take(self._random_move(player)):
@@ -158,11 +172,12 @@ class TextArenaGame(Environment):
     # --- what the agent sees -----------------------------------------------------------------
 
     def _observation(self) -> Observation:
-        return Observation(self._text(), self._legal() if self._listing else ())
+        seat = self._mover if self.seats_played > 1 else 0
+        return Observation(self._text(), self._legal() if self._listing else (), seat=seat)
 
     def _text(self) -> str:
         kinds = textarena.ObservationType
-        echo = (self._player, kinds.PLAYER_ACTION)
+        echo = (self._mover, kinds.PLAYER_ACTION)
         messages = [message for message in self._messages if (message[0], message[2]) != echo]
         boards = [place for place, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
         names = self._playing.state.role_mapping
@@ -174,8 +189,8 @@ class TextArenaGame(Environment):
         return move_text.shortened("\n\n".join(messages), MAX_TEXT_CHARACTERS)
 
     def _legal(self) -> list[str]:
-        generator = random.Random(self._turns)
-        candidates = self._seats[self._player].candidates(self._playing, self.game, generator)
+        generator = random.Random(self._turns[self._mover])
+        candidates = self._seats[self._mover].candidates(self._playing, self.game, generator)
         if not self.game.tried:
             return sorted(islice(candidates, LISTED_MOVES))
         tried = islice(candidates, _MAX_LISTED_TRIALS)
@@ -184,33 +199,49 @@ class TextArenaGame(Environment):
 
     # --- how it ends -------------------------------------------------------------------------
 
-    def _ended(self) -> StepResult:
-        state = self._playing.state
+    def _ended(self, mover: int) -> StepResult:
+        """The last result, after a step of `mover` that ended the game."""
         rewards, game_info = self._playing.close()
-        for player, about in game_info.items():
-            if player != self._player and about.get("invalid_move"):
-                raise RuntimeError(f"opponent {player} lost textarena's {self.id} by an illegal move")
-        self._messages = moves.tidy(state.observations[self._player])
+        illegal = {player for player, about in game_info.items() if about.get("invalid_move")}
+        if others := sorted(illegal.difference(self._played)):
+            raise RuntimeError(f"opponent {others[0]} lost textarena's {self.id} by an illegal move")
         rewards = {player: _number(paid) for player, paid in rewards.items()}
-        reward = rewards[self._player]
+        best, worst = max(rewards.values()), min(rewards.values())
         alone = len(self._seats) == 1
-        best = max(rewards.values())
-        won = reward >= 1.0 if alone else reward > 0 and reward == best
-        drawn = not alone and reward == best == min(rewards.values())
-        illegal = bool(game_info[self._player].get("invalid_move"))
-        reason = str(game_info[self._player].get("reason") or "")
-        text = "\n\n".join(part for part in (self._text(), reason) if part)
-        lost = not won and not drawn
-        figures = metrics(win=won, draw=drawn, loss=lost, illegal=illegal, turns=self._turns)
-        return StepResult(Observation(text), reward, done=True, metrics=figures)
+        outcomes: list[seat_results.SeatOutcome] = []
+        for player in self._played:
+            reward = rewards[player]
+            if illegal and player not in illegal:
+                outcomes.append((0.0, self._figures(player)))
+                continue
+            won = reward >= 1.0 if alone else reward > 0 and reward == best
+            drawn = not alone and reward == best == worst
+            figures = self._figures(
+                player, win=won, draw=drawn, loss=not won and not drawn, illegal=player in illegal
+            )
+            outcomes.append((reward, figures))
+        reason = str(game_info[mover].get("reason") or "")
+        return seat_results.last(self._last_text(mover, reason), mover, outcomes)
 
-    def _lost(self) -> StepResult:
-        """Ends a game that TextArena would continue after one illegal move too many of the agent."""
-        self._messages = moves.tidy(self._playing.state.observations[self._player])
-        reason = f"{self._refusals_in_row} illegal moves in a row lose the game."
-        text = "\n\n".join(part for part in (self._text(), reason) if part)
-        figures = metrics(win=False, draw=False, loss=True, illegal=True, turns=self._turns)
-        return StepResult(Observation(text), self.game.rewards[0], done=True, metrics=figures)
+    def _lost(self, mover: int) -> StepResult:
+        """Ends a game that TextArena would continue after one illegal move too many of `mover`."""
+        reason = f"{self._refusals_in_row[mover]} illegal moves in a row lose the game."
+        outcomes: list[seat_results.SeatOutcome] = [
+            (self.game.rewards[0], self._figures(player, loss=True, illegal=True))
+            if player == mover
+            else (0.0, self._figures(player))
+            for player in self._played
+        ]
+        return seat_results.last(self._last_text(mover, reason), mover, outcomes)
+
+    def _last_text(self, mover: int, reason: str) -> str:
+        self._mover = mover
+        self._messages = moves.tidy(self._playing.state.observations[mover])
+        return "\n\n".join(part for part in (self._text(), reason) if part)
+
+    def _figures(self, player: int, **decided: bool) -> dict[str, float]:
+        undecided = dict.fromkeys(("win", "draw", "loss", "illegal"), False)
+        return metrics(**undecided | decided, turns=self._turns[player])
 
 
 def _number(reward: Any) -> float:
@@ -242,6 +273,7 @@ def environments() -> list[type[Environment]]:
             reward_range=GAMES[game].rewards,
             id=id,
             game=GAMES[game],
+            seats=2 if GAMES[game].players[0] == 2 else 1,
         )
         for id, game in moves.ids().items()
     ]
