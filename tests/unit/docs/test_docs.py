@@ -11,6 +11,8 @@ import pytest
 
 from earl.env import Action, Environment, ToolEnvironment
 from earl.env.serve import as_mapping
+from tests.support import seat_histories
+from tests.support.episodes import at_random, played, total
 from tests.support.paths import ROOT
 from tools import grpc_reference, terminal_picture
 
@@ -39,6 +41,11 @@ async def test_environments_play_as_written(page: str) -> None:
         result = await result if isinstance(game, ToolEnvironment) else result
         low, high = own.reward_range or (0.0, 0.0)
         assert low <= result.reward <= high
+        if own.seats > 1:
+            histories, last = seat_histories.played(factory, 7, {}, at_random(7), own.seats)
+            assert seat_histories.reconstructed(factory, 7, {}, histories) == last
+            _, shown = played(factory, 7)
+            assert total(shown) in (-1.0, 1.0)
 
 
 def test_the_tests_that_prove_reliability_exist() -> None:
