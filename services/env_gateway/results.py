@@ -56,7 +56,7 @@ def fault_in(
 
 
 def _fault_of_seats(result: Any, seats: int, failed: bool) -> str:
-    """What does not fit the number of seats that the client plays. A reset and a failure have no rewards."""
+    """Names what does not fit the number of seats played; a reset and a failure have no rewards."""
     played = "one seat is played" if seats == 1 else f"{seats} seats are played"
     if result.observation.seat >= seats:
         return f"observation is for seat {result.observation.seat}, where {played}: seats count from 0"

@@ -28,7 +28,7 @@ class Miserly(Heap):
 
 
 class Forgetful(Heap):
-    """What seat 1 sees depends on the process's own episodes."""
+    """Shows seat 1 how many episodes the process has played."""
 
     episodes = 0
 

@@ -96,7 +96,7 @@ async def test_a_seat_that_there_is_not_is_the_hosts_fault(service, client):
 
 
 async def test_a_gateway_that_knows_no_seats(client, service, monkeypatch):
-    """It ignores the field of Open, so the host plays one seat: the client says so at the first step."""
+    """An older gateway ignores the field of Open, so the host plays one seat: the first step shows it."""
     host = RawHost(service.address)
     await host.hello(seats=2)
     handle = service.gateway.handle_client

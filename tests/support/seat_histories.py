@@ -1,4 +1,4 @@
-"""What each seat of a session sees, does and earns, and the session put together again from it."""
+"""The history of each seat of a session, and the session put together again from them."""
 
 from __future__ import annotations
 

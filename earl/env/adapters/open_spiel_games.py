@@ -286,7 +286,7 @@ _shared: dict[str, Any] = {}
 
 
 def _seats(kind: Any) -> int:
-    """How many seats a client may play: both of two players in turn, else one."""
+    """Returns the number of seats that a client may play: both of two players in turn, else one."""
     in_turn = kind.dynamics == _KINDS.Dynamics.SEQUENTIAL
     return 2 if in_turn and kind.min_num_players <= 2 <= kind.max_num_players else 1
 

@@ -45,16 +45,16 @@ Show = Callable[[Any, Any, int], str]
 
 
 class PettingZooEnvironment(Environment):
-    """One game; `make`, `show`, `actions` and `illegal_reward` are the class's."""
+    """One game; `make`, `show` (a Show), `actions` and `illegal_reward` are the class's."""
 
-    make: ClassVar[Callable[[], Any]]
-    show: ClassVar[Show]
+    make: ClassVar[Any]
+    show: ClassVar[Any]
     actions: ClassVar[Sequence[str]] = ()
     illegal_reward: ClassVar[float] = 0.0
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Starts a game. Raises ValueError for a malformed task."""
-        self._game = type(self).make()
+        self._game = self.make()
         self._agents = list(self._game.possible_agents)
         keys: dict[str, Setting] = {
             "player": Whole(0, 0, len(self._agents) - 1),
@@ -84,7 +84,7 @@ class PettingZooEnvironment(Environment):
         self._take(self._legal[place])
         over = self._until_turn()
         if over or self._turns[mover] >= self._max_turns:
-            return self._last(self._text(mover), mover, truncated=not over or self._cut_short)
+            return self._last(self._text(mover), mover, truncated=not over or self._only_truncated)
         rewards = self._rewards()
         shown = self._observation()
         if self.seats_played == 1:
@@ -111,7 +111,7 @@ class PettingZooEnvironment(Environment):
         for _ in range(_MAX_OTHERS):
             ended = [game.terminations[agent] or game.truncations[agent] for agent in game.agents]
             if all(ended):
-                self._cut_short = bool(game.agents) and not any(game.terminations.values())
+                self._only_truncated = bool(game.agents) and not any(game.terminations.values())
                 return True
             agent = game.agent_selection
             if game.terminations[agent] or game.truncations[agent]:
@@ -149,13 +149,13 @@ class PettingZooEnvironment(Environment):
         return Observation(self._text(seat), listed, seat=seat if self.seats_played > 1 else 0)
 
     def _text(self, seat: int) -> str:
-        text = type(self).show(self._game.unwrapped, self._game.observe(self._agents[seat]), seat)
+        text = self.show(self._game.unwrapped, self._game.observe(self._agents[seat]), seat)
         return move_text.shortened(text, MAX_TEXT_CHARACTERS)
 
     # --- what it earns -----------------------------------------------------------------------
 
     def _rewards(self) -> list[float]:
-        """What each seat of the client has earned since it was last asked."""
+        """Returns what each seat of the client has earned since the last call."""
         rewards = [self._earned[seat] for seat in self._played]
         self._earned = [0.0] * len(self._agents)
         return rewards
@@ -211,9 +211,8 @@ def environment(
 
 def _numbers(game: Any, observation: Any, seat: int) -> str:
     """An observation as its numbers, without the action mask."""
-    if isinstance(observation, dict) and "observation" in observation:
-        observation = observation["observation"]
-    plain = observation.tolist() if hasattr(observation, "tolist") else observation
+    numbers: Any = observation["observation"] if isinstance(observation, dict) else observation
+    plain = numbers.tolist() if hasattr(numbers, "tolist") else numbers
     return f"You are player {seat}.\n{plain}"
 
 
@@ -222,7 +221,8 @@ def _grid(game: Any, observation: Any, seat: int) -> str:
     mine, theirs = _MARKS[seat], _MARKS[1 - seat]
     planes = observation["observation"]
     rows = [
-        " ".join(mine if own else theirs if other else "." for own, other in row) for row in planes.tolist()
+        " ".join(mine if stone else theirs if other_stone else "." for stone, other_stone in row)
+        for row in planes.tolist()
     ]
     return f"You are {mine}. " + " / ".join(rows)
 

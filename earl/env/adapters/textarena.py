@@ -82,7 +82,7 @@ class TextArenaGame(Environment):
         self._played = (self._player,) if self.seats_played == 1 else tuple(range(players))
         self._max_turns: int = settings["max_turns"]
         self._listing: bool = settings["legal_actions"]
-        # Of each player that the client plays: illegal moves in a row, actions. And whose turn it is.
+        # Illegal moves in a row, and actions, of each player that the client plays; whose turn it is.
         self._refusals_in_row = dict.fromkeys(self._played, 0)
         self._turns = dict.fromkeys(self._played, 0)
         self._mover = self._player

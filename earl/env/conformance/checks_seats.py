@@ -100,8 +100,8 @@ def _equal_returns(count: int, traces: list[EpisodeTrace]) -> str:
 
 
 async def _nonsense(subject: Subject, player: EpisodePlayer, seat: int) -> CheckOutcome | None:
-    """What a seat's nonsense, at its first turn, earns itself and the others with every seed."""
-    own: list[float] = []
+    """Judges what nonsense at a seat's first turn earns that seat, and others, with every seed."""
+    earned: list[float] = []
     others: list[float] = []
     for seed in range(EARNING_SEEDS):
         trace = await player.play(seed, _nonsense_of(seat, at_random(subject.tools, seed)))
@@ -109,10 +109,10 @@ async def _nonsense(subject: Subject, player: EpisodePlayer, seat: int) -> Check
             return failed(f"nonsense of seat {seat}: {trace.failed}", "answer it with a result")
         if trace.acts and str(trace.acts[-1]) == policies.NONSENSE:
             rewards = [float(reward) for reward in trace.last["rewards"]]
-            own.append(rewards[seat])
+            earned.append(rewards[seat])
             others.append(max(rewards[:seat] + rewards[seat + 1 :]))
-    if own and min(own) > 0:
-        return failed(f"nonsense of seat {seat} earns it {own[0]:g}", _NO_REWARD)
+    if earned and min(earned) > 0:
+        return failed(f"nonsense of seat {seat} earns it {earned[0]:g}", _NO_REWARD)
     if others and min(others) > 0:
         return warned(f"nonsense of seat {seat} earns another seat {others[0]:g}", _NO_REWARD)
     return None
@@ -120,14 +120,14 @@ async def _nonsense(subject: Subject, player: EpisodePlayer, seat: int) -> Check
 
 def _nonsense_of(seat: int, others: Policy) -> Policy:
     """A policy that says nonsense at the seat's first turn, and stops; before it `others` acts."""
-    said = False
+    over = False
 
     def policy(observation: Any, step: int) -> Action | None:
-        nonlocal said
-        if said:
+        nonlocal over
+        if over:
             return None
-        said = observation.seat == seat
-        return Action(policies.NONSENSE) if said else others(observation, step)
+        over = observation.seat == seat
+        return Action(policies.NONSENSE) if over else others(observation, step)
 
     return policy
 
