@@ -32,11 +32,11 @@ ROOT = Path(__file__).resolve().parents[2]
 OPEN = "/grpc.health.v1.Health/Check"
 # What gRPC itself serves, for every role.
 COMMON = ("grpc.reflection.", "grpc.health.")
-# Calls that are no streams and wait all the same: here nobody trains, so no step ends after which to save.
+# Calls that are let in and wait: here nobody trains, so no step ends after which to save. A refusal comes
+# sooner.
 WAITS = {"/earl.v1.TrainerService/SaveCheckpoint"}
-# Of a call that is let in and then waits, as a stream does for its first message; and of any other, which is
-# answered.
-LET_IN_S = 0.1
+LET_IN_S = 2.0
+# All others are answered, streams too: they end when the caller says nothing.
 ANSWER_S = 20.0
 REFUSED = (errors.Unauthenticated, errors.PermissionDenied)
 PAST = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
@@ -51,7 +51,7 @@ class Method(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        return self.client_streams or self.server_streams or self.path in WAITS
+        return self.path in WAITS
 
 
 def reflection(channel: grpc.aio.Channel) -> Any:
@@ -89,7 +89,7 @@ async def called(channel: grpc.aio.Channel, method: Method, token: str, timeout:
     try:
         if method.client_streams:
             make_call = channel.stream_stream if method.server_streams else channel.stream_unary
-            call: Any = make_call(method.path)(metadata=metadata, timeout=timeout)
+            call: Any = make_call(method.path)(iter(()), metadata=metadata, timeout=timeout)
             await call.read() if method.server_streams else await call
         elif method.server_streams:
             await channel.unary_stream(method.path)(raw, metadata=metadata, timeout=timeout).read()
