@@ -20,7 +20,7 @@ PROTOCOL = 1
 MOST_QUARANTINES = 32
 
 
-def served(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
+def decode_environment(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
     """Decodes a Hello's declaration of one environment."""
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
     bounds = (info.min_reward, info.max_reward) if bounded else None
@@ -145,7 +145,7 @@ def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
     return response
 
 
-def quarantined(source: str, environment: str, host: str, reason: str) -> events_pb2.Event:
+def encode_quarantine(source: str, environment: str, host: str, reason: str) -> events_pb2.Event:
     """The fact that a host's environment gets no sessions for a while."""
     fact = events_pb2.EnvironmentQuarantined(environment=environment, host=host, reason=reason)
     return events_pb2.Event(source=source, environment_quarantined=fact)

@@ -28,7 +28,7 @@ class QuarantineEvents:
     def announce(self, environment: str, host: str, reason: str) -> None:
         """Queues the event."""
         try:
-            self._queue.put_nowait(codec.quarantined(self._source, environment, host, reason))
+            self._queue.put_nowait(codec.encode_quarantine(self._source, environment, host, reason))
         except asyncio.QueueFull:
             self.dropped += 1
             log.warning("%d events dropped: the bus does not take them", self.dropped)

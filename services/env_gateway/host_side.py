@@ -40,7 +40,7 @@ class HostSide:
         """Accepts a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         try:
             check_hello(hello)
-            served = [codec.served(info) for info in hello.environments]
+            served = [codec.decode_environment(info) for info in hello.environments]
             environments = self._pool.check(hello.host, hello.instance, hello.epoch, served)
         except EnvProtocolError as error:
             self._counts.refused[f"hello: {type(error).__name__}"] += 1

@@ -73,7 +73,7 @@ def chat(
     what it read in training: its run's system message, its chat template, and how its answers began.
     """
     chosen_seed = random.randrange(1 << 32) if seed is None else seed
-    with exported(policy_of(policy, version, best=best)) as (directory, config):
+    with exported_model(policy_of(policy, version, best=best)) as (directory, config):
         if watch and config is None:
             raise ConfigError(f"{directory} is a model's directory, and names no environment", "give a run")
         heat = temperature
@@ -86,7 +86,7 @@ def chat(
 
 
 @contextmanager
-def exported(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig | None]]:
+def exported_model(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig | None]]:
     """The directory of the model, and the configuration if it is a run's, whose weights are exported first.
 
     Raises ConfigError, CheckpointError, and DeadlineExceeded after EXPORT_S.
@@ -239,7 +239,7 @@ async def _talk(talk: Conversation, console: Console) -> None:
         line = (await asyncio.to_thread(sys.stdin.readline)).rstrip("\n")
         if not line:
             return
-        await _answered(talk, line, "user", console)
+        await _print_answer(talk, line, "user", console)
 
 
 async def _watch(talk: Conversation, entry: MixtureEntry, console: Console, seed: int) -> None:
@@ -250,7 +250,7 @@ async def _watch(talk: Conversation, entry: MixtureEntry, console: Console, seed
             show(shown, console)
             if shown.done:
                 break
-            action = await _answered(talk, shown.observation.text, shown.observation.role, console)
+            action = await _print_answer(talk, shown.observation.text, shown.observation.role, console)
             shown = await game.act(Action(action))
             return_ += shown.reward
         console.print(Text(visible(ending(shown, return_)), style="bold"))
@@ -265,7 +265,7 @@ def _task(entry: MixtureEntry, seed: int) -> dict[str, Any]:
     return entry.task | json.loads(tasks.rows[choices[seed % len(choices)]])
 
 
-async def _answered(talk: Conversation, text: str, role: str, console: Console) -> str:
+async def _print_answer(talk: Conversation, text: str, role: str, console: Console) -> str:
     """Prints the model's answer while it is sampled; returns it."""
     parts: list[str] = []
     async for part in talk.answer(text, role):

@@ -132,7 +132,7 @@ class RunLoop:
     def message(self) -> str:
         if self.stop_reason is not None and not self.done:
             return self.stop_reason
-        return phases.ending(self.ledger) if self.done else ""
+        return phases.ending_reason(self.ledger) if self.done else ""
 
     @property
     def _ending_reason(self) -> str:

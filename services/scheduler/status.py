@@ -150,10 +150,10 @@ def step_figures(loop: RunLoop, elapsed_s: float) -> dict[str, float]:
     figures = {"step_spent_s": clock.spent_s(elapsed_s)}
     fraction = 0.0
     if work.doing is Doing.EVALUATING:
-        fraction = phases.evaluated(loop.ledger) / work.episodes
+        fraction = phases.episodes_evaluated(loop.ledger) / work.episodes
     else:
         playing = work.doing is Doing.PLAYING
-        count = phases.played(loop.ledger) if playing else work.episodes
+        count = phases.episodes_played(loop.ledger) if playing else work.episodes
         figures |= {"step_played": float(count), "step_episodes": float(work.episodes)}
         trained = None if playing else _trained(loop, figures["step_spent_s"])
         fraction = count / work.episodes if playing else trained or 0.0

@@ -145,12 +145,12 @@ class SignalRelay(threading.Thread):
                 return
             if received:
                 latest, sent = received[-1], set[int]()
-                if not self.signalled and not _children():
+                if not self.signalled and not _child_pids():
                     # A rank that is being started now ends by itself: see follow_agent.
                     os._exit(0)
                 self.signalled = True
             if self.signalled:
-                sent |= _send(latest, set(_children()) - sent)
+                sent |= _send(latest, set(_child_pids()) - sent)
 
 
 def _send(number: int, pids: set[int]) -> set[int]:
@@ -175,7 +175,7 @@ def follow_agent() -> None:
         raise SystemExit(0)  # before the call above; nothing has begun
 
 
-def _children() -> list[int]:
+def _child_pids() -> list[int]:
     """Processes whose parent this process is."""
     pids = []
     for task in Path("/proc/self/task").iterdir():

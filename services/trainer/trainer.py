@@ -34,7 +34,14 @@ from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.retention import mark_best
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
-from services.trainer.ranks.activity import PUBLISHING, READING, SAVING, TRAINING, gathered, memory_fraction
+from services.trainer.ranks.activity import (
+    PUBLISHING,
+    READING,
+    SAVING,
+    TRAINING,
+    gather_transfers,
+    memory_fraction,
+)
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.retry_budget import RetryBudget
@@ -234,7 +241,7 @@ class TrainerRank:
             "memory_fraction": memory_fraction(self._group),
         }
         self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
-        self._activity.transfers = gathered(self._group, self._dispatcher.totals.values())
+        self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
         if self._rank0 is not None:
             self._rank0.commit(plan.batch_id, self.progress.version, metrics)
 

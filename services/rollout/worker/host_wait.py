@@ -51,14 +51,14 @@ class HostWait:
                 wait_s = self._wait_s[name]
                 if waited_s >= wait_s:
                     raise UnknownEnvironment(
-                        f"no host served {name!r} within {wait_s:g} s; {_served(names)}",
+                        f"no host served {name!r} within {wait_s:g} s; {_names_served(names)}",
                         f"{self._start}, or raise wait_s of the environment",
                     )
                 if waited_s >= next_notice_s:
                     next_notice_s = waited_s + NOTICE_S
                     log.warning(
                         "no host serves %r yet, %s; %s within %.0f s",
-                        name, _served(names), self._start, wait_s - waited_s,
+                        name, _names_served(names), self._start, wait_s - waited_s,
                     )  # fmt: skip
                 await asyncio.sleep(min(POLL_S, max(0.0, wait_s - waited_s)))
         finally:
@@ -76,5 +76,5 @@ class HostWait:
             return ()
 
 
-def _served(names: Collection[str]) -> str:
+def _names_served(names: Collection[str]) -> str:
     return f"hosts serve {', '.join(sorted(names))}" if names else "no host is connected"

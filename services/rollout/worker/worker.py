@@ -196,7 +196,7 @@ class RolloutWorker:
             self.leases.give_up(ticket)  # leaving gives it back
             return
         if self._draining:
-            self.reporter.add(ticket, _returned())
+            self.reporter.add(ticket, _leaving_outcome())
             return
         task = asyncio.create_task(self._agent.play(ticket))
         self._episodes[ticket] = task
@@ -207,7 +207,7 @@ class RolloutWorker:
         if ticket not in self.leases:
             return  # the lease was lost: there is nobody to report to
         if task.cancelled():
-            outcome = _returned()
+            outcome = _leaving_outcome()
         elif (error := task.exception()) is not None:
             log.error("the episode of ticket %d failed", ticket.ticket_id, exc_info=error)
             outcome = EpisodeOutcome(Ending.INFRA_ERROR, message=f"{type(error).__name__}: {error}")
@@ -296,7 +296,7 @@ class RolloutWorker:
         )
 
 
-def _returned() -> EpisodeOutcome:
+def _leaving_outcome() -> EpisodeOutcome:
     message = "the worker is leaving; the episode is played elsewhere"
     return EpisodeOutcome(Ending.INFRA_ERROR, message=message)
 

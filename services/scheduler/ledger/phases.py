@@ -54,7 +54,7 @@ def phase(ledger: Ledger) -> str:
     if done < rules.warmup_batches:
         return WARMUP
     evaluates = rules.evaluation_episodes > 0 and rules.evaluate_at_start
-    if evaluates and done == rules.warmup_batches and not _finished(ledger, "start"):
+    if evaluates and done == rules.warmup_batches and not _is_finished(ledger, "start"):
         return START
     if done < rules.warmup_batches + rules.steps and not tables.run.train_over:
         return TRAIN
@@ -95,7 +95,7 @@ def work(ledger: Ledger) -> StepWork | None:
     return None
 
 
-def played(ledger: Ledger) -> int:
+def episodes_played(ledger: Ledger) -> int:
     """Episodes of the batch to come that have been played: of the groups that are furthest, for those may go
     ahead, and of those that no batch may leave out."""
     rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
@@ -117,13 +117,13 @@ def played(ledger: Ledger) -> int:
     return sum(tables.ready[group] for group in sorted(groups, key=order)[:count])
 
 
-def evaluated(ledger: Ledger) -> int:
+def episodes_evaluated(ledger: Ledger) -> int:
     """Episodes that have ended of the evaluation that the trainer waits for."""
     evaluation = in_progress(ledger.tables.evaluations.values(), ledger.tables.run.version)
     return evaluation.done + evaluation.failed if evaluation is not None else 0
 
 
-def ending(ledger: Ledger) -> str:
+def ending_reason(ledger: Ledger) -> str:
     """Describes why training has ended: all steps, or the time limit and the steps trained until then."""
     rules = ledger.rules
     done = min(steps_done(ledger) - rules.warmup_batches, rules.steps)
@@ -201,7 +201,7 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
     )  # fmt: skip
 
 
-def _finished(ledger: Ledger, name: str) -> bool:
+def _is_finished(ledger: Ledger, name: str) -> bool:
     evaluation = ledger.tables.evaluations.get(name)
     return evaluation is not None and evaluation.finished
 
@@ -215,7 +215,7 @@ def _final_done(ledger: Ledger) -> bool:
 def _keep_earlier_final(ledger: Ledger) -> None:
     """A run that is continued with more steps judged an earlier version last: that becomes one in between."""
     tables = ledger.tables
-    if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not tables.run.version:
+    if not _is_finished(ledger, FINAL_NAME) or _final_done(ledger) or not tables.run.version:
         return
     earlier = tables.evaluations.pop(FINAL_NAME)
     name = f"step-{earlier.version - 1 - ledger.rules.warmup_batches}"

@@ -15,7 +15,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.state.tickets import Purpose
 
 
-def chosen(position: int, total: int, count: int) -> bool:
+def is_chosen(position: int, total: int, count: int) -> bool:
     """Returns whether position (from 0) of `total` is among `count` that are spread evenly over them."""
     if count < 2 or total < 2:
         return count > 0 and position == 0
@@ -35,7 +35,7 @@ def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episod
     issue; which groups a batch really takes may differ by a few.
     """
     if purpose is Purpose.EVALUATE:
-        return chosen(index, episodes, rules.transcripts)
+        return is_chosen(index, episodes, rules.transcripts)
     if len(rules.mixture) > 1:
         first = index - index % rules.batch_groups
         place = sum(group_size_at(rules, earlier) for earlier in range(first, index)) + member

@@ -12,7 +12,7 @@ from earl.errors import EarlError, IllegalParallelism
 from earl.models.spec import ModelSpec, load_spec
 from earl.models.tp import legal_cp, legal_tp, rank_heads
 from earl.parallelism import Parallelism
-from services.scheduler.profile.stages import fed, held_tokens
+from services.scheduler.profile.stages import feeds_every_replica, held_tokens
 
 # The longest sequence in tokens that the engines of a parallelism hold; None where nothing bounds it.
 Holds = Callable[[Parallelism], float | None]
@@ -43,7 +43,7 @@ class LegalLayouts:
             if devices and all(replica.over(count) is not None for count in devices):
                 parallelism = replica.over(sum(devices))
                 assert parallelism is not None
-                if stage != "trainer" or fed(self._config, parallelism):
+                if stage != "trainer" or feeds_every_replica(self._config, parallelism):
                     legal.append(parallelism)
         return sorted(legal, key=lambda parallelism: (parallelism.tp * parallelism.cp, parallelism.cp))
 

@@ -72,14 +72,14 @@ def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Paralle
     """The parallelisms in which the stage can start on its devices."""
     if stage == "trainer":
         legal = legal_parallelisms(spec, config.trainer.ranks)
-        return [parallelism for parallelism in legal if fed(config, parallelism)]
+        return [parallelism for parallelism in legal if feeds_every_replica(config, parallelism)]
     section = config.rollout if stage == "rollout" else config.reference
     dp = config.rollout.engines if stage == "rollout" else config.reference.dp
     devices = dp * section.tp
     return [Parallelism(devices // tp, tp) for tp in legal_tp(spec) if devices % tp == 0]
 
 
-def fed(config: RunConfig, parallelism: Parallelism) -> bool:
+def feeds_every_replica(config: RunConfig, parallelism: Parallelism) -> bool:
     """Returns whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
     warmup = config.warmup
     least = min(entry.group_size for entry in config.mixture) * config.scheduler.batch_groups

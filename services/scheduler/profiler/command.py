@@ -149,7 +149,7 @@ async def measure(
         # All of what was asked is checked before anything is measured.
         plans = [plan_of(stage, config, spec, contexts, concurrencies) for stage in stages]
         caches = [cache_of(plan.stage, config, spec, kept) for plan in plans]
-        points.total = sum(map(partial(unknown, fresh=fresh), plans, caches))
+        points.total = sum(map(partial(unknown_points, fresh=fresh), plans, caches))
         for number, (plan, cache) in enumerate(zip(plans, caches, strict=True)):
             with cache.held(fresh=fresh):
                 work = Measuring(plan, config, model, directory, cache, count_and_say, window_s)
@@ -164,7 +164,7 @@ async def measure(
                     measured.append(MeasuredProfile(plan.stage, cache.rows(), lacking, cache.path))
 
 
-def unknown(plan: StagePlan, cache: Cache, *, fresh: bool) -> int:
+def unknown_points(plan: StagePlan, cache: Cache, *, fresh: bool) -> int:
     """The number of points of the plan that are to be measured. fresh: all, whatever the cache has."""
     if fresh:
         return sum(map(len, plan.points.values()))

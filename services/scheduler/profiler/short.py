@@ -33,7 +33,7 @@ class ShortProfile:
     seconds: float
 
 
-def lacking(config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> list[ShortProfile]:
+def short_profiles(config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> list[ShortProfile]:
     """The stages that could choose between layouts and know too little of them, the soonest measured first.
 
     kept: directory of what was measured; None: below EARL's cache.
@@ -64,7 +64,7 @@ async def measure_short(
     """
     spec = load_spec(model)
     left_s = config.scheduler.profile_s
-    for short in lacking(config, spec, kept):
+    for short in short_profiles(config, spec, kept):
         layouts = f"{len(short.layouts)} layout{'s' if len(short.layouts) > 1 else ''} of {short.stage}"
         if short.seconds > left_s:
             say(

@@ -73,7 +73,7 @@ def evaluate(
                     "leave it out, or give a model's directory",
                 )
             model = Path(directory) / "model"
-            config, playing = config_of(source.run), written(source, model)
+            config, playing = config_of(source.run), write_model(source, model)
         else:
             model, playing = source, str(source)
             config = load_run(run_file) if run_file is not None else recorded_config(source, overrides)
@@ -83,7 +83,7 @@ def evaluate(
     raise typer.Exit(finish(outcome, config, as_json=as_json))
 
 
-def written(source: RunVersion, to: Path) -> str:
+def write_model(source: RunVersion, to: Path) -> str:
     """Writes a run's version as a model; returns what it is, in words. Raises CheckpointError."""
     with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, source.run)):
         exported = write(source.run, to, source.version)

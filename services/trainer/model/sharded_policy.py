@@ -63,13 +63,13 @@ class Shard:
     @property
     def local(self) -> torch.Tensor:
         """The module's own memory; empty where this rank has no part, on meta before it is allocated."""
-        return _held(self.parameter)
+        return _local_memory(self.parameter)
 
     @property
     def gradient(self) -> torch.Tensor | None:
         """The gradient, float32, shaped as `local`, summed over ranks and micro-batches; None without one."""
         grad = self.parameter.grad
-        return None if grad is None else _held(grad)
+        return None if grad is None else _local_memory(grad)
 
     @property
     def counts(self) -> bool:
@@ -275,7 +275,7 @@ def _sum(module: nn.Module, mesh: DeviceMesh) -> None:
         wrapped.set_gradient_divide_factor(1.0)
 
 
-def _held(tensor: torch.Tensor) -> torch.Tensor:
+def _local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's memory on this rank, past its dispatch, which costs tens of microseconds a call."""
     return cast(DTensor, tensor)._local_tensor
 

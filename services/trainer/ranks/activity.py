@@ -28,7 +28,7 @@ SWITCHING = "switching"
 MOST_SPANS = 256
 
 
-def gathered(group: Group, mine: Iterable[TransferTotals]) -> tuple[TransferTotals, ...]:
+def gather_transfers(group: Group, mine: Iterable[TransferTotals]) -> tuple[TransferTotals, ...]:
     """The totals of all ranks, by path, on every rank. A collective."""
     ranks = group.gather(msgspec.json.encode(list(mine)))
     parts = [part for data in ranks for part in msgspec.json.decode(data, type=list[TransferTotals])]

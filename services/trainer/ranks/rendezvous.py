@@ -63,8 +63,8 @@ class OneMachine(RendezvousHandler):
         return True
 
 
-def _made(parameters: RendezvousParameters) -> RendezvousHandler:
+def _make_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     return OneMachine(parameters.run_id)
 
 
-rendezvous_handler_registry.register(BACKEND, _made)
+rendezvous_handler_registry.register(BACKEND, _make_handler)

@@ -29,7 +29,7 @@ def test_it_tells_how_far_the_export_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(chat.subprocess, "run", export)
     with (
         pytest.raises(CheckpointError, match="damaged"),
-        chat.exported(RunVersion(tmp_path, "latest")),
+        chat.exported_model(RunVersion(tmp_path, "latest")),
     ):
         pass
     assert lines == ["writing the checkpoint as a model, MB: 120 of 538 in 0 s, about 0 s left"]
@@ -60,7 +60,7 @@ def test_an_export_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(chat, "EXPORT_S", 0.0)
     with (
         pytest.raises(DeadlineExceeded, match="the export took longer than 0 s"),
-        chat.exported(RunVersion(tmp_path, "latest")),
+        chat.exported_model(RunVersion(tmp_path, "latest")),
     ):
         pass
 

@@ -93,7 +93,7 @@ def test_how_much_is_played_does_not_go_through_the_tickets_of_groups_that_are_w
     ledger = begun(staleness=staleness)
     finish(ledger, lease(ledger)[:finished])
     ledger.tables.tickets = {}
-    assert phases.played(ledger) == min(4, finished)
+    assert phases.episodes_played(ledger) == min(4, finished)
 
 
 def test_an_evaluation_has_no_episodes_of_a_step():

@@ -502,7 +502,7 @@ def test_a_step_is_played_then_trained_and_an_evaluation_is_waited_for() -> None
     assert phases.work(ledger) == StepWork(Doing.PLAYING, 1, 4, Purpose.TRAIN)
     tickets = lease(ledger)
     finish(ledger, tickets[:3])
-    assert phases.played(ledger) == 3
+    assert phases.episodes_played(ledger) == 3
     finish(ledger, tickets[3:])
     batch = batch_of(ledger)
     assert phases.work(ledger) == StepWork(Doing.TRAINING, 1, 4, Purpose.TRAIN)
@@ -510,7 +510,7 @@ def test_a_step_is_played_then_trained_and_an_evaluation_is_waited_for() -> None
     phases.advance(ledger, 0.0)
     assert phases.work(ledger) == StepWork(Doing.EVALUATING, 2, 2, Purpose.EVALUATE)
     finish(ledger, [one for one in lease(ledger) if one.purpose is Purpose.EVALUATE][:1], descriptor_key="")
-    assert phases.evaluated(ledger) == 1
+    assert phases.episodes_evaluated(ledger) == 1
 
 
 def test_nothing_is_known_of_a_step_before_a_trainer_is_there() -> None:
@@ -526,15 +526,15 @@ def test_groups_that_went_ahead_count_unless_others_may_not_wait() -> None:
     groups = sorted({one.group for one in tickets})
     ahead = [one for one in tickets if one.group in groups[2:]]
     finish(ledger, ahead[:3])
-    assert phases.played(ledger) == 3
+    assert phases.episodes_played(ledger) == 3
     finish(ledger, ahead[3:])
-    assert phases.played(ledger) == 4
+    assert phases.episodes_played(ledger) == 4
     batch = batch_of(ledger)
     ledger.commit(batch.id, 2)
     phases.advance(ledger, 0.0)
     finish(ledger, lease(ledger))
     # The first two groups began at version 1: no batch of version 2 may be without them.
-    assert phases.played(ledger) == 0 and phases.next_batch(ledger, 0.0) is None
+    assert phases.episodes_played(ledger) == 0 and phases.next_batch(ledger, 0.0) is None
 
 
 def test_warm_up_counts_the_next_batch_alone() -> None:
@@ -542,4 +542,4 @@ def test_warm_up_counts_the_next_batch_alone() -> None:
     tickets = lease(ledger)
     assert len(tickets) == 6
     finish(ledger, tickets[2:])
-    assert phases.played(ledger) == 1
+    assert phases.episodes_played(ledger) == 1

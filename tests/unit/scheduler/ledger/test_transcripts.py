@@ -14,7 +14,7 @@ from earl.transcript import TEXT_BYTES, TOKEN_BYTES, TOKENS, TURNS, Sampled, Tra
 from earl.v1 import scheduler_pb2
 from services.scheduler.api.codec_transcripts import decode_transcript
 from services.scheduler.files.samples import SampleFile, thinned
-from services.scheduler.ledger.transcripts import chosen, is_requested
+from services.scheduler.ledger.transcripts import is_chosen, is_requested
 from services.scheduler.state.stored import decode, encode
 from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
 from tests.support.ledger import RULES
@@ -22,7 +22,7 @@ from tests.support.ledger import RULES
 
 @given(st.integers(1, 200), st.integers(0, 20))
 def test_the_chosen_are_as_many_as_wanted_with_the_first_and_the_last(total: int, wanted: int) -> None:
-    found = [position for position in range(total) if chosen(position, total, wanted)]
+    found = [position for position in range(total) if is_chosen(position, total, wanted)]
     assert len(found) == min(wanted, total)
     if wanted:
         assert found[0] == 0

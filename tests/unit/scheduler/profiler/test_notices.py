@@ -59,7 +59,10 @@ async def test_the_points_that_are_not_known_yet_are_counted(
         for _ in range(LEAST):
             cache.note(Parallelism(), ProfilePoint(64, 1), 1.0, 0.5, None)
     plan = plan_of("rollout", config, SPEC, [64, 128], [1, 2])
-    assert command.unknown(plan, cache, fresh=False) == 3 and command.unknown(plan, cache, fresh=True) == 4
+    assert (
+        command.unknown_points(plan, cache, fresh=False) == 3
+        and command.unknown_points(plan, cache, fresh=True) == 4
+    )
 
     def measuring(
         plan: Any, config: Any, model: Any, directory: Any, cache: Any, say: Any, window_s: Any

@@ -13,7 +13,7 @@ from earl.parallelism import Parallelism
 from services.scheduler.profile.plan import LEAST, ProfilePoint
 from services.scheduler.profile.predict import predicted_s, short_points
 from services.scheduler.profiler.facts import cache_of
-from services.scheduler.profiler.short import lacking, measure_short
+from services.scheduler.profiler.short import measure_short, short_profiles
 
 TINY = ModelSpec("llama", 128, 2, 8, 8, 16, 352, 30, max_positions=128)
 # The shape of a model of 0.5 B parameters.
@@ -27,11 +27,11 @@ def run(**sections: dict) -> RunConfig:
 
 def test_a_tiny_models_layouts_are_soon_measured_and_a_large_ones_are_not(tmp_path: Path) -> None:
     config = run(rollout={"engines": 2}, trainer={"ranks": 2})
-    short = {one.stage: one for one in lacking(config, TINY, tmp_path)}
+    short = {one.stage: one for one in short_profiles(config, TINY, tmp_path)}
     assert short["rollout"].layouts == [Parallelism(2, 1), Parallelism(1, 2)]
     assert set(short["trainer"].layouts) == {Parallelism(2), Parallelism(tp=2), Parallelism(cp=2)}
     assert 10 < short["rollout"].seconds <= config.scheduler.profile_s
-    large = {one.stage: one for one in lacking(run(trainer={"ranks": 2}), LARGE, tmp_path)}
+    large = {one.stage: one for one in short_profiles(run(trainer={"ranks": 2}), LARGE, tmp_path)}
     assert large["trainer"].seconds > 10 * config.scheduler.profile_s
 
 
@@ -42,23 +42,23 @@ def test_what_has_rows_is_not_measured_again(tmp_path: Path) -> None:
         for layout in (Parallelism(4), Parallelism(2, 2)):
             for _ in range(LEAST):
                 cache.note(layout, ProfilePoint(16, 4), 100.0, 0.1, None)
-    [short] = lacking(config, TINY, tmp_path)
+    [short] = short_profiles(config, TINY, tmp_path)
     assert short.layouts == [Parallelism(1, 4)]
     with cache.held(fresh=False):
         cache.note_oom(Parallelism(1, 4), ProfilePoint(16, 4))
-    assert lacking(config, TINY, tmp_path) == []
+    assert short_profiles(config, TINY, tmp_path) == []
 
 
 def test_one_device_has_nothing_to_choose(tmp_path: Path) -> None:
-    assert lacking(run(), TINY, tmp_path) == []
+    assert short_profiles(run(), TINY, tmp_path) == []
     # Seven ranks of a model with eight heads have one layout.
-    assert lacking(run(trainer={"ranks": 7}), TINY, tmp_path) == []
+    assert short_profiles(run(trainer={"ranks": 7}), TINY, tmp_path) == []
 
 
 def test_the_reference_stage_counts_where_the_loss_wants_it(tmp_path: Path) -> None:
     reference = {"dp": 2, "device": "cpu"}
-    assert lacking(run(reference=reference), TINY, tmp_path) == []
-    [short] = lacking(run(reference=reference, trainer={"kl_coefficient": 0.1}), TINY, tmp_path)
+    assert short_profiles(run(reference=reference), TINY, tmp_path) == []
+    [short] = short_profiles(run(reference=reference, trainer={"kl_coefficient": 0.1}), TINY, tmp_path)
     assert short.stage == "reference" and len(short.layouts) == 2
 
 
@@ -100,5 +100,5 @@ async def test_what_would_take_too_long_is_named_with_the_command_for_it(tmp_pat
 
 def test_an_engine_that_takes_a_minute_to_start_is_not_started_for_it(tmp_path: Path) -> None:
     config = run(rollout={"engines": 2, "engine": "vllm"})
-    [short] = lacking(config, TINY, tmp_path)
+    [short] = short_profiles(config, TINY, tmp_path)
     assert short.seconds > config.scheduler.profile_s
