@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from earl.config import keys
 from earl.config.descriptions import KeyComment, comment_of, comments
-from earl.config.load import expected
+from earl.config.load import expectation
 from earl.config.run import RunConfig
 from earl.config.units import unit
 
@@ -56,7 +56,7 @@ def tables(model: type[BaseModel], section: str = "") -> list[str]:
         if keys.is_section(field):
             inner += tables(keys.section_of(field), key)
             continue
-        takes = re.sub(r"(?<=matches )\S+", r"`\g<0>`", expected(key))
+        takes = re.sub(r"(?<=matches )\S+", r"`\g<0>`", expectation(key))
         cells = [f"`{name}`", takes, default_text(field.default), *notes[name]]
         lines.append(
             "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"

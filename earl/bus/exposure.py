@@ -8,7 +8,7 @@ from earl.errors import ConfigError
 from earl.loopback import is_loopback
 
 
-def exposed(url: str) -> str:
+def exposure_text(url: str) -> str:
     """Describes for the log what others may see of the bus's traffic; "" if nothing.
 
     Raises ConfigError for a server on another machine that is reached without a password.

@@ -49,7 +49,7 @@ async def facts_of(url: str) -> dict[str, Any]:
         await client.aclose()
 
 
-async def embedded() -> dict[str, Any]:
+async def facts_of_embedded() -> dict[str, Any]:
     """`facts_of` an embedded server, which is stopped afterwards. Raises BusUnavailable."""
     server = EmbeddedValkey()
     with tempfile.TemporaryDirectory(prefix="earl-doctor-") as directory:
@@ -70,7 +70,7 @@ def main() -> None:
     result: dict[str, Any] = {"facts": {}, "error": None}
     try:
         url = sys.stdin.read().strip()
-        result["facts"] = asyncio.run(facts_of(url) if url else embedded())
+        result["facts"] = asyncio.run(facts_of(url) if url else facts_of_embedded())
     except BusUnavailable as error:
         result["error"] = {"message": error.message, "remedy": error.remedy}
     sys.stdout.write(json.dumps(result) + "\n")

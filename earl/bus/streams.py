@@ -26,7 +26,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from earl.bus.connection import CONNECT_S, open_redis, redis_errors
-from earl.bus.exposure import exposed
+from earl.bus.exposure import exposure_text
 from earl.v1.events_pb2 import Event
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Bus:
         the stream keeps. Raises BusUnavailable, naming the URL without its password, and ConfigError for a
         server on another machine that is reached without one.
         """
-        if words := exposed(url):
+        if words := exposure_text(url):
             log.warning(words)
         client = open_redis(url)
         try:

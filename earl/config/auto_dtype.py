@@ -17,7 +17,7 @@ Native = Callable[[str], bool]
 
 def auto_keys(config: RunConfig) -> list[str]:
     """The dtype keys that are to be resolved."""
-    return [key for key, dtype in _given(config) if dtype == "auto"]
+    return [key for key, dtype in _dtype_keys(config) if dtype == "auto"]
 
 
 def devices_of(config: RunConfig, key: str) -> list[str]:
@@ -62,7 +62,7 @@ def emulated_keys(config: RunConfig, native: Native) -> list[str]:
     return list(dict.fromkeys(emulated))
 
 
-def _given(config: RunConfig) -> Iterator[tuple[str, str]]:
+def _dtype_keys(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "model.dtype", config.model.dtype
     yield "rollout.dtype", config.rollout.dtype
     yield "trainer.dtype", config.trainer.dtype
@@ -79,5 +79,5 @@ def _with(config: RunConfig, dtypes: dict[str, DType]) -> RunConfig:
 
 def described(config: RunConfig, keys: Sequence[str]) -> str:
     """Formats keys of a resolved run with their values: 'rollout.dtype = "float32"'."""
-    values = dict(_given(config))
+    values = dict(_dtype_keys(config))
     return " and ".join(f'{key} = "{values[key]}"' for key in keys)

@@ -137,17 +137,17 @@ def validate(table: Mapping[str, Any], source: str, overridden: Collection[str] 
     source: where the table is from. overridden: keys that the command line gave.
     """
     without = not table.get("environment") and not table.get("environments")
-    lacking = [missing("environment", source)] if without else []
+    lacking = [missing_key_error("environment", source)] if without else []
     try:
         config = RunConfig.model_validate(table)
     except ValidationError as error:
-        raise refused(error, source, overridden, lacking) from None
+        raise validation_error(error, source, overridden, lacking) from None
     if lacking:
         raise lacking[0]
     return config
 
 
-def refused(
+def validation_error(
     error: ValidationError,
     source: str,
     overridden: Collection[str] = (),
@@ -176,19 +176,21 @@ def complaint(detail: ErrorDetails, source: str, overridden: Collection[str] = (
     if detail["type"] == "extra_forbidden":
         return unknown_key(key, source)
     if detail["type"] == "missing" and (not in_list or keys.in_list(key) is not None):
-        return missing(key, source)
+        return missing_key_error(key, source)
     value = json.dumps(detail["input"], default=str)
     if len(value) > 80:
         value = value[:77] + "..."
-    given = f"--{key} {value}" if key in overridden else f"{source}: {shown(key)} = {value}"
-    return ConfigError(f"{given} is wrong", f"give {expected(key)}")
+    given = f"--{key} {value}" if key in overridden else f"{source}: {key_text(key)} = {value}"
+    return ConfigError(f"{given} is wrong", f"give {expectation(key)}")
 
 
-def missing(key: str, source: str) -> ConfigError:
+def missing_key_error(key: str, source: str) -> ConfigError:
     """The error for a key or a section without a default that a run file does not have."""
     field = keys.field_of(key)
     if field is None or not keys.is_section(field):
-        return ConfigError(f"{source}: {shown(key)} is missing", f"add {shown(key)}, {expected(key)}")
+        return ConfigError(
+            f"{source}: {key_text(key)} is missing", f"add {key_text(key)}, {expectation(key)}"
+        )
     required = [name for name, inner in keys.section_of(field).model_fields.items() if inner.is_required()]
     return ConfigError(
         f"{source}: {key} is missing",
@@ -199,10 +201,10 @@ def missing(key: str, source: str) -> ConfigError:
 def unknown_key(key: str, source: str) -> ConfigError:
     near = keys.closest(key)
     remedy = f"did you mean {near}?" if near else "`earl config keys` lists the keys"
-    return ConfigError(f"{source}: there is no key {shown(key)}", remedy)
+    return ConfigError(f"{source}: there is no key {key_text(key)}", remedy)
 
 
-def shown(key: str) -> str:
+def key_text(key: str) -> str:
     """A key as messages name it: of the tables of a list, "weight of [[environments]] 2"."""
     listed = keys.in_list(key)
     if listed is None:
@@ -210,7 +212,7 @@ def shown(key: str) -> str:
     return f"{listed.key} of [[{listed.name}]] {listed.number}"
 
 
-def expected(key: str) -> str:
+def expectation(key: str) -> str:
     """The type, the unit and the bounds of a key's value: "a number of seconds, at least 0"."""
     parts = key.split(".")
     for count in range(len(parts), 0, -1):  # an element of a list has its index at the end

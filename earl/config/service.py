@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from earl.config.auto_dtype import auto_keys, resolve_as_before
-from earl.config.load import load_run, refused
+from earl.config.load import load_run, validation_error
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 
@@ -47,4 +47,4 @@ def read_run(file: Path) -> RunConfig:
             f"run file {file} cannot be read: {error.strerror}", "give a .toml run file or a run.json"
         ) from None
     except ValidationError as error:
-        raise refused(error, str(file)) from None
+        raise validation_error(error, str(file)) from None

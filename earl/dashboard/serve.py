@@ -22,9 +22,9 @@ from earl.expendable import ExpendableFile
 from earl.loopback import is_loopback
 from earl.rpc import auth
 from earl.rpc.access import Access
-from earl.rpc.peers import advertised, variable_or_file
+from earl.rpc.peers import advertised_address, variable_or_file
 from earl.rpc.token_file import READERS
-from earl.rpc.tokens import accepted
+from earl.rpc.tokens import tokens_to_accept
 from earl.stack.run_files import DASHBOARD_LINK, replace
 from earl.waiting import until_first
 
@@ -52,7 +52,7 @@ async def serve(
     access = Access.of(*READERS)
     secure = access.tls is not None and access.tls.certificate is not None
     tls = access.tls if secure else None
-    auth.check_bind(bind, accepted(), tls)
+    auth.check_bind(bind, tokens_to_accept(), tls)
 
     def services_of(run: Path, of: RunConfig) -> Services:
         if run != directory:
@@ -147,7 +147,7 @@ def shown_address(bind: str, listener: socket.socket) -> str:
     host, _ = auth.split_address(bind)
     port = listener.getsockname()[1]
     bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return bound if is_loopback(host) else advertised(bound, keep_port=True)
+    return bound if is_loopback(host) else advertised_address(bound, keep_port=True)
 
 
 def hosts_of(bind: str) -> frozenset[str]:
@@ -155,7 +155,7 @@ def hosts_of(bind: str) -> frozenset[str]:
     host, _ = auth.split_address(bind)
     if is_loopback(host):
         return LOOPBACK
-    named = {host, socket.gethostname(), auth.split_address(advertised(bind, keep_port=True))[0]}
+    named = {host, socket.gethostname(), auth.split_address(advertised_address(bind, keep_port=True))[0]}
     return LOOPBACK | {name.lower() for name in named}
 
 

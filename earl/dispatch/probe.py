@@ -105,7 +105,7 @@ def device(config: DataPlaneConfig, facts: Facts) -> None:
         region.seal(checksum=False)
         seconds = time.perf_counter() - started
         arrived = torch.from_numpy(region.array(np.uint8, (PROBE_BYTES,)))
-        _arrived(facts, seconds, torch.equal(arrived, written.cpu()))
+        _check_arrival(facts, seconds, torch.equal(arrived, written.cpu()))
 
 
 # Where a probe needs another extra than stack.
@@ -197,7 +197,7 @@ def _directory(config: DataPlaneConfig) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _arrived(facts: Facts, seconds: float, equal: bool) -> None:
+def _check_arrival(facts: Facts, seconds: float, equal: bool) -> None:
     if not equal:
         raise DataPlaneError("other bytes arrived than were sent", "do not use this way: report it")
     facts |= {"moved_bytes": PROBE_BYTES, "gb_per_s": round(PROBE_BYTES / seconds / 1e9, 3)}
@@ -244,7 +244,7 @@ async def _read(
             async with deadline(READ_S, late):
                 await transport.read(arena.ref, pieces, verify=True)
             seconds = time.perf_counter() - started
-            _arrived(facts, seconds, np.array_equal(source, into))
+            _check_arrival(facts, seconds, np.array_equal(source, into))
 
 
 def main() -> None:

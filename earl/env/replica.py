@@ -21,7 +21,7 @@ from earl.obs.log import setup
 from earl.rpc.access import Access
 from earl.rpc.main import announce, run
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import accepted
+from earl.rpc.tokens import tokens_to_accept
 
 DRAIN_S = 10.0
 _POLL_S = 0.5
@@ -54,7 +54,7 @@ def main() -> None:
             name=arguments.name,
             token=access.token,
             tls=access.tls,
-            accepts=accepted(),
+            accepts=tokens_to_accept(),
             drain_s=arguments.drain_s,
             isolation=arguments.isolation,
         )

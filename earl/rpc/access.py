@@ -22,7 +22,7 @@ class Access:
 
         From EARL_TOKEN, EARL_TOKEN_FILE or EARL_TOKENS, and EARL_TLS_*. Raises ConfigError.
         """
-        return cls(tokens.sent(*roles), TlsFiles.from_environment())
+        return cls(tokens.token_to_send(*roles), TlsFiles.from_environment())
 
 
 OPEN = Access()

@@ -48,7 +48,7 @@ _NOTHING = nullcontext()
 
 
 @asynccontextmanager
-async def translated(method: str, context: grpc.aio.ServicerContext):
+async def translate_errors(method: str, context: grpc.aio.ServicerContext):
     """Ends the RPC with the status of whatever the body raises."""
     try:
         yield
@@ -137,7 +137,7 @@ class Guard(grpc.aio.ServerInterceptor):
         with self._calls.counted(method, context, stream=stream):
             if self._audit is not None:
                 self._audit.refused(method, context.peer(), error)
-            async with translated(method, context):
+            async with translate_errors(method, context):
                 raise error
 
     @asynccontextmanager
@@ -209,7 +209,7 @@ def _wrapped(handler: Any, method: str, gate: Gate, noted: Noted, calls: Calls) 
 
     async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
         with calls.counted(method, context, stream=stream):
-            async with translated(method, context), gate(context):
+            async with translate_errors(method, context), gate(context):
                 message = decoded(request)
                 with _traced(method, context):
                     async with noted(context, message):
@@ -217,7 +217,7 @@ def _wrapped(handler: Any, method: str, gate: Gate, noted: Noted, calls: Calls) 
 
     async def generated(request: Any, context: grpc.aio.ServicerContext) -> Any:
         with calls.counted(method, context, stream=stream):
-            async with translated(method, context), gate(context):
+            async with translate_errors(method, context), gate(context):
                 message = decoded(request)
                 async with noted(context, message):
                     async for response in behaviour(message, context):

@@ -43,7 +43,7 @@ def peer(variable: str) -> str:
     return value
 
 
-def advertised(address: str, *, keep_port: bool = False) -> str:
+def advertised_address(address: str, *, keep_port: bool = False) -> str:
     """Returns the address by which others reach `address` (host:port as bound): EARL_ADVERTISE where set.
 
     keep_port: what listens there is not the service itself, so only the host of EARL_ADVERTISE counts.

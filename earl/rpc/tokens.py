@@ -101,7 +101,7 @@ class AcceptedTokens:
         if bearer is None:
             raise Unauthenticated("the token is none that is accepted here", REMEDY)
         if _expired(bearer):
-            raise _ended(bearer)
+            raise _expired_error(bearer)
         return bearer
 
     def _find(self, digest: bytes) -> Bearer | None:
@@ -118,7 +118,7 @@ class AcceptedTokens:
         now = self._bearers.get(bearer.digest)
         if now is None or now.role != bearer.role:
             return Unauthenticated(f"the token {bearer.id} was revoked", REMEDY)
-        return _ended(now) if _expired(now) else None
+        return _expired_error(now) if _expired(now) else None
 
     def refresh(self) -> bool:
         """Reads the tokens again; returns whether they have changed since the last time."""
@@ -129,7 +129,7 @@ def _expired(bearer: Bearer) -> bool:
     return bearer.expires is not None and bearer.expires <= datetime.datetime.now(datetime.UTC)
 
 
-def _ended(bearer: Bearer) -> Unauthenticated:
+def _expired_error(bearer: Bearer) -> Unauthenticated:
     return Unauthenticated(
         f"the token {bearer.id} expired at {bearer.expires:%Y-%m-%d %H:%M:%S %Z}",
         "make another with: earl tokens rotate, and send that",
@@ -242,7 +242,7 @@ def _weakness(tokens: Iterable[str]) -> str:
     return next(filter(None, map(token_file.weakness, tokens)), "")
 
 
-def accepted() -> AcceptedTokens:
+def tokens_to_accept() -> AcceptedTokens:
     """The tokens that a server of this process accepts, by its environment. Raises ConfigError."""
     if path := os.environ.get("EARL_TOKENS"):
         return TokenFile(Path(path))
@@ -250,7 +250,7 @@ def accepted() -> AcceptedTokens:
     return SecretTokens(given) if isinstance(given, SecretFile) else AcceptedTokens(given)
 
 
-def sent(*roles: Role) -> Token:
+def token_to_send(*roles: Role) -> Token:
     """The token that this process sends, of the first of `roles` that has one, by its environment; "" if none
     is set. Raises ConfigError.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 from earl.rpc.access import Access
 from earl.rpc.auth import check_bind, check_call
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import TokenFile, accepted
+from earl.rpc.tokens import TokenFile, tokens_to_accept
 
 VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
 # What a launch cannot do without: the dashboard looks as an operator where there is no viewer's token.
@@ -37,7 +37,7 @@ def check(scheduler: str, binds: Iterable[str]) -> None:
         check_call(scheduler, access.tls)
     serves_tls = access.tls is not None and access.tls.certificate is not None
     for bind in binds:
-        check_bind(bind, accepted(), access.tls if serves_tls else None)
+        check_bind(bind, tokens_to_accept(), access.tls if serves_tls else None)
 
 
 def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:

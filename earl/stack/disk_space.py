@@ -31,7 +31,7 @@ def give_up(directory: Path) -> None:
         (directory / RESERVE).unlink(missing_ok=True)
 
 
-def explained(directory: Path, error: EarlError) -> EarlError:
+def with_disk_full(directory: Path, error: EarlError) -> EarlError:
     """The error, or DiskFull with its message if the directory's disk is full."""
     try:
         free_bytes = shutil.disk_usage(directory).free

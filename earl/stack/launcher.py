@@ -124,7 +124,7 @@ async def launch(
             try:
                 outcome = await stack.run(directory.path, started_at)
             except EarlError as failure:
-                error = disk_space.explained(directory.path, failure)
+                error = disk_space.with_disk_full(directory.path, failure)
                 if stack.begun or directory.resumed:
                     directory.failed(error)
                     recorder.end("failed")

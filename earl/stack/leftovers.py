@@ -63,7 +63,7 @@ def names_of(directory: Path, record: LaunchRecord) -> set[str]:
 
 def live(mark: str) -> tuple[int, ...]:
     """Pids of the processes of a launch."""
-    processes = warden.marked(mark)
+    processes = warden.marked_processes(mark)
     for descriptor in processes.values():
         os.close(descriptor)
     return tuple(sorted(processes))

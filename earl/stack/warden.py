@@ -27,7 +27,7 @@ DONE = b"done\n"
 GRACE_S = 3.0
 
 
-def marked(mark: str, variable: str = MARK_VARIABLE) -> dict[int, int]:
+def marked_processes(mark: str, variable: str = MARK_VARIABLE) -> dict[int, int]:
     """pid → pidfd of every live process with the mark but this one. The caller closes the descriptors.
 
     A pidfd names the process itself: a reused pid is never signalled.
@@ -82,7 +82,7 @@ def sweep(mark: str, *, variable: str = MARK_VARIABLE, grace_s: float = GRACE_S)
         return []
     ended: list[int] = []
     for signal_number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, GRACE_S)):
-        descriptors = marked(mark, variable)
+        descriptors = marked_processes(mark, variable)
         ended += [pid for pid in descriptors if pid not in ended]
         send(descriptors.values(), signal_number)
         wait_all(descriptors.values(), wait_s)

@@ -17,7 +17,7 @@ from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.peers import variable_or_file
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import accepted
+from earl.rpc.tokens import tokens_to_accept
 from earl.waiting import until_first
 from services.env_gateway.api.host_dialer import HostDialer
 from services.env_gateway.api.metrics import figures
@@ -58,7 +58,7 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
     # What a host that listens is shown is the environment's own token: it learns no other.
     access, audit = Access.of(Role.ENVIRONMENT), Audit(run_dir / AUDIT_FILE, name)
     dialers = [HostDialer(gateway, listening, access) for listening in config.gateway.dial]
-    tokens = accepted()
+    tokens = tokens_to_accept()
     server = Server(name, config.gateway.bind, tokens=tokens, tls=access.tls, drain_s=1.0, audit=audit)
     server.add(add_to_server, servicer, SERVICE)
     metrics = MetricsEndpoint(

@@ -32,10 +32,10 @@ from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.options import COMMAND_BYTES
-from earl.rpc.peers import advertised, peer
+from earl.rpc.peers import advertised_address, peer
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import accepted
+from earl.rpc.tokens import tokens_to_accept
 from earl.scheduler_client import SchedulerClient
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout.api.servicer import RolloutServicer
@@ -117,7 +117,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         server = Server(
             name,
             config.rollout.bind,
-            tokens=accepted(),
+            tokens=tokens_to_accept(),
             tls=access.tls,
             drain_s=1.0,
             request_bytes=COMMAND_BYTES,
@@ -129,12 +129,12 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         metrics = MetricsEndpoint(
             config.obs.metrics,
             [server.calls.samples, lambda: figures(worker, resources.gauges, resources.agent)],
-            tokens=accepted(),
+            tokens=tokens_to_accept(),
             tls=access.tls,
         )
         stack.push_async_callback(metrics.close)
         announce(name, address, await metrics.start())
-        await worker.run(advertised(address), stop)
+        await worker.run(advertised_address(address), stop)
 
 
 def capacity(config: RunConfig) -> int:

@@ -17,7 +17,7 @@ from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.peers import variable_or_file
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import accepted
+from earl.rpc.tokens import tokens_to_accept
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from earl.waiting import until_first
 from services.scheduler.api.metrics import figures
@@ -40,7 +40,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             raise BusUnavailable(
                 "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
             )
-        access, tokens, audit = Access.of(Role.WORKER), accepted(), Audit(run_dir / AUDIT_FILE, name)
+        access, tokens, audit = Access.of(Role.WORKER), tokens_to_accept(), Audit(run_dir / AUDIT_FILE, name)
         server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0, audit=audit)
         sources = [server.calls.samples, lambda: figures(scheduler)]
         metrics = MetricsEndpoint(config.obs.metrics, sources, tokens=tokens, tls=access.tls)

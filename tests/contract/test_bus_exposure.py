@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from earl.bus import Bus, EmbeddedValkey
-from earl.bus.exposure import exposed
+from earl.bus.exposure import exposure_text
 from earl.errors import BusUnavailable, ConfigError
 from tests.support.certificates import certified
 
@@ -20,7 +20,7 @@ from tests.support.certificates import certified
 )
 def test_another_machine_needs_a_password(url):
     with pytest.raises(ConfigError, match="is given no password; set one there"):
-        exposed(url)
+        exposure_text(url)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_another_machine_needs_a_password(url):
     ],
 )
 def test_what_others_may_see_is_said(url, words):
-    assert (words in exposed(url)) if words else exposed(url) == ""
+    assert (words in exposure_text(url)) if words else exposure_text(url) == ""
 
 
 async def test_it_is_asked_for_before_anything_is_sent():

@@ -18,7 +18,7 @@ from rich.text import Text
 from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
 from earl.config import keys
 from earl.config.descriptions import comment_of
-from earl.config.load import expected, load_run
+from earl.config.load import expectation, load_run
 from earl.config.run import RunConfig
 from earl.config.units import unit
 from earl.errors import ConfigError
@@ -85,7 +85,7 @@ def described(words: str) -> list[KeyDescription]:
         required = field.default is PydanticUndefined
         default = None if required else field.default
         key_description = KeyDescription(
-            key, expected(key), unit(key, field) or "", default, required, *comment_of(key)
+            key, expectation(key), unit(key, field) or "", default, required, *comment_of(key)
         )
         if key_description.is_named(words) or key_description.mentions(words):
             descriptions.append(key_description)

@@ -89,7 +89,7 @@ class Pieces:
         size = self.regions.block_bytes
         apart = self if between else self.split_rows(np.where(self.stride > size, 1, self.rows))
         first = apart.offset // size
-        index, nth = counted(-(-apart.stop // size) - first)
+        index, nth = repeat_indices(-(-apart.stop // size) - first)
         block = first[index] + nth
         return np.unique(np.stack([apart.region[index], block], axis=1), axis=0)
 
@@ -106,7 +106,7 @@ class Pieces:
 
     def split_rows(self, rows: np.ndarray) -> Pieces:
         """The same copies, none of more than rows[i] rows: int64[P], at least 1."""
-        index, nth = counted(-(-self.rows // rows))
+        index, nth = repeat_indices(-(-self.rows // rows))
         first = nth * rows[index]
         parts = self.take(index)
         return replace(
@@ -124,7 +124,7 @@ class Pieces:
         long = fewer.run > limit_bytes
         if not long.any():
             return fewer
-        index, nth = counted(np.where(long, -(-fewer.run // limit_bytes), 1))
+        index, nth = repeat_indices(np.where(long, -(-fewer.run // limit_bytes), 1))
         parts, step = fewer.take(index), nth * limit_bytes
         run = np.where(long[index], np.minimum(limit_bytes, parts.run - step), parts.run)
         target_offset = parts.target_offset + step
@@ -193,7 +193,7 @@ def coalesce(
             unroll.append((np.where(left, count, 1), source, target))
     index = np.arange(len(copy))
     for counts, source, target in reversed(unroll):
-        again, step = counted(counts[index])
+        again, step = repeat_indices(counts[index])
         index = index[again]
         offset = offset[again] + step * source[index]
         target_offset = target_offset[again] + step * target[index]
@@ -202,7 +202,7 @@ def coalesce(
     )
 
 
-def counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def repeat_indices(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(i, n), int64 each: index i counts[i] times, n counting from 0 in each."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -227,7 +227,7 @@ def flat_bytes(array: np.ndarray) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(first, (length + array.itemsize,), (1,), writeable=True)
 
 
-def joined(parts: Iterable[Pieces]) -> Pieces:
+def join_pieces(parts: Iterable[Pieces]) -> Pieces:
     """Pieces of one arena end to end. Raises LayoutError where checksum blocks differ."""
     all_ = list(parts)
     if len(all_) == 1:

@@ -114,7 +114,7 @@ def placement_runs(
     for count, placement, index in zip(mesh_shape, placements, coordinates, strict=True):
         if placement[0] != "replicate":
             dim = int(placement[1])  # pyright: ignore[reportGeneralTypeIssues]
-            runs[dim] = _held(runs[dim], placement, count, index)
+            runs[dim] = _ranges_of_rank(runs[dim], placement, count, index)
     return tuple(tuple(run for run in ranges if run[0] < run[1]) for ranges in runs)
 
 
@@ -207,7 +207,7 @@ def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Dimension
     for part, indexes in enumerate(product(*map(range, counts))):
         runs: Runs = ((0, length),)
         for (placement, count), index in zip(steps, indexes, strict=True):
-            runs = _held(runs, placement, count, index)
+            runs = _ranges_of_rank(runs, placement, count, index)
         local = 0
         for start, stop in runs:
             if start < stop:
@@ -218,7 +218,7 @@ def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Dimension
     return DimensionSplit(prod(counts), starts, stops, parts.astype(np.int32), locals_)
 
 
-def _held(runs: Runs, placement: Placement, count: int, index: int) -> Runs:
+def _ranges_of_rank(runs: Runs, placement: Placement, count: int, index: int) -> Runs:
     """The global ranges that rank `index` of `count` holds of these ranges under one placement."""
     length = sum(stop - start for start, stop in runs)
     if placement[0] == "shard":

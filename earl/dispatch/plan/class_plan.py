@@ -151,7 +151,7 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
                 f"publish it or wait for it; it belongs to {', '.join(held[:8])}",
             )
         priority = np.full(len(rows.extent), want.priority, np.int32)
-        for chosen, index, peer in _served(
+        for chosen, index, peer in _serving_peers(
             candidates, cost[candidates] == nearest[:, None], rows, len(tensors), want.item_bytes, loads
         ):
             yield CopyBlock(
@@ -206,7 +206,7 @@ def _by_part(overlap: Overlap) -> dict[int, np.ndarray]:
     return {part: np.concatenate(arrays) for part, arrays in by_part.items()}
 
 
-def _served(
+def _serving_peers(
     candidates: np.ndarray, near: np.ndarray, rows: _Rows, tensors: int, item_bytes: int, loads: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray | slice, np.ndarray]]:
     """(tensors, rows, peer of each row): who serves what. candidates: int32[G, K]; near: bool[G, K]."""

@@ -68,7 +68,7 @@ class Repeated:
         numbers = {region.arena.nonce: i for i, region in enumerate(regions) if region is not None}
         made = [(numbers[source.arena.nonce], list(source.pieces(CREDIT_BYTES))) for source in sources]
         count = sum(len(pieces) for _, parts in made for pieces in parts)
-        kept = [(number, [_kept(pieces, count) for pieces in parts]) for number, parts in made]
+        kept = [(number, [_copy_for_plan(pieces, count) for pieces in parts]) for number, parts in made]
         if count <= _MOST_PIECES:
             self._plan = _Plan(published, kept)
         return [_from_region(regions[number], parts) for number, parts in kept]
@@ -125,7 +125,7 @@ def _only_region(descriptor: Descriptor) -> RegionRef | None:
     return regions[0] if regions and all(region is regions[0] for region in regions) else None
 
 
-def _kept(pieces: Pieces, count: int) -> Pieces:
+def _copy_for_plan(pieces: Pieces, count: int) -> Pieces:
     """Pieces as a plan of `count` pieces keeps them, all of one region, however often they name it."""
     repeat = Repeat() if count <= _MOST_REPEATED else None
     return replace(pieces, region=np.zeros_like(pieces.region), repeat=repeat)

@@ -15,7 +15,7 @@ import numpy as np
 
 from earl.dispatch.describe.descriptor import Descriptor, ShardRef
 from earl.dispatch.describe.dtypes import numpy_dtype
-from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, joined
+from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, join_pieces
 from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions, host_id
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.dispatch.layout.placements import DimensionSplit
@@ -78,12 +78,12 @@ class FromArena:
         waiting = 0
         for size_bytes, make in self._parts:
             if together and waiting + size_bytes > credit_bytes:
-                yield joined(together)
+                yield join_pieces(together)
                 together, waiting = [], 0
             together.append(make())
             waiting += size_bytes
         if together:
-            yield joined(together)
+            yield join_pieces(together)
 
 
 class ReadPlan:

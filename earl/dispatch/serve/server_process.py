@@ -20,7 +20,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.requirement import refuse_unmet
 from earl.errors import InsecureBind, TransportUnavailable
-from earl.rpc.peers import advertised
+from earl.rpc.peers import advertised_address
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ async def _spawn(
         async with asyncio.timeout(_START_S):
             line = await process.stdout.readline()
         bound = json.loads(line)["address"]
-        return process, bound if config.loopback else advertised(bound, keep_port=True)
+        return process, bound if config.loopback else advertised_address(bound, keep_port=True)
     except (TimeoutError, ValueError, KeyError, ConnectionError) as error:
         await _kill(process)
         raise TransportUnavailable(

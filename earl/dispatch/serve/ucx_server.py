@@ -71,7 +71,7 @@ class UcxServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
             endpoint, hello, number, key = await self._shake(reader, writer, peer)
-        gone = asyncio.create_task(_ended(reader, endpoint))
+        gone = asyncio.create_task(_abort_when_closed(reader, endpoint))
         try:
             await self._answer_all(endpoint, hello.connection, number, key)
         finally:
@@ -143,7 +143,7 @@ class UcxServer:
         try:
             regions, payload, status = self._prepare(request, requested, buffer)
         except RegionGone as error:
-            regions, payload, status = None, _NOTHING, wire.failed(error)
+            regions, payload, status = None, _NOTHING, wire.status_of(error)
         async with asyncio.timeout(_TAKEN_S):
             await endpoint.send(payload, wire.payload_tag(connection, request.seq))
             if regions is not None:
@@ -187,7 +187,7 @@ class UcxServer:
         try:
             self._arena.check(regions.slot, regions.generation)
         except RegionGone as error:
-            return wire.failed(error)
+            return wire.status_of(error)
         return status
 
 
@@ -249,6 +249,6 @@ def _no_checksums(regions: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(regions + 1, np.int64), np.zeros(0, np.uint64)
 
 
-async def _ended(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:
+async def _abort_when_closed(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:
     await until_closed(reader)
     endpoint.abort()

@@ -44,13 +44,13 @@ class Connections(Generic[C]):
         Raises PeerLost when it cannot be reached, TransportUnavailable.
         """
         task = self._tasks.get(address)
-        if task is None or _ended(task):
+        if task is None or _has_ended(task):
             if self._closed:
                 raise PeerLost(f"{owner}: the reader is closed", "make another")
             check_dialled(owner, address, trusted=self._trusted)
             task = asyncio.create_task(self._connect(address, f"{owner} at {address}"))
             task.add_done_callback(failure_of)
-            self._tasks = {known: kept for known, kept in self._tasks.items() if not _ended(kept)}
+            self._tasks = {known: kept for known, kept in self._tasks.items() if not _has_ended(kept)}
             self._tasks[address] = task
         return await asyncio.shield(task)
 
@@ -75,7 +75,7 @@ class Connections(Generic[C]):
             ) from error
 
 
-def _ended(task: asyncio.Task[C]) -> bool:
+def _has_ended(task: asyncio.Task[C]) -> bool:
     return task.done() and (task.cancelled() or failure_of(task) is not None or not task.result().alive)
 
 

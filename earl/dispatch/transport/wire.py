@@ -193,7 +193,7 @@ def status_bytes(blocks: int) -> int:
     return 1024 + 9 * blocks
 
 
-def failed(error: EarlError) -> Status:
+def status_of(error: EarlError) -> Status:
     """The Status that carries an error to the reader; messages are truncated to fit."""
     return Status(type(error).__name__, str(error)[:512], 0, ())
 

@@ -21,10 +21,10 @@ from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.options import COMMAND_BYTES
-from earl.rpc.peers import advertised
+from earl.rpc.peers import advertised_address
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
-from earl.rpc.tokens import accepted
+from earl.rpc.tokens import tokens_to_accept
 from earl.scheduler_client import RETRY_S, HeartbeatReply, JoinReply, SchedulerClient
 from services.trainer.api.metrics import figures
 from services.trainer.api.servicer import StageServicer, add_to
@@ -84,12 +84,12 @@ class StageRank0:
         resources = self._resources
         server = self._io.run(self._start(servicer, bind), OPEN_S)
         resources.stack.callback(lambda: self._io.run(server.stop(), CLOSE_S))
-        joining = self.scheduler.join(advertised(self._address))
+        joining = self.scheduler.join(advertised_address(self._address))
         membership = self._io.run(joining, RETRY_S + SLACK_S)
         metrics = MetricsEndpoint(
             resources.config.obs.metrics,
             [server.calls.samples, lambda: figures(resources.activity, self._stage)],
-            tokens=accepted(),
+            tokens=tokens_to_accept(),
             tls=self._access.tls,
         )
         self._metrics_address = self._io.run(metrics.start(), CLOSE_S)
@@ -102,7 +102,7 @@ class StageRank0:
         server = Server(
             self._resources.name,
             bind,
-            tokens=accepted(),
+            tokens=tokens_to_accept(),
             tls=self._access.tls,
             drain_s=1.0,
             request_bytes=COMMAND_BYTES,

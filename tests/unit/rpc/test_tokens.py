@@ -175,10 +175,10 @@ def test_what_is_sent_outlives_the_call(path):
 def test_where_a_process_has_its_token_from(path, tmp_path, monkeypatch):
     for name in credentials.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert Access.of(Role.WORKER).token == "" and not tokens.accepted().demanded
+    assert Access.of(Role.WORKER).token == "" and not tokens.tokens_to_accept().demanded
     entries = [make(role) for role in Role]
     monkeypatch.setenv("EARL_TOKENS", str(written(path, *entries)))
-    assert isinstance(tokens.accepted(), TokenFile)
+    assert isinstance(tokens.tokens_to_accept(), TokenFile)
     assert [tokens.current(Access.of(role).token) for role in Role] == [one.token for one in entries]
     one = tmp_path / "token"
     one.write_text("mounted\n")
@@ -188,14 +188,14 @@ def test_where_a_process_has_its_token_from(path, tmp_path, monkeypatch):
     one.write_text("another one\n")
     assert sent() == "another one"
     monkeypatch.delenv("EARL_TOKENS")
-    accepts = tokens.accepted()
+    accepts = tokens.tokens_to_accept()
     one.write_text("a third\n")
     assert accepts.identify(b"a third").role is None
     monkeypatch.setenv("EARL_TOKENS", str(path))
     monkeypatch.setenv("EARL_TOKEN", " given\n")
-    assert Access.of(Role.WORKER).token == "given" and isinstance(tokens.accepted(), TokenFile)
+    assert Access.of(Role.WORKER).token == "given" and isinstance(tokens.tokens_to_accept(), TokenFile)
     monkeypatch.delenv("EARL_TOKENS")
-    assert tokens.accepted().identify(b"given").role is None
+    assert tokens.tokens_to_accept().identify(b"given").role is None
 
 
 def test_a_file_of_one_token_changes_what_is_accepted(tmp_path, caplog):

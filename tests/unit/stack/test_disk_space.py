@@ -23,19 +23,19 @@ def test_what_fails_on_a_full_disk_failed_for_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 12 << 10)
-    full = disk_space.explained(tmp_path, ENDED)
+    full = disk_space.with_disk_full(tmp_path, ENDED)
     assert isinstance(full, DiskFull) and full.exit_code == 25 and full.__cause__ is ENDED
     assert full.message == f"the disk of {tmp_path} is full (12 KiB free): {ENDED.message}"
     assert f"earl resume {tmp_path}" in full.remedy
-    assert disk_space.explained(tmp_path, full) is full
+    assert disk_space.with_disk_full(tmp_path, full) is full
 
 
 def test_what_fails_where_there_is_room_keeps_its_own_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 5 << 20)
-    assert disk_space.explained(tmp_path, ENDED) is ENDED
-    assert disk_space.explained(tmp_path / "gone", ENDED) is ENDED
+    assert disk_space.with_disk_full(tmp_path, ENDED) is ENDED
+    assert disk_space.with_disk_full(tmp_path / "gone", ENDED) is ENDED
 
 
 def test_the_reserve_is_there_while_a_run_is_and_goes_before_a_failure_is_written(tmp_path: Path) -> None:

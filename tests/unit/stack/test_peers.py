@@ -9,7 +9,7 @@ import pytest
 
 from earl.config.service import read_run, service_run
 from earl.errors import ConfigError
-from earl.rpc.peers import advertised, peer, variable_or_file
+from earl.rpc.peers import advertised_address, peer, variable_or_file
 from earl.stack.prepare import main, prepare
 
 RUN = 'name = "one"\n[environment]\nname = "a/b"\n'
@@ -53,14 +53,14 @@ def test_how_others_reach_it(
     monkeypatch: pytest.MonkeyPatch, bound: str, name: str, reached: str, beside: str
 ) -> None:
     monkeypatch.setenv("EARL_ADVERTISE", name)
-    assert advertised(bound) == reached
-    assert advertised(bound, keep_port=True) == beside
+    assert advertised_address(bound) == reached
+    assert advertised_address(bound, keep_port=True) == beside
 
 
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EARL_ADVERTISE", "host:port")
     with pytest.raises(ConfigError, match="host:port"):
-        advertised("0.0.0.0:7000")
+        advertised_address("0.0.0.0:7000")
 
 
 def test_a_service_reads_a_run_file_or_what_a_launcher_wrote(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from earl.dispatch.describe.pieces import Pieces, counted
+from earl.dispatch.describe.pieces import Pieces, repeat_indices
 
 _READ = 0x100  # PyBUF_READ
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -68,7 +68,7 @@ def runs_of(
 
 def spread(first: np.ndarray, rows: np.ndarray, run: np.ndarray, stride: np.ndarray) -> np.ndarray:
     """int64[N, 2], where each run begins and its bytes, of P pieces: int64[P] each. Neighbours are joined."""
-    index, nth = counted(rows)
+    index, nth = repeat_indices(rows)
     table = np.stack([first[index] + nth * stride[index], run[index]], axis=1)
     opens = np.ones(len(table), bool)
     opens[1:] = table[1:, 0] != table[:-1].sum(axis=1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, joined, most_blocks
+from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, join_pieces, most_blocks
 from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
 from earl.errors import LayoutError
 
@@ -127,7 +127,7 @@ def test_pieces_of_several_reads_are_joined():
     memory = np.arange(100, dtype=np.uint8)
     first, second = np.zeros(4, np.uint8), np.zeros((2, 3), np.uint8)
     other = replace(pieces_of((2, 3), (20, 1), second, 50), regions=Regions.of([replace(region(99), slot=1)]))
-    both = joined([pieces_of((4,), (1,), first, 10), other])
+    both = join_pieces([pieces_of((4,), (1,), first, 10), other])
     assert (len(both.regions), len(both.buffers)) == (2, 2)
     assert both.region.tolist() == [0, 1]
     copied(memory, both)
@@ -156,5 +156,5 @@ def test_blocks_between_runs_that_are_far_apart_are_not_touched():
 def test_joined_pieces_name_a_region_once():
     shared = Regions.of([region(100, (7,), 128)])
     parts = [replace(pieces_of((4,), (1,), np.zeros(4, np.uint8)), regions=shared) for _ in range(3)]
-    both = joined(parts)
+    both = join_pieces(parts)
     assert (len(both.regions), both.region.tolist(), both.regions.checksum(0, 0)) == (1, [0, 0, 0], 7)
