@@ -24,7 +24,7 @@ from earl.cli.report.sections.encoding import encoded
 from earl.cli.report.sections.run_file import configuration
 from earl.cli.report.sections.trajectories import Filters
 from earl.cli.report.web_files import web_files
-from earl.cli.show.ls import ListedRun, listed
+from earl.cli.show.ls import ListedRun, list_runs
 from earl.dashboard.door import Door
 from earl.dashboard.feed import Feed
 from earl.dashboard.guard import PAGES, Application, Receive, RequestGuard, Scope, Send
@@ -76,7 +76,7 @@ def routes(folder: RunFolder, first: str) -> FastAPI:
 
     @app.get("/api/runs")
     async def runs() -> Response:
-        rows = [shown_run(run) for run in await listed(folder.folder)]
+        rows = [shown_run(run) for run in await list_runs(folder.folder)]
         return answer({"folder": folder.folder.name, "first": first, "runs": rows})
 
     @app.get("/api/compare")
@@ -92,12 +92,12 @@ def routes(folder: RunFolder, first: str) -> FastAPI:
 of_a_run = APIRouter(prefix="/api/runs/{run}")
 
 
-async def viewed(run: str, request: Request) -> ViewedRun:
+async def viewed_run(run: str, request: Request) -> ViewedRun:
     """The run that a request names. Raises ConfigError if there is none of that name."""
     return await request.app.state.folder.view(run)
 
 
-View = Annotated[ViewedRun, Depends(viewed)]
+View = Annotated[ViewedRun, Depends(viewed_run)]
 
 
 @of_a_run.get("/stream")
@@ -214,7 +214,7 @@ class Stream(Response):
         events = self._feed.follow(self._last_id)
         try:
             with suppress(TimeoutError):  # the browser is stuck
-                await until_first(self._tell(events, send), left(receive))
+                await until_first(self._tell(events, send), wait_disconnected(receive))
         finally:
             await events.aclose()
 
@@ -229,6 +229,6 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def left(receive: Receive) -> None:
+async def wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -34,7 +34,7 @@ def dashboard(
     """
     directory = pick_run(run, ended=True)
     config = config_of(directory)
-    if not bind and (link := served(directory)):
+    if not bind and (link := served_link(directory)):
         show(link, open_)
         return
     from earl.dashboard.serve import serve
@@ -58,7 +58,7 @@ def show(link: str, in_browser: bool) -> None:
         sys.stderr.write("no browser could be opened; open the link by hand\n")
 
 
-def served(directory: Path) -> str:
+def served_link(directory: Path) -> str:
     """The link of the page that the run has itself; empty if nothing listens there."""
     try:
         link = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()

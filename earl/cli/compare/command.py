@@ -102,7 +102,7 @@ def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RecordedRun]]
     return [str(path) for path in directories] if alike else names, runs
 
 
-def shown(compared: Compared) -> Compared:
+def without_empty_rows(compared: Compared) -> Compared:
     """Returns the comparison without the rows that no run recorded."""
     return [(figure, values) for figure, values in compared if any(value is not None for value in values)]
 
@@ -127,7 +127,7 @@ def show(names: Sequence[str], compared: Compared) -> None:
 
     Where the terminal is too narrow even for the longest words, every run gets a line below each figure.
     """
-    rows = [cells(figure, values) for figure, values in shown(compared)]
+    rows = [cells(figure, values) for figure, values in without_empty_rows(compared)]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, head in enumerate(heads(names)):
         longest = max(len(word) for row in (heads(names), *rows) for word in row[index].split() or [""])
@@ -198,7 +198,7 @@ def page(names: Sequence[str], runs: Sequence[RecordedRun], compared: Compared) 
     data = {
         "title": " and ".join(names),
         "heads": heads(names),
-        "figures": [cells(figure, values) for figure, values in shown(compared)],
+        "figures": [cells(figure, values) for figure, values in without_empty_rows(compared)],
         "together": list(together(runs, names)),
         "rows": [row for row in drawn if row is not None],
     }

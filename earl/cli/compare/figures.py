@@ -140,9 +140,9 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
         )
         yield Figure(f"max_tokens_{part}", f"longest context, {title}", partial(longest, part=part))
     yield Figure("max_tokens", "longest context of all", partial(longest, part="all"))
-    yield Figure("episodes", "episodes that ended", partial(ended, names=ENDINGS))
+    yield Figure("episodes", "episodes that ended", partial(ended_episodes, names=ENDINGS))
     for name, title in FAILURES.items():
-        yield Figure(f"episodes_{name}", title, partial(ended, names=(name,)))
+        yield Figure(f"episodes_{name}", title, partial(ended_episodes, names=(name,)))
     yield Figure("truncated_trained", "truncated, yet trained on", truncated_trained)
     for stage in STAGES:
         yield Figure(f"parallelism_{stage}", f"parallelism of {stage}", partial(parallelisms, stage=stage))
@@ -150,9 +150,13 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
         key = f"load.{stage}.memory_fraction"
         yield Figure(f"memory_{stage}", f"fullest device of {stage}", partial(most, key=key), percent)
     yield Figure("kv_used", "KV in use at most", partial(most, key="load.rollout.kv.used_fraction"), percent)
-    yield Figure("switches", "switches of parallelism", lambda run: MeasuredFigure(len(switched(run))))
     yield Figure(
-        "switches_rolled_back", "rolled back", lambda run: MeasuredFigure(len(switched(run, back=True)))
+        "switches", "switches of parallelism", lambda run: MeasuredFigure(len(completed_switches(run)))
+    )
+    yield Figure(
+        "switches_rolled_back",
+        "rolled back",
+        lambda run: MeasuredFigure(len(completed_switches(run, back=True))),
     )
     yield Figure(
         "stall_s", "stalled by switches, seconds", lambda run: MeasuredFigure(sum(stalls(run))), rounded
@@ -264,7 +268,7 @@ def evaluated(run: RecordedRun, which: str, key: str) -> Value:
 # --- endings, parallelism and switches ------------------------------------------------------
 
 
-def ended(run: RecordedRun, names: Sequence[str]) -> Value:
+def ended_episodes(run: RecordedRun, names: Sequence[str]) -> Value:
     """Episodes that ended so, those included that were tried again."""
     counts = [line.get(name, 0) for line in run.endings for name in names]
     return MeasuredFigure(sum(counts)) if counts else None
@@ -293,7 +297,7 @@ def parallelisms(run: RecordedRun, stage: str) -> Value:
     return " → ".join(named) or None
 
 
-def switched(run: RecordedRun, *, back: bool = False) -> list[Record]:
+def completed_switches(run: RecordedRun, *, back: bool = False) -> list[Record]:
     """The switches that ended in the requested parallelism, or those that were rolled back."""
     return [switch for switch in run.switches if bool(switch.get("rolled_back")) == back]
 

@@ -87,7 +87,7 @@ def side_by_side(row: ChartRow, names: Sequence[str]) -> dict[str, Any] | None:
     return {
         "title": row.title, "note": row.note, "x": row.x_label, "layouts": row.layouts,
         "percent": row.percent, "log": 2 if row.doubling else 0, "zero": row.zero,
-        "reach": reached(xs, row.x_label), "within": [min(ys), max(ys)],
+        "reach": time_axis_ends(xs, row.x_label), "within": [min(ys), max(ys)],
         "cells": [
             {
                 "name": name,
@@ -100,7 +100,7 @@ def side_by_side(row: ChartRow, names: Sequence[str]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def reached(xs: Sequence[float], x_label: str) -> list[float] | None:
+def time_axis_ends(xs: Sequence[float], x_label: str) -> list[float] | None:
     """The ends of a horizontal axis, for one of time from the run's start on; None if there is no point."""
     return [0.0 if x_label == SECONDS else min(xs), max(xs)] if xs else None
 
@@ -120,14 +120,14 @@ def together(runs: Sequence[RecordedRun], names: Sequence[str]) -> Iterator[dict
         ]
         yield {
             "title": title, "note": f"Mean of up to {window} steps.", "x": x_label,
-            "reach": reached([x for line in lines for x, _ in line.points], x_label),
+            "reach": time_axis_ends([x for line in lines for x, _ in line.points], x_label),
             "series": [line.as_json() for line in lines],
         }  # fmt: skip
 
 
 def rows(runs: Sequence[RecordedRun]) -> Iterator[ChartRow]:
     """All rows of the page, in the order in which a reader asks for them."""
-    yield from (lengths(runs, stage) for stage in STAGES if stage == "rollout" or changed(runs, stage))
+    yield from (lengths(runs, stage) for stage in STAGES if stage == "rollout" or has_changed(runs, stage))
     note = f"{result_word(runs).capitalize()}s of the batches, and of evaluations with their 95 % intervals."
     yield ChartRow(result_word(runs).capitalize(), note, STEP, [reward(run) for run in runs])
     note = "Tokens of the trained episodes a second."
@@ -146,7 +146,7 @@ def rows(runs: Sequence[RecordedRun]) -> Iterator[ChartRow]:
     )
 
 
-def changed(runs: Sequence[RecordedRun], stage: str) -> bool:
+def has_changed(runs: Sequence[RecordedRun], stage: str) -> bool:
     """Returns whether the stage had more than one parallelism, in one run or between them."""
     return len({degrees for run in runs for _, degrees in layouts(run, stage)}) > 1
 

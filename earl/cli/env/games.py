@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from earl.cli.lib.gateway_codec import CALL_S, listed
+from earl.cli.lib.gateway_codec import CALL_S, list_environments
 from earl.env import Action, Ending, GatewayClient, Limits, Observation
 from earl.env.codec import observation
 from earl.env.conformance.offered_tools import tools_of
@@ -57,13 +57,13 @@ class HostGame:
         self._episode = link.open(name, LIMITS.reset_s, LIMITS.step_s)
 
     async def begin(self, seed: int, task: Mapping[str, Any]) -> Shown:
-        return _shown(await self._episode.reset(seed, task))
+        return _decode_shown(await self._episode.reset(seed, task))
 
     async def act(self, action: Action) -> Shown:
-        return _shown(await self._episode.step(action))
+        return _decode_shown(await self._episode.step(action))
 
 
-def _shown(result: Any) -> Shown:
+def _decode_shown(result: Any) -> Shown:
     shown = observation(result.observation)
     return from_message(Shown, result, observation=shown, ending=Ending(result.ending))
 
@@ -98,15 +98,17 @@ async def at_host(target: str, name: str) -> AsyncIterator[Game]:
         examining("127.0.0.1:0", secret) as examiner,
         spawned(examiner, target, secret, ExamPlan(), capacity=1) as bench,
     ):
-        yield HostGame(bench.link, chosen(name, list(bench.link.environments), target))
+        yield HostGame(bench.link, chosen_environment(name, list(bench.link.environments), target))
 
 
 @asynccontextmanager
 async def at_gateway(address: str, name: str) -> AsyncIterator[Game]:
     """Opens an environment at the gateway host:port. Raises UnknownEnvironment, ServiceUnavailable."""
     allowed = Access.of(Role.OPERATOR)
-    served = {environment.name: environment for environment in await listed(address, allowed, CALL_S)}
-    name = chosen(name, list(served), f"the gateway at {address}")
+    served = {
+        environment.name: environment for environment in await list_environments(address, allowed, CALL_S)
+    }
+    name = chosen_environment(name, list(served), f"the gateway at {address}")
     client = GatewayClient(address, token=allowed.token, tls=allowed.tls)
     try:
         yield GatewayGame(client, name, served[name].tools)
@@ -114,7 +116,7 @@ async def at_gateway(address: str, name: str) -> AsyncIterator[Game]:
         await client.close()
 
 
-def chosen(name: str, served: Sequence[str], who: str) -> str:
+def chosen_environment(name: str, served: Sequence[str], who: str) -> str:
     """The name of the environment to play. Raises UnknownEnvironment."""
     if name in served:
         return name

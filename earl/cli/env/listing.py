@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Gateway, gateway_of
-from earl.cli.lib.gateway_codec import CALL_S, GatewayEnvironment, listed, signature
+from earl.cli.lib.gateway_codec import CALL_S, GatewayEnvironment, list_environments, signature
 from earl.rpc.access import Access
 from earl.rpc.token_file import READERS
 from earl.visible import visible
@@ -20,7 +20,7 @@ from earl.visible import visible
 def list_(gateway: Gateway = "", as_json: AsJson = False) -> None:
     """List the environments at a gateway: hosts, capacity, open and waiting sessions, quarantine, tools."""
     address = gateway_of(gateway)
-    environments = asyncio.run(listed(address, Access.of(*READERS), CALL_S))
+    environments = asyncio.run(list_environments(address, Access.of(*READERS), CALL_S))
     if as_json:
         print(
             json.dumps(

@@ -152,7 +152,7 @@ class Replica:
 async def supervise(replicas: list[Replica], stop: asyncio.Event, name: str, drain_s: float) -> None:
     """Keeps all until `stop` or until one cannot be kept."""
     keepers = [asyncio.create_task(replica.keep(stop)) for replica in replicas]
-    others = [asyncio.create_task(stop.wait()), asyncio.create_task(_announced(replicas, name))]
+    others = [asyncio.create_task(stop.wait()), asyncio.create_task(_announce_keepers(replicas, name))]
     try:
         done, _ = await asyncio.wait({others[0], *keepers}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -168,7 +168,7 @@ async def supervise(replicas: list[Replica], stop: asyncio.Event, name: str, dra
         raise SystemExit(code)
 
 
-async def _announced(replicas: list[Replica], name: str) -> None:
+async def _announce_keepers(replicas: list[Replica], name: str) -> None:
     for replica in replicas:
         await replica.ready.wait()
     announce(name, ",".join(dict.fromkeys(replica.address for replica in replicas)))

@@ -50,7 +50,9 @@ def with_run(
     directories = [directory_of(run)] if run is not None else newest()
 
     async def answered() -> T:
-        client = await (named(directories[0], roles) if run is not None else only(directories, roles))
+        client = await (
+            open_named(directories[0], roles) if run is not None else open_only(directories, roles)
+        )
         try:
             return await work(client)
         finally:
@@ -59,7 +61,7 @@ def with_run(
     return asyncio.run(answered())
 
 
-async def only(directories: Sequence[Path], roles: Sequence[Role]) -> OperatorClient:
+async def open_only(directories: Sequence[Path], roles: Sequence[Role]) -> OperatorClient:
     """A client of the only running run among these.
 
     Raises ConfigError if none does, or several do; what barred this caller if that is not known of one.
@@ -68,7 +70,7 @@ async def only(directories: Sequence[Path], roles: Sequence[Role]) -> OperatorCl
 
     async def probe(directory: Path) -> OperatorClient | None:
         try:
-            return await named(directory, roles, PROBE_S)
+            return await open_named(directory, roles, PROBE_S)
         except EarlError as error:
             if isinstance(error, BARRED) and not has_ended(directory):
                 barred.append(error)
@@ -110,7 +112,7 @@ def has_ended(directory: Path) -> bool:
     return read_record(directory) is not None and not is_held(directory)
 
 
-async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> OperatorClient:
+async def open_named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> OperatorClient:
     """A client of a running run.
 
     Raises ServiceUnavailable if it does not: what answers at the address that it had may be another run.

@@ -83,7 +83,7 @@ class GatewayViewer:
         await self._client.close()
 
 
-async def listed(gateway: str, access: Access, deadline_s: float) -> list[GatewayEnvironment]:
+async def list_environments(gateway: str, access: Access, deadline_s: float) -> list[GatewayEnvironment]:
     """The same in one call, for a command: where no gateway can be reached, after RETRY_S."""
     client = GatewayViewer(gateway, access)
     try:

@@ -57,7 +57,7 @@ class LogLine:
         if self.record is None:
             return [visible(self.text)]
         fields = " ".join(
-            f"{key}={shown(value)}" for key, value in self.record.items() if key not in STANDARD_KEYS
+            f"{key}={value_text(value)}" for key, value in self.record.items() if key not in STANDARD_KEYS
         )
         message = str(self.record.get("message", ""))
         traceback = str(self.record.get("traceback", "")).splitlines()
@@ -65,7 +65,7 @@ class LogLine:
         return [visible(line) for line in words]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)
 
 

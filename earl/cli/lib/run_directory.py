@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from earl.cli.lib.run_services import broken, other_version, run_json_of
+from earl.cli.lib.run_services import broken_record, other_version, run_json_of
 from earl.config.run import RunConfig
 
 
@@ -17,6 +17,6 @@ def config_of(directory: Path) -> RunConfig:
     except ValidationError as error:
         what = error.errors()[0]
         if what["type"] == "json_invalid":
-            raise broken(directory) from None
+            raise broken_record(directory) from None
         key = ".".join(map(str, what["loc"]))
         raise other_version(directory, f"{key}: {what['msg'].lower()}") from None

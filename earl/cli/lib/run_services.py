@@ -37,7 +37,7 @@ def services_of(directory: Path) -> RunServices:
     try:
         run: Any = json.loads(run_json_of(directory))
     except ValueError:
-        raise broken(directory) from None
+        raise broken_record(directory) from None
     return RunServices(*(_text(directory, run, key) for key in ("name", "scheduler.bind", "gateway.bind")))
 
 
@@ -50,7 +50,7 @@ def _text(directory: Path, run: Any, key: str) -> str:
     return value
 
 
-def broken(directory: Path) -> ConfigError:
+def broken_record(directory: Path) -> ConfigError:
     return ConfigError(
         f"{directory / 'run.json'} is broken: it is not JSON", "remove the directory, or restore the file"
     )

@@ -177,7 +177,7 @@ class RunMonitor:
             self.directory,
             state,
             status if status.run else replace(status, run=self._last.status.run),
-            aged(record) if record is not None else (),
+            with_ages(record) if record is not None else (),
             environments,
             metrics_of(self.directory) if active else {},
             silent if active or self.directory == NOWHERE else {},
@@ -241,7 +241,7 @@ def state_of(record: LaunchRecord | None, held: bool, answers: bool, *, failed: 
     return RunState.FAILED if failed else RunState.LOST
 
 
-def aged(record: LaunchRecord) -> tuple[ProcessState, ...]:
+def with_ages(record: LaunchRecord) -> tuple[ProcessState, ...]:
     """The processes, with the seconds in their states until now, or until the launch ended."""
     since_s = ((record.ended_ns or time.time_ns()) - record.written_ns) / 1e9
     return tuple(

@@ -143,12 +143,12 @@ async def redis(configured: str) -> dict[str, Any]:
 
 
 async def at_gateway(address: str, name: str) -> Finding:
-    from earl.cli.lib.gateway_codec import CALL_S, listed
+    from earl.cli.lib.gateway_codec import CALL_S, list_environments
     from earl.rpc.access import Access
     from earl.rpc.token_file import READERS
 
     try:
-        environments = await listed(address, Access.of(*READERS), CALL_S)
+        environments = await list_environments(address, Access.of(*READERS), CALL_S)
     except EarlError as error:
         return machine.of_gateway(address, name, None, error)
     return machine.of_gateway(

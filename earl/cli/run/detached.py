@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 from pydantic import BaseModel
 
 from earl.cli.lib.exit_code import INTERRUPTED
-from earl.cli.run.launch import handled, last_words, write_results
+from earl.cli.run.launch import handle_signals, last_words, write_results
 from earl.cli.run.plain_view import LoggedView
 from earl.config.run import RunConfig
 from earl.errors import EarlError
@@ -93,10 +93,10 @@ class LaunchChannel:
 
 async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) -> LaunchOutcome:
     """Runs a whole launch and reports it to the channel. Raises what the launch raises."""
-    signals = handled()
+    signals = handle_signals()
     view = LoggedView()
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), left_alone, signals)
+    loop.add_reader(sys.stdin.fileno(), stop_orphaned, signals)
     reported: dict[str, str] = {}
 
     def update(processes: Sequence[ProcessState], status: RunStatus) -> None:
@@ -128,7 +128,7 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
     )
 
 
-def left_alone(signals: Signals) -> None:
+def stop_orphaned(signals: Signals) -> None:
     """Stops the launch at once: standard input has ended, so the process that waited for it is gone."""
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
     signals.rush()
@@ -144,7 +144,7 @@ def log_to(directory: RunDirectory) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-def failed(error: EarlError) -> LaunchNews:
+def failure_news(error: EarlError) -> LaunchNews:
     return LaunchNews(
         kind="failed",
         error=type(error).__name__,
@@ -166,7 +166,7 @@ def main() -> int:
     except EarlError as error:
         extra: dict[str, Any] = {"fields": {"error": type(error).__name__, "exit_code": error.exit_code}}
         logger.error("%s", error, extra=extra)
-        channel.send(failed(error))
+        channel.send(failure_news(error))
         return error.exit_code
     if outcome.begun:
         write_results(outcome, order.config)

@@ -79,7 +79,7 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
             config,
             resume=resume,
             started_at=started_at,
-            signals=handled(),
+            signals=handle_signals(),
             on_update=view.update,
             on_failed=reasons.append,
         )
@@ -114,7 +114,7 @@ def settled_dtypes(config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[
     return resolved, auto_dtype.notes(config, resolved, resume=resume, flags=flags())
 
 
-def handled() -> Signals:
+def handle_signals() -> Signals:
     """Handles Ctrl-C, SIGTERM, SIGHUP and the SIGUSR1 of `earl stop --now` on the running loop. A SIGHUP that
     is ignored, as under nohup, stays so."""
     signals = Signals()

@@ -144,7 +144,7 @@ def end(directory: Path, *, now: bool) -> EndedRun:
 
 def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:
     """Tells the launcher to end, more and more firmly; returns when it has ended."""
-    launcher = opened(directory)
+    launcher = launcher_pidfd(directory)
     if launcher is None:
         return
     bounds = [(signal.SIGTERM, 2 * config.stack.stop_s + SLACK_S), (signal.SIGUSR1, HURRIED_S)]
@@ -164,7 +164,7 @@ def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:
         os.close(launcher)
 
 
-def opened(directory: Path) -> int | None:
+def launcher_pidfd(directory: Path) -> int | None:
     """A pidfd of the launcher that holds the directory; None if it has ended meanwhile."""
     until = time.monotonic() + RECORD_S
     while is_held(directory):

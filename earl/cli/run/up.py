@@ -145,15 +145,17 @@ async def start(
         news = launch.result()
         ready = news.kind == "ready"
         if ready:
-            return begun(config, news, process.pid)
-        code = await ended(process)
-        sys.stderr.writelines(f"earl: {sentence}\n" for sentence in failing(run_path(config), process.pid))
+            return started_run(config, news, process.pid)
+        code = await wait_or_kill(process)
+        sys.stderr.writelines(
+            f"earl: {sentence}\n" for sentence in failure_sentence(run_path(config), process.pid)
+        )
         raise reason(news, run_path(config), code)
     finally:
         launch.cancel()
         if not ready:
             process.stdin.close()  # it ends what it has started
-            await ended(process)
+            await wait_or_kill(process)
 
 
 def longest_pause_s(config: RunConfig) -> float:
@@ -199,7 +201,7 @@ def waited_for(states: Mapping[str, str]) -> str:
     return ", ".join(name for name, state in states.items() if state not in ("ready", "done"))
 
 
-async def ended(process: asyncio.subprocess.Process) -> int:
+async def wait_or_kill(process: asyncio.subprocess.Process) -> int:
     """The exit code of a launcher that ends; it is killed if it does not, and its warden ends the rest."""
     with suppress(TimeoutError):
         async with asyncio.timeout(GIVEN_UP_S):
@@ -208,7 +210,7 @@ async def ended(process: asyncio.subprocess.Process) -> int:
     return await process.wait()
 
 
-def begun(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
+def started_run(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
     directory = run_path(config)
     record = read_record(directory)
     names = [process.name for process in record.processes] if record is not None else []
@@ -219,7 +221,7 @@ def begun(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
     return StartedRun(directory, pid, news.seconds, names, addresses, awaited)
 
 
-def failing(directory: Path, pid: int) -> list[str]:
+def failure_sentence(directory: Path, pid: int) -> list[str]:
     """The sentence that says why a run failed, if it had begun and this process launched it last."""
     record = read_record(directory)
     failed = record is not None and record.pid == pid and record.outcome == "failed"

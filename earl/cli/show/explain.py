@@ -14,7 +14,7 @@ from earl.cli.lib.find_run import RunDir, pick_run
 from earl.cli.lib.run_services import run_json_of
 from earl.cli.lib.switches import REQUESTED_BY, RecordedSwitch, read_switches, switch_text
 from earl.cli.lib.wrapped import print_wrapped
-from earl.cli.show.unexplained import measured, reason_for_none, unexplained_lines
+from earl.cli.show.unexplained import measured_workloads, reason_for_none, unexplained_lines
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 
@@ -38,12 +38,14 @@ def explain(
     run_json = run_json_of(run_dir)
     if not read_decisions(run_dir) and step is None:
         if as_json:
-            workloads = {name: _plain(of) for name, of in measured(run_dir).items() if stage in ("", name)}
+            workloads = {
+                name: _plain(of) for name, of in measured_workloads(run_dir).items() if stage in ("", name)
+            }
             print(json.dumps({"decisions": [], "reason": reason_for_none(run_json), "measured": workloads}))
         else:
             print_wrapped("\n".join(unexplained_lines(run_dir, run_json, stage)))
         return
-    decided = chosen(run_dir, stage)
+    decided = chosen_decisions(run_dir, stage)
     shown = [decision_at(lines, step, run_dir) for lines in decided.values()]
     ended = {(switch.stage, switch.epoch): switch for switch in read_switches(run_dir)}
     if as_json:
@@ -56,7 +58,7 @@ def explain(
     print_wrapped("\n\n".join(filter(None, parts)))
 
 
-def chosen(run_dir: Path, stage: str) -> dict[str, list[DecisionRecord]]:
+def chosen_decisions(run_dir: Path, stage: str) -> dict[str, list[DecisionRecord]]:
     """The decisions to explain, by stage. Raises ConfigError: no run, or none were taken."""
     decided = read_decisions(run_dir)
     if not decided:

@@ -66,21 +66,23 @@ def logs(
     """
     run, processes = split(which or [])
     filters = LineFilter(level_of(level), time.time() - seconds_of(since) if since else 0.0)
-    source = Logs(run / LOGS, known(run, processes), filters)
+    source = Logs(run / LOGS, known_processes(run, processes), filters)
     console = Console(highlight=False, soft_wrap=True)
     show = as_object if as_json else Readable(console, run)
     try:
         for line in deque(source.lines(), maxlen=last) if last else source.lines():
             show(line)
         if follow:
-            asyncio.run(followed(run, source, show, None if as_json else console))
+            asyncio.run(follow_logs(run, source, show, None if as_json else console))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:
         sys.stderr.close()  # `earl logs | head` is no mistake
 
 
-async def followed(run: Path, source: Logs, show: Callable[[LogLine], None], console: Console | None) -> None:
+async def follow_logs(
+    run: Path, source: Logs, show: Callable[[LogLine], None], console: Console | None
+) -> None:
     """Shows new lines until the run has ended. console: where the idle line is drawn, if it is a terminal."""
     async with RunProgress(run) as progress:
         idle = IdleLine(console, progress.text) if console is not None and redraws(console) else None
@@ -129,7 +131,7 @@ def processes_of(run: Path) -> list[str]:
     return sorted(path.stem for path in (run / LOGS).glob("*.log"))
 
 
-def known(run: Path, processes: list[str]) -> list[str]:
+def known_processes(run: Path, processes: list[str]) -> list[str]:
     """The processes that were named. Raises ConfigError for one that the run does not have."""
     there = processes_of(run)
     for name in processes:

@@ -69,7 +69,7 @@ def ls(
     """
     if folder != RUNS and not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}", "name one, or leave it out for ./runs")
-    runs = asyncio.run(listed(folder))
+    runs = asyncio.run(list_runs(folder))
     if as_json:
         print(json.dumps(plain([asdict(run) for run in runs])))
         return
@@ -88,7 +88,7 @@ def table_of(runs: Sequence[ListedRun], now_s: float) -> StatusTable:
     return table.without(unused if len(unused) == 1 else {"reward"} if unused else ())
 
 
-async def listed(folder: Path) -> list[ListedRun]:
+async def list_runs(folder: Path) -> list[ListedRun]:
     """The runs of a folder, those first that were launched last."""
     return list(await asyncio.gather(*map(listed_run, newest(folder))))
 
@@ -103,10 +103,10 @@ async def listed_run(directory: Path) -> ListedRun:
             await monitor.close()
     except EarlError as error:  # a directory of another version, or one that this user cannot read
         return ListedRun(directory.name, str(directory), "unknown", fault=error.message)
-    return shown(snapshot)
+    return run_line(snapshot)
 
 
-def shown(snapshot: RunSnapshot) -> ListedRun:
+def run_line(snapshot: RunSnapshot) -> ListedRun:
     """The line of a snapshot."""
     status, record = snapshot.status, read_record(snapshot.directory)
     metrics: dict[str, Any] = dict(status.metrics)

@@ -92,7 +92,7 @@ def parallelism(ctx: typer.Context, run: Run = None, as_json: AsJson = False) ->
     ctx.obj = run
     if ctx.invoked_subcommand is None:
         status = with_run(run, lambda client: client.status(CALL_S), READERS)
-        print(json.dumps(as_object(status)) if as_json else "\n".join(shown(status)))
+        print(json.dumps(as_object(status)) if as_json else "\n".join(stage_paragraphs(status)))
 
 
 @app.command("set", epilog="Example: earl parallelism set rollout tp=2 --pin")
@@ -114,7 +114,7 @@ def set_(
 
     Ends with code 1 if the switch was rolled back.
     """
-    stage, requested = known(stage), given(degrees)
+    stage, requested = known_stage(stage), given_degrees(degrees)
     epoch, switch, state = with_run(
         run or ctx.obj, lambda client: change(client, stage, requested, pin, 0.0 if no_wait else WAIT_S)
     )
@@ -137,17 +137,17 @@ def set_(
 @app.command(epilog="Example: earl parallelism pin trainer")
 def pin(ctx: typer.Context, stage: Stage, run: Run = None, as_json: AsJson = False) -> None:
     """Keep a stage's parallelism: the selector does not change it, also after a restart."""
-    pinned(run or ctx.obj, stage, True, as_json)
+    print_pin(run or ctx.obj, stage, True, as_json)
 
 
 @app.command(epilog="Example: earl parallelism unpin trainer")
 def unpin(ctx: typer.Context, stage: Stage, run: Run = None, as_json: AsJson = False) -> None:
     """Let the selector decide for a stage again."""
-    pinned(run or ctx.obj, stage, False, as_json)
+    print_pin(run or ctx.obj, stage, False, as_json)
 
 
-def pinned(run: Path | None, stage: str, pin: bool, as_json: bool) -> None:
-    stage = known(stage)
+def print_pin(run: Path | None, stage: str, pin: bool, as_json: bool) -> None:
+    stage = known_stage(stage)
     _, _, state = with_run(run, lambda client: change(client, stage, None, pin, 0.0))
     if as_json:
         print(json.dumps({"stage": asdict(state)}))
@@ -158,14 +158,14 @@ def pinned(run: Path | None, stage: str, pin: bool, as_json: bool) -> None:
 # --- arguments ------------------------------------------------------------------------------
 
 
-def known(stage: str) -> str:
+def known_stage(stage: str) -> str:
     """The stage's name. Raises ConfigError if there is no such stage."""
     if stage not in STAGES:
         raise ConfigError(f"there is no stage {stage!r}", f"name one of {', '.join(STAGES)}")
     return stage
 
 
-def given(degrees: list[str]) -> dict[str, int]:
+def given_degrees(degrees: list[str]) -> dict[str, int]:
     """The degrees that were named, those of 1 included. Raises IllegalParallelism."""
     text = ",".join(degrees)
     named = Parallelism.parse(text).as_dict()
@@ -221,7 +221,7 @@ def as_object(status: RunStatus) -> dict[str, Any]:
     }
 
 
-def shown(status: RunStatus) -> list[str]:
+def stage_paragraphs(status: RunStatus) -> list[str]:
     """The run's stages, a paragraph each."""
     lines = [f"{status.run}, {status.phase} {status.step}/{status.steps}"]
     for stage in status.stages:

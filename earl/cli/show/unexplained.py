@@ -26,7 +26,7 @@ def reason_for_none(run_json: bytes) -> str:
         return "it was made before the selector existed"
 
 
-def measured(run_dir: Path) -> dict[str, dict[str, Any]]:
+def measured_workloads(run_dir: Path) -> dict[str, dict[str, Any]]:
     """Returns for each stage its parallelism and its measured workload at the first and at the last step."""
     records = [record for record in read_lines(run_dir / "metrics.jsonl") if "load" in record]
     if not records:
@@ -46,7 +46,7 @@ def measured(run_dir: Path) -> dict[str, dict[str, Any]]:
 def unexplained_lines(run_dir: Path, run_json: bytes, stage: str) -> Iterator[str]:
     """The reason, what was measured of each stage, and which parallelisms a profile would compare."""
     yield f"The selector decided nothing in {run_dir}: {reason_for_none(run_json)}."
-    stages = {name: workload for name, workload in measured(run_dir).items() if stage in ("", name)}
+    stages = {name: workload for name, workload in measured_workloads(run_dir).items() if stage in ("", name)}
     for name, workload in stages.items():
         parallelism = workload["parallelism"]
         first, last = workload["first_step"], workload["last_step"]

@@ -45,7 +45,7 @@ def table_lines(table: StatusTable, cells: int, before: TableLines | None = None
         return _chunks(table, cells, before)
     table = table.fitted(cells) if table.rows else table
     natural = _natural(table)
-    widths = _kept(table.columns, natural, before)
+    widths = _at_least_before(table.columns, natural, before)
     if _total(widths) > cells:
         widths = _narrowed(table, natural, cells)
     lines = [TableLine(_joined(table, table.columns, widths))]
@@ -56,7 +56,7 @@ def table_lines(table: StatusTable, cells: int, before: TableLines | None = None
 
 def _chunks(table: StatusTable, cells: int, before: TableLines | None) -> TableLines:
     """The only row of a table, in as many lines as it needs."""
-    widths = _kept(table.columns, _natural(table), before)
+    widths = _at_least_before(table.columns, _natural(table), before)
     parts: list[list[int]] = [[]]
     for i, width in enumerate(widths):
         if parts[-1] and _total([*(widths[j] for j in parts[-1]), width]) > cells:
@@ -77,7 +77,7 @@ def _natural(table: StatusTable) -> list[int]:
     return [max([len(name), *(len(row[i]) for row in table.rows)]) for i, name in enumerate(table.columns)]
 
 
-def _kept(columns: Sequence[str], widths: list[int], before: TableLines | None) -> list[int]:
+def _at_least_before(columns: Sequence[str], widths: list[int], before: TableLines | None) -> list[int]:
     if before is None or before.columns != tuple(columns):
         return widths
     return list(map(max, widths, before.widths))

@@ -97,7 +97,7 @@ class RunHistory:
         if tail.renewed:
             self._stores[name].clear()
         if name == "metrics" and new:
-            steps = surviving([*self._metrics, *map(kept, new)])
+            steps = surviving([*self._metrics, *map(page_figures, new)])
             self._metrics[:] = fewer(steps, STEPS)
         elif name == "evaluations":
             # Every episode's reward is in the file; the page shows their means.
@@ -232,7 +232,7 @@ class RunHistory:
 MOVED = ("size_bytes", "seconds", "transfers", "retries")
 
 
-def kept(record: Mapping[str, Any]) -> dict[str, Any]:
+def page_figures(record: Mapping[str, Any]) -> dict[str, Any]:
     """Selects the part of a line of metrics.jsonl that the page needs, flat; `parallelisms`: that of each
     stage as text.
     """

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from earl.cli.env import app, examination, project
 from earl.cli.env.examination import closing, exit_code, lines
-from earl.cli.env.games import Shown, chosen
+from earl.cli.env.games import Shown, chosen_environment
 from earl.cli.env.listing import table
 from earl.cli.env.play import action_of
 from earl.cli.env.project import SKELETON
@@ -109,11 +109,11 @@ def test_what_a_typed_line_stands_for():
 
 
 def test_which_environment_is_meant():
-    assert chosen("", ["a"], "m:C") == "a" and chosen("b", ["a", "b"], "m:C") == "b"
+    assert chosen_environment("", ["a"], "m:C") == "a" and chosen_environment("b", ["a", "b"], "m:C") == "b"
     with pytest.raises(UnknownEnvironment, match="m:C serves 2; name one of a, b"):
-        chosen("", ["b", "a"], "m:C")
+        chosen_environment("", ["b", "a"], "m:C")
     with pytest.raises(UnknownEnvironment, match="does not serve 'c'"):
-        chosen("c", ["a"], "m:C")
+        chosen_environment("c", ["a"], "m:C")
 
 
 def test_replicas_listen_at_ports_in_a_row():

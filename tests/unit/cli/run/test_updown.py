@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from earl.cli.run import stop, up
-from earl.cli.run.launch import handled
+from earl.cli.run.launch import handle_signals
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
 from earl.stack import plan
@@ -132,7 +132,7 @@ def test_stop_tells_what_it_waits_for_until_the_launcher_has_ended(
             lines.append(heard.next_line())
         return False
 
-    monkeypatch.setattr(stop, "opened", lambda _: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr(stop, "launcher_pidfd", lambda _: os.open(os.devnull, os.O_RDONLY))
     monkeypatch.setattr(stop.warden, "send", lambda *_: None)
     monkeypatch.setattr(stop.warden, "wait_all", wait_all)
     config = tictactoe(tmp_path, stack={"stop_s": 30.0})
@@ -153,7 +153,7 @@ def test_stop_tells_what_it_waits_for_until_the_launcher_has_ended(
     ],
 )
 async def test_a_signal_stops_a_launcher_and_is_named(number: signal.Signals, by: str):
-    signals = handled()
+    signals = handle_signals()
     try:
         os.kill(os.getpid(), number)
         async with asyncio.timeout(60.0):
@@ -165,7 +165,7 @@ async def test_a_signal_stops_a_launcher_and_is_named(number: signal.Signals, by
 
 async def test_a_launcher_under_nohup_outlives_its_terminal():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signals = handled()
+    signals = handle_signals()
     try:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         os.kill(os.getpid(), signal.SIGHUP)
@@ -184,7 +184,7 @@ def unhandled() -> None:
 
 
 async def test_a_launcher_that_is_told_so_hurries():
-    signals = handled()
+    signals = handle_signals()
     try:
         assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -238,11 +238,11 @@ def test_stop_says_why_the_run_ended_as_status_does(
 
 
 def test_up_says_why_a_run_failed_that_its_launcher_had_begun(tmp_path: Path):
-    assert up.failing(tmp_path, 7) == []
+    assert up.failure_sentence(tmp_path, 7) == []
     write_record(tmp_path, LaunchRecord(7, "no such mark", outcome="failed", status=TRAINING))
     (tmp_path / FAILURE).write_text(json.dumps({"error": "EngineLost", "message": "gone"}))
-    assert up.failing(tmp_path, 7) == ["failed after 3 of 40 steps: EngineLost: gone"]
-    assert up.failing(tmp_path, 8) == []  # the launch before failed, and this one began nothing
+    assert up.failure_sentence(tmp_path, 7) == ["failed after 3 of 40 steps: EngineLost: gone"]
+    assert up.failure_sentence(tmp_path, 8) == []  # the launch before failed, and this one began nothing
 
 
 def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):

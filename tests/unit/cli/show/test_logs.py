@@ -20,7 +20,7 @@ from earl.cli.lib.log_lines import LineFilter, LogLine, Logs
 from earl.cli.lib.notices import NOTICE_S
 from earl.cli.lib.snapshot import RunMonitor
 from earl.cli.show import logs
-from earl.cli.show.logs import IdleLine, RunProgress, app, followed, redraws, seconds_of
+from earl.cli.show.logs import IdleLine, RunProgress, app, follow_logs, redraws, seconds_of
 from earl.errors import ConfigError
 from earl.stack.run_files import LOCK
 from tests.support.runs import tictactoe
@@ -251,7 +251,7 @@ async def test_new_lines_come_though_no_service_answers_and_ctrl_c_leaves_no_idl
             shown.set()
 
     source = Logs(held / "logs", (), LineFilter())
-    following = asyncio.create_task(followed(held, source, show, console))
+    following = asyncio.create_task(follow_logs(held, source, show, console))
     async with asyncio.timeout(20):
         await asked.wait()
         log = held / "logs" / "trainer.log"

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from earl.cli.lib.find_run import RUNS, newest
-from earl.cli.show.parallelism import app, given, shown
+from earl.cli.show.parallelism import app, given_degrees, stage_paragraphs
 from earl.errors import ConfigError, IllegalParallelism, InsecureCall, ServiceUnavailable
 from earl.reparallelize import StageSwitch
 from earl.stack.record import LaunchRecord, write_record
@@ -35,13 +35,13 @@ def told(*arguments: object) -> str:
     ],
 )
 def test_degrees_are_those_that_were_named(degrees: list[str], found: dict[str, int]) -> None:
-    assert given(degrees) == found
+    assert given_degrees(degrees) == found
 
 
 @pytest.mark.parametrize("degrees", [["tp"], ["tp=0"], ["tp=2", "tp=4"], ["tq=2"], ["dp=4"], [""]])
 def test_what_are_no_degrees_is_refused_with_an_example(degrees: list[str]) -> None:
     with pytest.raises(IllegalParallelism) as caught:
-        given(degrees)
+        given_degrees(degrees)
     assert caught.value.exit_code == 4 and caught.value.remedy
 
 
@@ -106,7 +106,7 @@ def test_every_stage_is_shown_with_its_last_switch() -> None:
             switching=StageSwitch(epoch=4, before="dp2", after="tp2", reason="an operator asked for it"),
         ),
     )
-    assert shown(RunStatus("r", "train", 3, 9, stages=stages)) == [
+    assert stage_paragraphs(RunStatus("r", "train", 3, 9, stages=stages)) == [
         "r, train 3/9",
         "rollout    tp2, pinned",
         "           rollout stays with tp2",
