@@ -23,7 +23,7 @@ class MeasurementWrong(EarlError):
     """A benchmark did not do what it measures, so none of its figures is written."""
 
 
-def ended(what: str, code: object, stderr: str = "", remedy: str = "") -> ProcessFailed:
+def process_error(what: str, code: object, stderr: str = "", remedy: str = "") -> ProcessFailed:
     """The error for processes that ended with `code`. stderr: their standard error; the error has its end."""
     lines = stderr.strip().splitlines()
     error = ProcessFailed(
@@ -68,7 +68,7 @@ def last_line(
         raise late(what, limit_s) from error
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        raise ended(what, done.returncode, done.stderr)
+        raise process_error(what, done.returncode, done.stderr)
     return lines[-1]
 
 
@@ -83,5 +83,5 @@ def outputs_of(processes: Sequence[subprocess.Popen[str]], what: str, limit_s: f
             process.kill()
     codes = [process.returncode for process in processes]
     if any(codes):
-        raise ended(what, codes)
+        raise process_error(what, codes)
     return outputs

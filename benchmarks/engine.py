@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from benchmarks import tp_sum
-from benchmarks.children import REPORT, MeasurementWrong, ended, within
+from benchmarks.children import REPORT, MeasurementWrong, process_error, within
 from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
@@ -227,7 +227,7 @@ async def _transformers(stack: AsyncExitStack, spec: EngineSpec) -> Way:
     async def answer() -> dict[str, Any]:
         line = await stdout.readline()
         if not line:
-            raise ended("transformers' process", await process.wait())
+            raise process_error("transformers' process", await process.wait())
         return json.loads(line)
 
     async with within(START_S, "the start of transformers' process"):

@@ -52,7 +52,7 @@ class Place:
         return now
 
     def left(self) -> list[str]:
-        return left(self.mark, self.mark, self.observed)
+        return left_behind(self.mark, self.mark, self.observed)
 
 
 @contextmanager
@@ -103,10 +103,10 @@ def measured(mark: str) -> Footprint:
     ours = {pid for pid in living if _marked(pid, mark)}
     while more := {pid for pid, (parent, _) in living.items() if parent in ours} - ours:
         ours |= more
-    return Footprint({pid: living[pid][1] for pid in ours}, _held(ours))
+    return Footprint({pid: living[pid][1] for pid in ours}, _bound_sockets(ours))
 
 
-def left(mark: str, name: str, before: Footprint) -> list[str]:
+def left_behind(mark: str, name: str, before: Footprint) -> list[str]:
     """Returns what of a run is still there: processes, what they held, shared memory with its name."""
     named = {path for path in SHARED_MEMORY.iterdir() if name in path.name}
     there = sorted(path for path in before.held | named if os.path.lexists(path))
@@ -132,7 +132,7 @@ def _marked(pid: int, mark: str) -> bool:
     return False
 
 
-def _held(pids: Iterable[int]) -> set[Path]:
+def _bound_sockets(pids: Iterable[int]) -> set[Path]:
     bound = {
         fields[6]: Path(fields[7])
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]

@@ -97,7 +97,7 @@ def growing_context(
         turns = [way for number in range(repetitions) for way in list(ways)[:: 1 if number % 2 == 0 else -1]]
         for way in counted("runs", turns):
             records.append(one_run(run_file, [*given, *ways[way]], way))
-            runs.append({"way": way, **kept(records[-1])})
+            runs.append({"way": way, **run_figures(records[-1])})
 
 
 def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, list[Override]]]:
@@ -149,7 +149,7 @@ def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> Recorded
     return read_run(outcome.directory)
 
 
-def kept(run: RecordedRun) -> dict[str, Any]:
+def run_figures(run: RecordedRun) -> dict[str, Any]:
     """The figures of `earl compare` for a run, and its directory."""
     kept_figures: dict[str, Any] = {"directory": run.directory.name}
     for figure in figures():

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import footprint
-from benchmarks.children import ended, within
+from benchmarks.children import process_error, within
 from benchmarks.footprint import MARK, Place
 from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
@@ -191,7 +191,7 @@ class ObservedRun:
         self.usage.sample()
         if code:
             output = self._log.read_text(encoding="utf-8", errors="replace")
-            raise ended(f"the run that is {self._side}", code, output)
+            raise process_error(f"the run that is {self._side}", code, output)
         return code is None
 
     def gone(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.children import ended, within
+from benchmarks.children import process_error, within
 from benchmarks.record.checkout import ROOT
 
 READY_S = 60.0
@@ -41,7 +41,7 @@ class ServiceProcess:
                 line = await process.stdout.readline()
             if not line:
                 output = (run.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-                raise ended(name, await process.wait(), output)
+                raise process_error(name, await process.wait(), output)
             return cls(process, json.loads(line)["address"])
         except BaseException:
             if process.returncode is None:
@@ -79,7 +79,7 @@ def rss_mib(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
-    raise ended(f"process {pid}", "no memory left", remedy="see its log, or what it said above")
+    raise process_error(f"process {pid}", "no memory left", remedy="see its log, or what it said above")
 
 
 def cpu_s(pid: int) -> float:

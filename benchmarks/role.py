@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.children import ended, within
+from benchmarks.children import process_error, within
 from benchmarks.record.checkout import ROOT
 
 ANSWER_S = 120.0
@@ -63,7 +63,7 @@ class RoleProcess:
         async with within(within_s, "an answer of a process of the benchmark"):
             line = await self.process.stdout.readline()
         if not line:
-            raise ended("a process of the benchmark", await self.process.wait())
+            raise process_error("a process of the benchmark", await self.process.wait())
         return json.loads(line)
 
     async def stop(self) -> None:

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.children import ended
+from benchmarks.children import process_error
 from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
@@ -89,7 +89,7 @@ def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
     if done.returncode == -signal.SIGKILL:
         return {"oom": True}  # by the kernel
     if done.returncode:
-        raise ended(f"the step of {case}", done.returncode, done.stderr)
+        raise process_error(f"the step of {case}", done.returncode, done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -80,7 +80,7 @@ def podman(*arguments: str, check: bool = True, **options) -> subprocess.Complet
     return subprocess.run(["podman", *arguments], env=environment(), check=check, **options)
 
 
-def missing() -> list[str]:
+def missing_programs() -> list[str]:
     """Returns what `build` lacks on this machine, each with its remedy."""
     if os.geteuid() != 0:
         return ["this user is not root: containers with networks of their own need it here"]
@@ -146,7 +146,7 @@ def lent() -> list[str]:
 
 
 def build() -> int:
-    if wrong := missing():
+    if wrong := missing_programs():
         print("\n".join(f"containers: {problem}" for problem in wrong))
         return 1
     done = podman(
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["setup"]:
             return setup()
         case ["check"]:
-            wrong = missing()
+            wrong = missing_programs()
             print(
                 "\n".join(f"containers: {problem}" for problem in wrong) or "containers: nothing is missing"
             )

@@ -108,7 +108,7 @@ def locked_version(package: str) -> str:
     raise SystemExit(f"install: requirements.lock has no {package}; run make lock")
 
 
-def made(target: Path) -> Path:
+def make_environment(target: Path) -> Path:
     """The Python of the virtual environment at `target`, which is made if it is not there."""
     python = target / "bin" / "python"
     if not python.exists():
@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument("--extras", type=lambda text: text.split(","), default=["dev"])
     parser.add_argument("--dependencies", type=lambda text: text.split(","), default=[])
     given = parser.parse_args()
-    python = made(given.target)
+    python = make_environment(given.target)
     if not install_locked(python, given.dependencies or given.extras):
         print("install: pip could not install what EARL depends on; see its message above")
         return 1

@@ -181,7 +181,7 @@ def run(tests: list[str], limit_s: float | None, keep: bool) -> int:
     return code
 
 
-def chosen(given: argparse.Namespace) -> list[str]:
+def chosen_tests(given: argparse.Namespace) -> list[str]:
     """The tests that the command line of `run` asks for."""
     landing, entries = read()
     tests = given.only or slow_tests()
@@ -237,7 +237,7 @@ def main() -> int:
     if given.command == "run":
         limit_s = given.minutes * 60 * SLACK or None
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        return run(chosen(given), limit_s, keep=not given.no_record)
+        return run(chosen_tests(given), limit_s, keep=not given.no_record)
     return raise_landing() if given.command == "landing" else check()
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 
-from benchmarks.children import ended, within
+from benchmarks.children import process_error, within
 from benchmarks.memory_model.cases import MemoryCase
 from benchmarks.record.checkout import ROOT
 
@@ -45,5 +45,5 @@ async def measure(case: MemoryCase) -> int:
                 await process.wait()
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
-            raise ended("a rank", process.returncode, errors.decode(errors="replace"))
+            raise process_error("a rank", process.returncode, errors.decode(errors="replace"))
     return max(json.loads(output.splitlines()[-1])["bytes"] for output, _ in outputs)

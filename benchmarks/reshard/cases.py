@@ -67,7 +67,7 @@ def layouts(spec: ModelSpec, case: ReshardCase) -> dict[str, MeshLayout]:
     return by_tensor
 
 
-def held(spec: ModelSpec, case: ReshardCase, rank: int) -> dict[str, Box]:
+def rank_boxes(spec: ModelSpec, case: ReshardCase, rank: int) -> dict[str, Box]:
     """The boxes of trainer rank `rank`; tensors of which it has none are left out."""
     boxes: dict[str, Box] = {}
     for name, layout in layouts(spec, case).items():
@@ -81,7 +81,7 @@ def first_held(spec: ModelSpec, case: ReshardCase) -> dict[str, list[tuple[int, 
     """(trainer rank, box) of each tensor's boxes, each box once: the first of its replicas."""
     ranks_of: dict[str, dict[Box, int]] = {}
     for rank in range(case.trainers):
-        for name, box in held(spec, case, rank).items():
+        for name, box in rank_boxes(spec, case, rank).items():
             ranks_of.setdefault(name, {}).setdefault(box, rank)
     return {name: [(rank, box) for box, rank in boxes.items()] for name, boxes in ranks_of.items()}
 

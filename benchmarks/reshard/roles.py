@@ -26,9 +26,9 @@ from benchmarks.reshard.cases import (
     DTYPE,
     VERSIONS,
     ReshardCase,
-    held,
     layouts,
     owned,
+    rank_boxes,
     slices,
     values,
 )
@@ -66,7 +66,7 @@ class ReshardProcess:
         self.arenas, self.rendezvous = role["arenas"], role["rendezvous"]
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.config = DataPlaneConfig(arena_dir=self.arenas)
-        self.redis = self.runner.run(_opened(role["redis"]))
+        self.redis = self.runner.run(_open_valkey(role["redis"]))
         self.registry = Registry(self.redis, "{earl:bench}:", LEASE_S)
 
 
@@ -74,7 +74,7 @@ class TrainerProcess(ReshardProcess):
     """A trainer rank: publishes each version in its slot, and packs the first version's shards for gloo."""
 
     def start(self) -> dict[str, Any]:
-        boxes = held(self.spec, self.case, self.rank)
+        boxes = rank_boxes(self.spec, self.case, self.rank)
         shapes = self.spec.shapes()
         slot_bytes = sum(occupied(CARRIER.itemsize * box.size) for box in boxes.values())
         opening = TensorStore.open(
@@ -147,7 +147,7 @@ class ReaderProcess(ReshardProcess):
         place = self.case.trainers + self.rank
         self.gloo = GatherBroadcast(self.spec, self.case, place, self.rendezvous)
         memory = [_mapped(slot["path"]) for slot in work["trainers"]]
-        boxes = [held(self.spec, self.case, rank) for rank in range(self.case.trainers)]
+        boxes = [rank_boxes(self.spec, self.case, rank) for rank in range(self.case.trainers)]
         # By version and trainer rank.
         self.copies: dict[int, list[list[tuple[np.ndarray, np.ndarray]]]] = {}
         for slot, version in enumerate(VERSIONS):
@@ -223,7 +223,7 @@ def _mapped(path: str) -> mmap.mmap:
         os.close(fd)
 
 
-async def _opened(url: str) -> Any:
+async def _open_valkey(url: str) -> Any:
     return open_redis(url)
 
 

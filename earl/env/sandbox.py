@@ -216,7 +216,7 @@ class Sandbox:
             piece = os.read(process.stdout.fileno(), 65_536)
             if not piece:
                 # Closed by its end, or by the code: then it is given the rest of its time.
-                return kept.text(), None if _ended(process, deadline) else RunEnd.TIMEOUT
+                return kept.text(), None if _ends_in_time(process, deadline) else RunEnd.TIMEOUT
             kept.add(piece)
             if kept.size > FLOOD * self.limits.output_bytes:
                 return kept.text(), RunEnd.OUTPUT
@@ -287,7 +287,7 @@ def _started(process: subprocess.Popen[bytes], status: int) -> str:
     raise SandboxUnavailable(f"agent-written Python cannot be confined on this machine: {reason}", _REMEDY)
 
 
-def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
+def _ends_in_time(process: subprocess.Popen[bytes], deadline: float) -> bool:
     """Returns whether it ends before the deadline; it is not waited for."""
     descriptor = os.pidfd_open(process.pid)
     try:

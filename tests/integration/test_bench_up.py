@@ -43,4 +43,4 @@ def test_a_run_that_is_never_told_to_end_goes_with_its_directory(
         seen = place.measured()
         raise KeyboardInterrupt
     assert len(seen.processes) >= 8 and seen.held
-    assert footprint.left(mark, mark, seen) == [] and not list(tmp_path.iterdir())
+    assert footprint.left_behind(mark, mark, seen) == [] and not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import pytest
 
 from earl import errors
 from earl.env import Ending, GatewayClient, Limits
-from earl.env.adapters.arithmetic import evaluate, shown
+from earl.env.adapters.arithmetic import evaluate, number_text
 from earl.env.adapters.held_out import EVALUATION_BIT
 from earl.env.tool_calls import ToolCall, render
 from tests.integration.test_gateway import stack
@@ -30,7 +30,7 @@ async def test_reasoning_gym(tmp_path):
             session = await client.open("reasoning_gym/basic_arithmetic", SUMS, seed, LIMITS)
             question = session.observation.text.splitlines()[0]
             value = evaluate(question.removeprefix("Calculate ").removesuffix("."))
-            outcome = await session.step(f"The answer is {shown(value) if right else -1}.")
+            outcome = await session.step(f"The answer is {number_text(value) if right else -1}.")
             assert outcome.ending is Ending.OK and outcome.done
             assert outcome.reward == outcome.metrics["win"] == float(right)
             return question
@@ -56,7 +56,7 @@ async def test_calculator(tmp_path):
         assert call in session.observation.legal_actions
         outcome = await session.step(call)
         assert (outcome.done, outcome.observation.role) == (False, "tool")
-        assert outcome.observation.text == shown(evaluate(problem))
+        assert outcome.observation.text == number_text(evaluate(problem))
         end = await session.step(outcome.observation.text)
         assert (end.ending, end.metrics["win"]) == (Ending.OK, 1.0)
         assert outcome.reward + end.reward == pytest.approx(1.0)

@@ -17,7 +17,7 @@ from earl.cli.env.arguments import AsJson, Task, task_of
 from earl.cli.lib import completion
 from earl.cli.lib.notices import waiting
 from earl.env.conformance.card import Card, Check, CheckVerdict
-from earl.env.conformance.plan import ExamPlan, chosen, recorded
+from earl.env.conformance.plan import ExamPlan, check_names, recorded
 from earl.errors import ConfigError, DeadlineExceeded
 from earl.visible import visible
 
@@ -106,7 +106,7 @@ def test(
         sessions=sessions,
         reset_s=reset_s,
         step_s=step_s,
-        only=chosen(only or ()),
+        only=check_names(only or ()),
         recorded=recorded(script) if script is not None else (),
     )
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, quiet=as_json)

@@ -134,7 +134,7 @@ async def redis(configured: str) -> dict[str, Any]:
     try:
         url = variable_or_file("EARL_REDIS_URL") or configured
     except EarlError as error:
-        return _failed(error.message, error.remedy)
+        return _failed_facts(error.message, error.remedy)
     if url:
         return await probed_by("earl.bus.probe", url, piped="echo REDIS_URL")
     # Also of a probe that had to be killed nothing stays.
@@ -222,7 +222,7 @@ async def probed_by(
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate(given.encode())
     except TimeoutError:
-        return _failed(f"its probe did not end within {timeout_s:g} s", f"{BY_HAND}{by_hand}")
+        return _failed_facts(f"its probe did not end within {timeout_s:g} s", f"{BY_HAND}{by_hand}")
     finally:
         if process.returncode is None:
             # With what it started: a serving process of its own may be stuck too.
@@ -233,9 +233,9 @@ async def probed_by(
     last = (err.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     failure = f"its probe ended with {process.returncode}: {last}"
     if last.startswith("ModuleNotFoundError"):
-        return _failed(failure, 'pip install "earl[stack]", or what is missing alone')
-    return _failed(failure, f"{BY_HAND}{by_hand}")
+        return _failed_facts(failure, 'pip install "earl[stack]", or what is missing alone')
+    return _failed_facts(failure, f"{BY_HAND}{by_hand}")
 
 
-def _failed(message: str, remedy: str) -> dict[str, Any]:
+def _failed_facts(message: str, remedy: str) -> dict[str, Any]:
     return {"facts": {}, "error": {"message": message, "remedy": remedy}}

@@ -59,7 +59,7 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-def shown(value: Fraction) -> str:
+def number_text(value: Fraction) -> str:
     """The value as a calculator shows it: an integer, or up to six decimals."""
     if value.denominator == 1:
         return str(value.numerator)

@@ -22,7 +22,7 @@ import random
 import re
 from typing import Any
 
-from earl.env.adapters.arithmetic import ArithmeticFault, evaluate, shown
+from earl.env.adapters.arithmetic import ArithmeticFault, evaluate, number_text
 from earl.env.adapters.held_out import drawn
 from earl.env.adapters.metrics import metrics
 from earl.env.adapters.settings import Letters, Setting, Text, Whole, checked
@@ -78,13 +78,14 @@ class Calculator(Environment):
         except ArithmeticFault as fault:
             return self._ended(f"the calculator says: {fault}")
         self._computed = float(value == self._value)
-        answers = [shown(value), self._problem.split()[0]]
-        return StepResult(Observation(shown(value), answers, "tool"), CALLED + COMPUTED * self._computed)
+        text = number_text(value)
+        observation = Observation(text, [text, self._problem.split()[0]], "tool")
+        return StepResult(observation, CALLED + COMPUTED * self._computed)
 
     def _answer(self, action: str) -> StepResult:
         numbers = _NUMBER.findall(action.replace(",", ""))
-        right = bool(numbers) and numbers[-1] == shown(self._value)
-        return self._ended("right" if right else f"it is {shown(self._value)}", ANSWERED * right, right)
+        right = bool(numbers) and numbers[-1] == number_text(self._value)
+        return self._ended("right" if right else f"it is {number_text(self._value)}", ANSWERED * right, right)
 
     def _ended(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
         figures = metrics(win=right, called=self._computed is not None, computed=self._computed or 0.0)

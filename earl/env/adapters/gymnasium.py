@@ -115,11 +115,11 @@ class _Named:
     def __init__(self, space: spaces.Discrete, names: tuple[str, ...]) -> None:
         self._start = int(space.start)
         names = names or tuple(str(self._start + place) for place in range(int(space.n)))
-        self._places = move_text.named(names)
+        self._places = move_text.moves_by_name(names)
         self.legal = [f"[{name}]" for name in names]
 
     def parse(self, action: str) -> int | None:
-        place = move_text.chosen(action, self._places)
+        place = move_text.chosen_move(action, self._places)
         return None if place is None else self._start + place
 
 
@@ -165,7 +165,7 @@ def _renders_text(id: str) -> bool:
     return "ansi" in getattr(made, "metadata", {}).get("render_modes", ())
 
 
-def shown(environment: Any, observation: Any) -> str:
+def rendered_text(environment: Any, observation: Any) -> str:
     """Any environment as text: its "ansi" rendering, what is coloured there in brackets, or its numbers."""
     if environment.render_mode == "ansi":
         return _bracketed(str(environment.render()))
@@ -213,7 +213,7 @@ def environment(
     """
     known_view = VIEWS.get(id)
     view = known_view or GymnasiumView(
-        rules=rules, show=shown, worst=illegal_reward, total=True, rewards=reward_range
+        rules=rules, show=rendered_text, worst=illegal_reward, total=True, rewards=reward_range
     )
     bare = id.rpartition(":")[2]
     description = view.rules.partition("\n")[0] or f"gymnasium's {id}."

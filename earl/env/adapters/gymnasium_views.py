@@ -44,7 +44,7 @@ def _flag(default: bool) -> Setting:
     return ChoiceSetting(default, not default)
 
 
-def _ended(total: float, terminated: bool, truncated: bool) -> bool:
+def _has_terminated(total: float, terminated: bool, truncated: bool) -> bool:
     return terminated
 
 
@@ -119,7 +119,7 @@ _CLIFF: dict[str, Any] = {
     ),
     "show": _cliff,
     "moves": ("up", "right", "down", "left"),
-    "won": _ended,
+    "won": _has_terminated,
     "worst": -100.0,
     "rewards": (-100.0 * MAX_STEPS, 0.0),
     "max_steps": 200,
@@ -150,7 +150,7 @@ VIEWS: dict[str, GymnasiumView] = {
         ),
         show=_taxi,
         moves=("down", "up", "right", "left", "pickup", "dropoff"),
-        won=_ended,
+        won=_has_terminated,
         worst=-10.0,
         rewards=(-10.0 * MAX_STEPS, 20.0),
         arguments={"is_rainy": _flag(False), "fickle_passenger": _flag(False)},
@@ -173,14 +173,14 @@ VIEWS: dict[str, GymnasiumView] = {
         rules=_CAR + "Every step costs 1.\nAnswer [left], [coast] or [right].",
         show=numbers("position (goal 0.5)", "velocity"),
         moves=("left", "coast", "right"),
-        won=_ended,
+        won=_has_terminated,
         worst=-1.0,
         rewards=(-1.0 * MAX_STEPS, 0.0),
     ),
     "MountainCarContinuous-v0": GymnasiumView(
         rules=_CAR + "A force f costs 0.1 f² a step, the top earns 100.\nAnswer a force from -1 to 1: [0.5].",
         show=numbers("position (goal 0.45)", "velocity"),
-        won=_ended,
+        won=_has_terminated,
         worst=-0.1,
         rewards=(-0.1 * MAX_STEPS, 100.0),
     ),
@@ -199,7 +199,7 @@ VIEWS: dict[str, GymnasiumView] = {
             "angular velocity 2",
         ),
         moves=("-1", "0", "1"),
-        won=_ended,
+        won=_has_terminated,
         worst=-1.0,
         rewards=(-1.0 * MAX_STEPS, 0.0),
     ),

@@ -89,7 +89,7 @@ class McpConnection:
     @classmethod
     async def made(cls, server: Server, start_s: float) -> McpConnection:
         """Starts the server, or connects to it, within start_s. Raises EnvBackendLost."""
-        kept = Kept(lambda: _opened(server), str(server))
+        kept = Kept(lambda: _open_server(server), str(server))
         try:
             return cls(server, kept, await kept.entered(start_s), owned=True)
         except BaseException:
@@ -99,7 +99,7 @@ class McpConnection:
     @classmethod
     async def common(cls, server: Server, start_s: float, key: Hashable) -> McpConnection:
         """The same, but all of one key share one connection, and so one process, which stays."""
-        kept = shared(key, lambda: _opened(server), str(server))
+        kept = shared(key, lambda: _open_server(server), str(server))
         return cls(server, kept, await kept.entered(start_s), owned=False)
 
     @classmethod
@@ -110,7 +110,7 @@ class McpConnection:
         """
 
         def create() -> ReadyContexts[_Open]:
-            return ReadyContexts(lambda: _opened(server), str(server), count, start_s, _is_alive)
+            return ReadyContexts(lambda: _open_server(server), str(server), count, start_s, _is_alive)
 
         kept, opened = await ready_contexts(key, create).take()
         return cls(server, kept, opened, owned=True)
@@ -145,7 +145,7 @@ class McpConnection:
 
 
 @asynccontextmanager
-async def _opened(server: Server) -> AsyncIterator[_Open]:
+async def _open_server(server: Server) -> AsyncIterator[_Open]:
     async with AsyncExitStack() as stack:
         if isinstance(server, Stdio):
             program, *arguments = server.command
@@ -157,7 +157,7 @@ async def _opened(server: Server) -> AsyncIterator[_Open]:
             http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
             transport = streamable_http_client(server.url, http_client=http)
         client = await stack.enter_async_context(Client(transport))
-        yield _Open(client, await _listed(client, server))
+        yield _Open(client, await _list_tools(client, server))
 
 
 async def _probed(client: Client) -> None:
@@ -174,7 +174,7 @@ async def _is_alive(opened: _Open) -> bool:
     return True
 
 
-async def _listed(client: Client, server: Server) -> list[types.Tool]:
+async def _list_tools(client: Client, server: Server) -> list[types.Tool]:
     tools: list[types.Tool] = []
     cursor: str | None = None
     while True:

@@ -22,7 +22,7 @@ def move(action: str) -> str:
     return _plain(bracketed[-1] if bracketed else text)
 
 
-def named(moves: Iterable[str]) -> dict[str, int]:
+def moves_by_name(moves: Iterable[str]) -> dict[str, int]:
     """Move as `move` reads it → its place in `moves`; of two that read alike, the first."""
     places: dict[str, int] = {}
     for place, name in enumerate(moves):
@@ -30,7 +30,7 @@ def named(moves: Iterable[str]) -> dict[str, int]:
     return places
 
 
-def chosen(action: str, places: Mapping[str, int]) -> int | None:
+def chosen_move(action: str, places: Mapping[str, int]) -> int | None:
     """The place of the move that an action says; None if it is none of them."""
     return places.get(move(action))
 

@@ -120,7 +120,7 @@ class OpenSpielGame(Environment):
         """Plays the move of the player whose turn it is, then the others' until it is the client's turn."""
         mover = self._mover
         self._turns[mover] += 1
-        place = move_text.chosen(action, self._places)
+        place = move_text.chosen_move(action, self._places)
         if place is None:
             return self._ended("That is not a legal move.", mover, illegal=True)
         self._apply(self._legal[place])
@@ -172,10 +172,10 @@ class OpenSpielGame(Environment):
         self._legal: list[int] = state.legal_actions(self._mover)
         strings = [state.action_to_string(self._mover, action) for action in self._legal]
         names = [_unbracketed(text) or str(action) for text, action in zip(strings, self._legal, strict=True)]
-        self._places = move_text.named(names)
+        self._places = move_text.moves_by_name(names)
         if len(self._places) < len(names):
             names = [str(action) for action in self._legal]
-            self._places = move_text.named(names)
+            self._places = move_text.moves_by_name(names)
         listed = [f"[{name}]" for name in names]
         shown = " ".join(listed[:LISTED_IN_TEXT])
         more = f" and {len(listed) - LISTED_IN_TEXT} more" if len(listed) > LISTED_IN_TEXT else ""

@@ -78,7 +78,7 @@ class PettingZooEnvironment(Environment):
         """Plays the move of the seat whose turn it is, then the others' until it is the client's turn."""
         mover = self._mover
         self._turns[mover] += 1
-        place = move_text.chosen(action, self._places)
+        place = move_text.chosen_move(action, self._places)
         if place is None:
             return self._last("That is not a legal move.", mover, illegal=True)
         self._take(self._legal[place])
@@ -144,7 +144,7 @@ class PettingZooEnvironment(Environment):
         seat = self._mover
         self._legal = self._legal_actions(seat)
         names = [self.actions[action] if self.actions else str(action) for action in self._legal]
-        self._places = move_text.named(names)
+        self._places = move_text.moves_by_name(names)
         listed = [f"[{name}]" for name in names]
         return Observation(self._text(seat), listed, seat=seat if self.seats_played > 1 else 0)
 

@@ -33,7 +33,7 @@ from earl.env.adapters.pitch_model import (
     Aircraft,
     Moment,
     PitchState,
-    held,
+    hold_stick,
     moment,
     near_optimal,
 )
@@ -79,7 +79,7 @@ class PitchRecovery(Environment):
         stick = parsed(action)
         if stick is None:
             return self._ended("not a number from -1 to 1", malformed=1.0)
-        for felt in held(self.aircraft, self.now.state, stick, self.hold_s):
+        for felt in hold_stick(self.aircraft, self.now.state, stick, self.hold_s):
             self.now = felt
             self._most, self._least = max(self._most, felt.pilot), min(self._least, felt.pilot)
         if self.now.struck:
@@ -142,7 +142,7 @@ def recovery_s(
     state = start
     while state.seconds < max_s:
         stick = near_optimal(aircraft, state, hold_s, limits)
-        for felt in held(aircraft, state, stick, hold_s):
+        for felt in hold_stick(aircraft, state, stick, hold_s):
             state = felt.state
         if felt.level:
             break

@@ -156,7 +156,7 @@ def advanced(aircraft: Aircraft, state: PitchState, stick: float, step_s: float 
     return moved((mean[0], mean[1], mean[2], mean[3], mean[4]), step_s)
 
 
-def held(aircraft: Aircraft, state: PitchState, stick: float, hold_s: float) -> Iterator[Moment]:
+def hold_stick(aircraft: Aircraft, state: PitchState, stick: float, hold_s: float) -> Iterator[Moment]:
     """The moments while the stick is held, from now on, STEP_S apart; ends early at the ground."""
     yield moment(aircraft, state, stick)
     for _ in range(round(hold_s / STEP_S)):
@@ -180,15 +180,15 @@ def near_optimal(aircraft: Aircraft, state: PitchState, hold_s: float, limits: t
         for stick in sorted(
             (tried / STICK_STEPS for tried in range(-STICK_STEPS, STICK_STEPS + 1, 2)), key=abs
         ):
-            felt = list(held(aircraft, state, stick, hold_s))
+            felt = list(hold_stick(aircraft, state, stick, hold_s))
             if felt[-1].level and all(limits[0] <= moment.pilot <= limits[1] for moment in felt):
                 return stick
     towards = 1 if state.path < 0 else -1
     low, high = 0, STICK_STEPS  # a bisection: what is too hard stays too hard
     while low < high:
         tried = (low + high + 1) // 2
-        felt = list(held(aircraft, state, towards * tried / STICK_STEPS, hold_s))
-        felt += held(aircraft, felt[-1].state, 0.0, SETTLING_S)
+        felt = list(hold_stick(aircraft, state, towards * tried / STICK_STEPS, hold_s))
+        felt += hold_stick(aircraft, felt[-1].state, 0.0, SETTLING_S)
         within = all(limits[0] <= moment.pilot <= limits[1] for moment in felt)
         past = max(towards * moment.state.path for moment in felt) > LEVEL_ANGLE / 2
         low, high = (low, tried - 1) if past or not within else (tried, high)

@@ -92,7 +92,7 @@ class TextArenaGame(Environment):
         self._seats = [moves.TextArenaSeat() for _ in range(players)]
         alone = _SOKOBAN if self.id.startswith("Sokoban-") else contextlib.nullcontext()
         with alone, episode_random.chance(self._chance):
-            self._playing = moves.made(self.id)
+            self._playing = moves.make_game(self.id)
             self._playing.reset(num_players=players, seed=self._chance.getrandbits(32))
         if settings["retries"] is not None:
             self._playing.state.error_allowance = settings["retries"]

@@ -33,7 +33,7 @@ class GameForms:
 # --- forms of moves --------------------------------------------------------------------------
 
 
-def _listed(*moves: str) -> Moves:
+def _fixed_moves(*moves: str) -> Moves:
     return lambda game, generator: list(moves)
 
 
@@ -92,7 +92,7 @@ def _valid_moves(game: Any, generator: random.Random) -> list[str]:
     return ["[" + move.strip("[] ") + "]" for move in moves]
 
 
-_WALK = _listed("[up]", "[down]", "[left]", "[right]")
+_WALK = _fixed_moves("[up]", "[down]", "[left]", "[right]")
 _GRID = _each("[{} {}]", range(12), range(12))
 _TWO = (2, 2)
 
@@ -135,7 +135,9 @@ GAMES: dict[str, GameForms] = {
         ],
     ),
     "GuessTheNumber": GameForms(moves=_numbers(50)),
-    "Hangman": GameForms(moves=_listed(*(f"[{letter}]" for letter in string.ascii_uppercase)), words=True),
+    "Hangman": GameForms(
+        moves=_fixed_moves(*(f"[{letter}]" for letter in string.ascii_uppercase)), words=True
+    ),
     "HighSociety": GameForms(_TWO),
     "IndianPoker": GameForms(_TWO),
     "IteratedMatchingPennies": GameForms(_TWO),
@@ -151,7 +153,7 @@ GAMES: dict[str, GameForms] = {
     "LightsOut": GameForms(moves=_GRID),
     "LinesOfAction": GameForms(_TWO, _squares("[{}{}]", 8, 8, 8)),
     "LogicPuzzle": GameForms(),
-    "MarketEntryGame": GameForms((2, 15), _listed("[enter]", "[stay out]")),
+    "MarketEntryGame": GameForms((2, 15), _fixed_moves("[enter]", "[stay out]")),
     "Mastermind": GameForms(moves=_codes),
     "MemoryGame": GameForms(_TWO, _each("[{} {} {} {}]", *[range(8)] * 4)),
     "Minesweeper": GameForms(moves=_each("[{} {}]", range(5), range(5)), tried=False),
@@ -167,7 +169,7 @@ GAMES: dict[str, GameForms] = {
     "RushHour": GameForms(moves=_each("[{}{}]", string.ascii_uppercase, "+-")),
     "Santorini": GameForms((2, 3), _valid_moves),
     "Secretary": GameForms(),
-    "SecretMafia": GameForms((6, 15), _listed("I am a villager.", *(f"[{n}]" for n in range(15)))),
+    "SecretMafia": GameForms((6, 15), _fixed_moves("I am a villager.", *(f"[{n}]" for n in range(15)))),
     "Set": GameForms(moves=_each("[{} {} {}]", *[range(12)] * 3), tried=False),
     "SettlersOfCatan": GameForms((4, 4)),
     "SimpleBlindAuction": GameForms(_TWO),
@@ -181,14 +183,14 @@ GAMES: dict[str, GameForms] = {
     "Stratego": GameForms(_TWO),
     "Sudoku": GameForms(moves=_each("[{} {} {}]", *[range(1, 10)] * 3), tried=False),
     "Surround": GameForms((2, 15), _WALK),
-    "Taboo": GameForms((4, 8), _listed("[it]", "[a thing]", "It is large.", "It is small.")),
+    "Taboo": GameForms((4, 8), _fixed_moves("[it]", "[a thing]", "It is large.", "It is small.")),
     "ThreeCardMonte": GameForms(moves=_numbers(3)),
     "ThreePlayerGOPS": GameForms((3, 3), _numbers(13)),
     "ThreePlayerIPD": GameForms((3, 3)),
     "ThreePlayerTicTacToe": GameForms((3, 3), _numbers(24)),
     "TicTacToe": GameForms(_TWO, _numbers(8)),
     "TowerOfHanoi": GameForms(moves=_each("[{} {}]", "ABC", "ABC")),
-    "TruthAndDeception": GameForms(_TWO, _listed("[Fact 1]", "[Fact 2]")),
+    "TruthAndDeception": GameForms(_TWO, _fixed_moves("[Fact 1]", "[Fact 2]")),
     "TwoDollar": GameForms(
         _TWO,
         lambda game, generator: [

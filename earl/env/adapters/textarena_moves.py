@@ -71,7 +71,7 @@ def _no_download(*names: Any, **options: Any) -> bool:
 nltk.download = _no_download
 
 
-def made(id: str) -> Any:
+def make_game(id: str) -> Any:
     """The game of an id, without TextArena's wrappers. Call it within episode_random.chance."""
     episode_random.load(str(ENV_REGISTRY[id].entry_point).partition(":")[0], "textarena")
     game = textarena.make(id)

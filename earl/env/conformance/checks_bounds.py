@@ -67,7 +67,7 @@ async def observations(subject: Subject) -> CheckOutcome:
 
 def _history(subject: Subject) -> RepeatedHistory | None:
     """The worst of the episodes that repeat themselves, if more than half of those long enough do."""
-    shown = [_shown(trace) for trace in subject.played]
+    shown = [_observation_texts(trace) for trace in subject.played]
     long_enough = [texts for texts in shown if len(texts) >= LEAST_OBSERVATIONS]
     repeating = [history for texts in long_enough if (history := repeated_history(texts))]
     if 2 * len(repeating) <= len(long_enough):
@@ -75,7 +75,7 @@ def _history(subject: Subject) -> RepeatedHistory | None:
     return max(repeating, key=lambda history: history.repeated_bytes)
 
 
-def _shown(trace: EpisodeTrace) -> list[str]:
+def _observation_texts(trace: EpisodeTrace) -> list[str]:
     """Lists the texts of an episode's observations, without the one that ended it."""
     return [_text_of(view) for view in trace.views if not view["done"]]
 

@@ -54,7 +54,7 @@ class ExamPlan:
         return not self.only or check in self.only
 
 
-def chosen(names: Sequence[str]) -> frozenset[str]:
+def check_names(names: Sequence[str]) -> frozenset[str]:
     """Names of checks as a Plan takes them. Raises ConfigError."""
     for name in names:
         if name not in CHECKS:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.children import ended, last_line, outputs_of, within
+from benchmarks.children import last_line, outputs_of, process_error, within
 from benchmarks.role import RoleProcess
 from earl.errors import DeadlineExceeded, ProcessFailed
 from tests.unit.cli.run.test_commands import earl
@@ -28,7 +28,7 @@ def test_a_process_that_fails_is_an_error_with_its_last_words():
     with pytest.raises(ProcessFailed, match="the plan ended with 1: no such thing; ") as failed:
         last_line(python(FAILS), "the plan", 60.0)
     assert failed.value.__notes__ == ["first"]
-    assert ended("ranks", [0, 1]).remedy
+    assert process_error("ranks", [0, 1]).remedy
 
 
 async def test_what_takes_too_long_is_an_error_that_says_what():

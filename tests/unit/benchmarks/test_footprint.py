@@ -41,16 +41,20 @@ def test_what_a_run_holds_and_leaves_is_found_without_asking_it(tmp_path: Path):
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         before = footprint.measured(mark)
         assert before.processes.keys() == {process.pid} and before.held == {memory, bound}
-        assert footprint.left(mark, mark, before) == [f"process {process.pid}", str(memory), str(bound)]
+        assert footprint.left_behind(mark, mark, before) == [
+            f"process {process.pid}",
+            str(memory),
+            str(bound),
+        ]
         process.kill()
         process.wait()
         other.touch()  # of the run by its name, though nobody was seen to hold it
-        assert footprint.left(mark, mark, before) == sorted(map(str, (memory, other, bound)))
+        assert footprint.left_behind(mark, mark, before) == sorted(map(str, (memory, other, bound)))
     finally:
         process.kill()
         for path in (memory, other, bound):
             path.unlink(missing_ok=True)
-    assert footprint.left(mark, mark, before) == []
+    assert footprint.left_behind(mark, mark, before) == []
 
 
 def test_a_process_without_its_mark_is_found_by_its_parent_and_still_when_that_is_gone():
@@ -68,7 +72,7 @@ def test_a_process_without_its_mark_is_found_by_its_parent_and_still_when_that_i
         parent.kill()
         parent.wait()
         assert footprint.measured(mark).processes == {}
-        assert footprint.left(mark, mark, before) == [f"process {child}"]
+        assert footprint.left_behind(mark, mark, before) == [f"process {child}"]
     finally:
         os.kill(child, signal.SIGKILL)
 

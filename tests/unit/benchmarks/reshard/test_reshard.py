@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.reshard.cases import CARRIER, CASES, ReshardCase, held, needed_bytes, owned, slices, values
+from benchmarks.reshard.cases import (
+    CARRIER,
+    CASES,
+    ReshardCase,
+    needed_bytes,
+    owned,
+    rank_boxes,
+    slices,
+    values,
+)
 from benchmarks.reshard.gather import Buckets
 from earl.models.spec import ModelSpec
 
@@ -18,7 +27,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_slices_fill_every_reader_once(case: ReshardCase):
     shapes = TINY.shapes()
     local = [
-        {name: values(name, shapes[name])[box.slices()] for name, box in held(TINY, case, rank).items()}
+        {name: values(name, shapes[name])[box.slices()] for name, box in rank_boxes(TINY, case, rank).items()}
         for rank in range(case.trainers)
     ]
     copied = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earl.env.adapters.arithmetic import MAX_BITS, MAX_CHARACTERS, ArithmeticFault, evaluate, shown
+from earl.env.adapters.arithmetic import MAX_BITS, MAX_CHARACTERS, ArithmeticFault, evaluate, number_text
 from earl.env.adapters.calculator import ANSWERED, CALLED, COMPUTED, Calculator
 from earl.env.adapters.held_out import EVALUATION_BIT
 from earl.env.base import Observation
@@ -96,7 +96,7 @@ def test_numbers_stay_bounded_on_the_way():
     ],
 )
 def test_what_the_calculator_shows(text, wanted):
-    assert shown(evaluate(text)) == wanted
+    assert number_text(evaluate(text)) == wanted
 
 
 # --- episodes -------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_partial_credit():
     # The head's own answer counts in turn 2, whatever the call computed.
     calculator, _, problem = begun()
     calculator.step(called("1 + 1"))
-    assert calculator.step(shown(evaluate(problem))).metrics["win"] == 1.0
+    assert calculator.step(number_text(evaluate(problem))).metrics["win"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_legal_actions_hold_the_form_and_one_right_way_in_four():
     values = {evaluate(action.split('"')[-2]) for action in first.legal_actions}
     assert evaluate(problem) in values and len(values) > 1
     turn = calculator.step(called(problem))
-    assert list(seen(turn).legal_actions) == [shown(evaluate(problem)), problem.split()[0]]
+    assert list(seen(turn).legal_actions) == [number_text(evaluate(problem)), problem.split()[0]]
 
 
 def test_seeds_tasks_and_held_out_problems():

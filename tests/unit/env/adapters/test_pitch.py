@@ -17,7 +17,7 @@ from earl.env.adapters.pitch_model import (
     PitchState,
     advanced,
     commanded,
-    held,
+    hold_stick,
     moment,
     near_optimal,
 )
@@ -31,7 +31,7 @@ CRUISE = PitchState(2000.0, 180.0, 0.0)
 def flown(aircraft, state, sticks, hold_s=0.5):
     moments = [moment(aircraft, state, sticks[0])]
     for stick in sticks:
-        moments += list(held(aircraft, moments[-1].state, stick, hold_s))[1:]
+        moments += list(hold_stick(aircraft, moments[-1].state, stick, hold_s))[1:]
     return moments
 
 
@@ -237,7 +237,7 @@ def test_no_search_finds_a_way_much_faster(seed):
         reached = []
         for state in beam:
             for stick in sticks:
-                felt = list(held(environment.aircraft, state, stick, environment.hold_s))
+                felt = list(hold_stick(environment.aircraft, state, stick, environment.hold_s))
                 low, high = environment.limits
                 if felt[-1].struck or not all(low <= one.pilot <= high for one in felt):
                     continue

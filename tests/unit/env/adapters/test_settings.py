@@ -68,9 +68,9 @@ def test_the_move_that_a_text_says(action, move):
 
 
 def test_moves_by_name():
-    places = move_text.named(["Left", "right", "LEFT"])
-    assert move_text.chosen("[left]", places) == 0 and move_text.chosen("right", places) == 1
-    assert move_text.chosen("[up]", places) is None
+    places = move_text.moves_by_name(["Left", "right", "LEFT"])
+    assert move_text.chosen_move("[left]", places) == 0 and move_text.chosen_move("right", places) == 1
+    assert move_text.chosen_move("[up]", places) is None
 
 
 def test_long_texts_keep_both_ends():

@@ -16,7 +16,7 @@ from earl.env.conformance.bench import Bench
 from earl.env.conformance.card import CHECKS, Card, Check, CheckVerdict, in_order
 from earl.env.conformance.history import repeated_history
 from earl.env.conformance.offered_tools import tools_of
-from earl.env.conformance.plan import ExamPlan, chosen, recorded
+from earl.env.conformance.plan import ExamPlan, check_names, recorded
 from earl.env.conformance.rules import Judge
 from earl.env.conformance.usage import trend
 from earl.env.tool_calls import Fault, calls_in, check
@@ -205,11 +205,11 @@ def test_lines_that_are_no_recorded_episode(tmp_path: Path, line: str):
 
 
 def test_a_check_that_there_is_not():
-    assert ExamPlan(only=chosen(["leaks"])).wants("leaks") and not ExamPlan(only=chosen(["leaks"])).wants(
-        "drain"
-    )
+    assert ExamPlan(only=check_names(["leaks"])).wants("leaks") and not ExamPlan(
+        only=check_names(["leaks"])
+    ).wants("drain")
     with pytest.raises(ConfigError, match="'leak'; name some of reset,"):
-        chosen(["leak"])
+        check_names(["leak"])
 
 
 def test_the_leak_check_leaves_time_for_others():
