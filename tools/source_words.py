@@ -1,10 +1,10 @@
 """The words of the source: which identifiers, docstrings and class names tools/check_source.py refuses.
 
-A name says what it holds in the field's words: `ticket`, `descriptor`, `reason`, not `one`, `found`, `why`.
-A docstring stands without its signature, so it does not begin with "Of", "These" or "From now on", nor with
-a word of a question: "Returns whether ..." is a sentence, "Whether ..." is not. No text that is shown to
-people begins with "Of". A public class name stands in one module only, its subject in front:
-`TicketVerdict`, `SelectorVerdict`.
+A name says what it holds in the field's words: `ticket`, `descriptor`, `reason`, not `one`, `found`, `why`. A
+docstring stands without its signature, so it does not begin with "Of", "These" or "From now on", nor with a
+word of a question: "Returns whether ..." is a sentence, "Whether ..." is not. No text that is shown to people
+begins with "Of". A module's function is named by more than one participle: `key_text`, not `shown`. A public
+class name stands in one module only, its subject in front: `TicketVerdict`, `SelectorVerdict`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ DIALECT: Mapping[str, str] = {
     "steered": "controlled",
     "steering": "controller",
 }
+# Participles that do not tell what a module's function does or returns.
+PARTICIPLES = frozenset((
+    "announced", "answered", "begun", "broken", "chosen", "ended", "given", "handled", "held", "kept",
+    "known", "left", "listed", "made", "missing", "named", "opened", "served", "shown", "taken",
+))  # fmt: skip
 # A worker of the run; elsewhere a member is one of a group, a set or a class.
 WORKERS = re.compile(
     r"^services/scheduler/(api/|journal/|monitor/|parallelism/|ledger/membership|[a-z]+\.py)"
@@ -116,11 +121,14 @@ def words_of(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)]
 
 
-def word_findings(tree: ast.AST, path: str) -> Iterator[Finding]:
+def word_findings(tree: ast.Module, path: str) -> Iterator[Finding]:
     """Identifiers, docstrings and the file's name that a reader cannot understand by themselves."""
     for word in words_of(path.rpartition("/")[2].removesuffix(".py")):
         if word in EMPTY:
             yield 1, f"{word} in the file's name", "say what the module holds"
+    for node in tree.body:
+        if isinstance(node, DOCUMENTED) and node.name.strip("_") in PARTICIPLES:
+            yield node.lineno, f"the function {node.name}", "say what it does or returns: open_file, key_text"
     docstrings = {id(constant) for node in ast.walk(tree) for constant in docstring_of(node)}
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)

@@ -33,6 +33,7 @@ def findings(source: str) -> list[str]:
         "own_port = 1",
         "class Seen: ...",
         "heard_at = 0.0",
+        "async def _shown(): ...",
     ],
 )
 def test_a_word_that_says_nothing_is_found(source: str) -> None:
@@ -46,6 +47,7 @@ def test_a_comment_that_begins_with_of_is_found() -> None:
 
 def test_plain_names_pass() -> None:
     assert findings('"""Writes a file."""\nshortcut, ticket = 1, 2\nx.one()\nprint(found)') == []
+    assert findings("class A:\n    def shown(self): ...\ndef shown_text(): ...") == []
 
 
 def test_texts_that_name_their_subject_pass() -> None:
