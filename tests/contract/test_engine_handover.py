@@ -16,7 +16,7 @@ from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import CONTEXT, MODELS, ask, assert_close, prompt, recompute
-from tests.support.preloaded import preloaded
+from tests.support.preloaded import preloaded, started_by
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, weights = engines.run, engines.model_dir, engines.weights
@@ -325,7 +325,7 @@ async def test_a_source_that_dies_is_an_error_and_no_harm(fleet):
     offer = await old.offer_kv("o", {}, CALL_S)
     busy = Stream(new, ask(prompt(9), 200, temperature=0.0))
     await busy.has(1)
-    serving = [child for pid in old.pids for child in psutil.Process(pid).children()]
+    serving = [child for pid in old.pids for child in started_by(pid)]
     assert serving
     for process in serving:
         process.send_signal(signal.SIGSTOP)

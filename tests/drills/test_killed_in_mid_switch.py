@@ -22,6 +22,7 @@ from earl.errors import DeadlineExceeded, ServiceUnavailable
 from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus, StageState
 from tests.support.launched import Launched, assert_ledger_adds_up, launch_in
+from tests.support.preloaded import started_by
 
 ANSWER_S = 20.0
 SETTLE_S = 90.0
@@ -32,7 +33,7 @@ MOMENTS = (0.05, 0.3, 0.55, 0.8)
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Launched]:
-    with launch_in(tmp_path) as run:
+    with launch_in(tmp_path, forked=True) as run:
         yield run
 
 
@@ -84,7 +85,8 @@ class Fleet:
         processes = self._launched.processes()
         process = psutil.Process(min(pid for pid, command in processes.items() if part in command))
         if child is not None:
-            born = sorted(process.children(recursive=True), key=lambda one: one.create_time())
+            below = [*process.children(recursive=True), *started_by(process.pid)]
+            born = sorted(below, key=lambda one: one.create_time())
             process = born[child]
         os.kill(process.pid, signal.SIGKILL)
 

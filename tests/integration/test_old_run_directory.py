@@ -36,7 +36,7 @@ def lines_of(file: Path) -> list[dict[str, object]]:
 
 def test_a_run_of_an_earlier_version_is_resumed_where_it_was(tmp_path: Path) -> None:
     assert FIXTURE.stat().st_size <= 1 << 20
-    with launch_in(tmp_path) as launched:
+    with launch_in(tmp_path, forked=True) as launched:
         old = unpacked(tmp_path)
         launched.name = old.name
         before = lines_of(old.run_directory / "metrics.jsonl")

@@ -13,7 +13,6 @@ import signal
 import urllib.request
 
 import numpy as np
-import psutil
 import pytest
 
 from earl.errors import ConfigError, IllegalParallelism, ProcessFailed, ServiceUnavailable, StaleEpoch
@@ -22,6 +21,7 @@ from earl.rpc.client import Client
 from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from services.rollout.service import PeerAddresses
+from tests.support.preloaded import started_by
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack, audited, until
 from tests.support.trainer import PlayedTrainer, Sequence
@@ -132,7 +132,7 @@ async def test_an_engine_that_dies_is_replaced_and_its_episodes_are_played_again
             for _ in range(2):
                 plan = await trainer.next_batch()
                 assert plan is not None
-                (engine,) = psutil.Process(worker.pid).children()
+                (engine,) = started_by(worker.pid)
                 engine.kill()
                 await trainer.commit(plan)
             assert await stack.ended("rollout-0") == ProcessFailed.exit_code
@@ -219,7 +219,8 @@ async def test_sigterm_hands_back_what_runs_and_leaves_nothing(tmp_path):
         async with PlayedTrainer(stack) as trainer:
             worker = await stack.start("rollout-0")
             assert await trainer.next_batch() is not None
-            children = psutil.Process(worker.pid).children()
+            children = started_by(worker.pid)
+            assert children
             assert await stack.terminate("rollout-0") == 0
             assert list(stack.arenas.glob("rollout-0-*")) == []
             assert not any(child.is_running() for child in children)

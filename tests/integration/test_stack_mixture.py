@@ -49,7 +49,7 @@ def mixed_run_file(directory: Path) -> Path:
 
 
 def test_a_mixture_is_killed_resumed_and_plays_what_its_seed_says(tmp_path: Path) -> None:
-    with launch_in(tmp_path) as run:
+    with launch_in(tmp_path, forked=True) as run:
         run.run_file = mixed_run_file(tmp_path)
         run.start(scheduler__steps=str(STEPS), scheduler__staleness="0")
         run.until(r"train \d+/")

@@ -219,6 +219,7 @@ def test_with_nobody_to_switch_such_a_run_ends(launched: Launched):
 
 
 def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched):
+    launched.forked = True
     launched.start(scheduler__steps="400").until(r"train [1-9]\d*/")
     assert launched.process is not None
     assert_metrics_are_served(launched)
@@ -248,6 +249,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched)
 
 
 def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Launched):
+    launched.forked = True
     launched.start(scheduler__steps=str(LONG)).until(r"train [1-9]\d*/")
     launched.kill("services.rollout ")
     launched.until("rollout-0 ready")

@@ -30,6 +30,7 @@ from tests.support.content import MIB
 from tests.support.dispatch_owner import run_owner
 from tests.support.dispatch_reader import run_reader
 from tests.support.forked import Forked
+from tests.support.preloaded import preloaded
 
 # Ends what hangs: a busy machine is slow, and need not fail for it.
 READ_S = 60.0
@@ -83,9 +84,10 @@ async def open_plane(kind: str, directory: Path, size_bytes: int = 320 * MIB) ->
     config = DataPlaneConfig(transport=kind)  # type: ignore[arg-type]
     arenas = arena_directory(config, directory)
     try:
-        store = await TensorStore.open(
-            registry, config, arenas, "owner", incarnation=1, size_bytes=size_bytes
-        )
+        with preloaded():
+            store = await TensorStore.open(
+                registry, config, arenas, "owner", incarnation=1, size_bytes=size_bytes
+            )
         async with store, await Dispatcher.create(registry, config) as reader:
             yield Plane(kind, config, registry, url, store, reader)
         assert not arenas.exists()

@@ -11,6 +11,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.dispatch.registry.registry import Registry
 from tests.support.content import random_bytes
+from tests.support.preloaded import preload_here
 from tests.support.serving import serving_pid
 
 
@@ -51,6 +52,7 @@ def run_owner(
         await store.close()
         await redis.aclose()
 
+    preload_here()
     asyncio.run(hold())
 
 

@@ -5,15 +5,17 @@
                                                      └─ rank 0 .. n ── pipe ── test
 
 A new interpreter takes half a second of CPU to import the data plane and two to import what ranks compute
-with; the fork server of multiprocessing has done it once. It has neither threads nor sockets. EARL's own
-processes are never started this way.
+with; the fork server of multiprocessing has done it once. It has neither threads nor sockets.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
 from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import _children  # type: ignore[attr-defined]
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -27,6 +29,7 @@ PROGRAMS = [
 ]  # fmt: skip
 # EARL's own processes that `preloaded.py` forks, and what each would import.
 MODULES: dict[str, tuple[str, ...]] = {
+    "earl.cli.main": ("earl.cli.run.train", "earl.stack.launcher"),
     "services.rollout.engines.process": (
         "services.rollout.engines.torch.leader",
         "services.rollout.engines.torch.ranks",
@@ -39,12 +42,25 @@ MODULES: dict[str, tuple[str, ...]] = {
     "earl.env.host": ("earl.env.serve",),
     "earl.models": ("earl.models.create",),
     "earl.stack.valkey": ("earl.bus.embedded",),
+    # Not UCX itself: each wire loads one of its own.
+    "earl.dispatch.serve": ("earl.dispatch.serve.listener",),
 }
 PRELOADED = [*PROGRAMS, *(name for names in MODULES.values() for name in names)]
 # The server ignores a module that does not exist: each process would then import it by itself.
 assert all(map(importlib.util.find_spec, PRELOADED)), PRELOADED
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
+# Room in which a forked process can show the variables that it was given (`preloaded.py`).
+ROOM, ROOM_BYTES = "EARL_TEST_ROOM", 32 << 10
+
+
+def begin_server() -> None:
+    """Begins the fork server, unless it runs."""
+    os.environ[ROOM] = "." * ROOM_BYTES
+    try:
+        forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]
+    finally:
+        del os.environ[ROOM]
 
 
 class Inherited(tuple[int, ...]):
@@ -59,14 +75,20 @@ class Forked:
 
     Whatever waits for it raises TimeoutError after `timeout_s`. inherited: descriptors that `main` gets as
     one more argument, a tuple whose items detach() to its own. sentinel: readable once the process has ended.
+    outlives_its_starter: the starting process may end without it, as real ones do.
     """
 
+    outlives_its_starter = False
+
     def __init__(self, main: Callable[..., None], *arguments: Any, inherited: tuple[int, ...] = ()) -> None:
+        begin_server()
         self._pipe, theirs = _context.Pipe()
         given = (*arguments, Inherited(inherited)) if inherited else arguments
         # A daemon: it goes with the test's process.
         self._process = _context.Process(target=main, args=(theirs, *given), daemon=True)
         self._process.start()
+        if self.outlives_its_starter:
+            _children.discard(self._process)
         theirs.close()
 
     @property

@@ -1,5 +1,5 @@
-"""`earl train`: as a process of a test's own, everything that it starts marked in the environment; or in the
-test's process, for starts that are refused."""
+"""`earl train`: as a process of a test's own, begun anew or forked with its imports, everything that it
+starts marked in the environment; or in the test's process, for starts that are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from earl.cli.main import main
-from tests.support.preloaded import preloaded
+from tests.support.preloaded import ForkedCommand, preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 TICTACTOE = ROOT / "examples" / "tictactoe.toml"
@@ -52,13 +52,18 @@ SMALL = {
 
 @dataclass
 class Launched:
-    """One `earl train` and everything that it starts, marked in the environment."""
+    """One `earl train` and everything that it starts, marked in the environment.
+
+    forked: its processes are forked with their imports (`preloaded.py`), for tests of what a run does once it
+    has started.
+    """
 
     directory: Path
     name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:10]}")
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[str] | ForkedCommand | None = None
     said: str = ""
     run_file: Path = TICTACTOE
+    forked: bool = False
 
     @property
     def run_directory(self) -> Path:
@@ -96,13 +101,18 @@ class Launched:
 
     def _popen(self, *arguments: str) -> None:
         self.said = ""
+        module, words = "earl.cli.main", ["train", *arguments, "--plain", "--json"]
+        variables = {**os.environ, **self._environment()}
+        if self.forked:
+            self.process = ForkedCommand(module, words, self.directory, variables)
+            return
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "earl.cli.main", "train", *arguments, "--plain", "--json"],
+            [sys.executable, "-m", module, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.directory,
-            env={**os.environ, **self._environment()},
+            env=variables,
         )
 
     def until(self, pattern: str) -> None:
@@ -119,8 +129,9 @@ class Launched:
         assert self.process is not None
         out, rest = self.process.communicate(timeout=timeout_s)
         self.said += rest
-        lines = out.splitlines()
-        return self.process.returncode, json.loads(lines[-1]) if lines else {}
+        lines, code = out.splitlines(), self.process.returncode
+        assert code is not None
+        return code, json.loads(lines[-1]) if lines else {}
 
     def processes(self) -> dict[int, str]:
         """pid → command line of every live process of the run, the launcher included."""
@@ -168,9 +179,9 @@ def earl_here(
 
 
 @contextmanager
-def launch_in(directory: Path) -> Iterator[Launched]:
+def launch_in(directory: Path, *, forked: bool = False) -> Iterator[Launched]:
     """A run to be started below `directory`; ends what a failed test left of it."""
-    run = Launched(directory)
+    run = Launched(directory, forked=forked)
     try:
         yield run
     finally:

@@ -2,18 +2,23 @@
 
     asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, ...)
         └─ MODULE is in MODULES ─► fork server ─► a process that runs MODULE as __main__
+                                        ▲                     │
+                                        └─ what it starts ◄───┘
 
 An interpreter needs three seconds of CPU to import what a trainer needs, two for an engine's rank, half of
-one for a service: `preloaded()` saves them for processes that a test's own process starts. Command line,
-variables, descriptors, session, signals and exit codes are those of a real start. The parent is another
-(the fork server), and all have its seed of Python's hashes. What these processes start themselves is
-started as in a run. Tests of the start, of `earl train`, and one of two runs that must be equal do without.
+one for a service or a serving process: `preloaded()` saves them for what a test's own process starts, and
+for what those processes start in turn (`preload_here`). Command line, variables, descriptors, signals and
+exit codes are those of a real start. The parent is another (the fork server: `started_by` finds processes
+by who asked for them), and all have its seed of Python's hashes. Tests of the start, of `earl train`, and one
+of two runs that must be equal do without.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
+import multiprocessing
 import os
 import runpy
 import signal
@@ -22,13 +27,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from tests.support.forked import MODULES, Forked
+import psutil
+
+from tests.support.forked import MODULES, ROOM, Forked, begin_server
 
 # Above every descriptor that a process of tests has.
 SPARE_FD = 600
 START_S = 60.0
+_PR_SET_NAME = 15
 
 
 class PreloadedProcess:
@@ -65,11 +74,51 @@ class PreloadedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedCommand:
+    """`python -m MODULE ARGUMENTS` as subprocess.Popen shows one with pipes for its output."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], directory: Path, variables: dict[str, str]
+    ) -> None:
+        (output, written), (errors, written_errors) = os.pipe(), os.pipe()
+        try:
+            self._forked = Forked(
+                _run, module, tuple(arguments), variables, str(directory), False, (1, 2), os.getpid(),
+                inherited=(written, written_errors),
+            )  # fmt: skip
+        finally:
+            os.close(written)
+            os.close(written_errors)
+        self.stdout, self.stderr = os.fdopen(output, encoding="utf-8"), os.fdopen(errors, encoding="utf-8")
+        self.pid = self._forked.pid
+        self.returncode: int | None = None
+        assert self._forked.receive(START_S) == "begun"
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = START_S) -> tuple[str, str]:
+        """Reads all of its output, at most a pipe's worth on standard output, and waits for its end."""
+        with self.stdout, self.stderr:
+            errors = self.stderr.read()
+            output = self.stdout.read()
+        self.returncode = self._forked.wait(timeout)
+        return output, errors
+
+
 class _Starts:
     """A stand-in for asyncio.create_subprocess_exec while a block of `preloaded` is open."""
 
     begin_anew = staticmethod(asyncio.create_subprocess_exec)
     open_blocks = 0
+
+    @classmethod
+    def replaces(cls) -> None:
+        cls.open_blocks += 1
+        asyncio.create_subprocess_exec = cls.start  # type: ignore[assignment]
 
     @classmethod
     async def start(cls, program: str, *arguments: str, **options: Any) -> Any:
@@ -84,15 +133,37 @@ def preloaded() -> Iterator[None]:
 
     The fork server is begun here, so that it has none of the variables that are set within the block.
     """
-    forkserver.ensure_running()
-    _Starts.open_blocks += 1
-    asyncio.create_subprocess_exec = _Starts.start  # type: ignore[assignment]
+    begin_server()
+    _Starts.replaces()
     try:
         yield
     finally:
         _Starts.open_blocks -= 1
         if not _Starts.open_blocks:
             asyncio.create_subprocess_exec = _Starts.begin_anew
+
+
+def preload_here() -> None:
+    """In a forked process: forks what it starts of MODULES from the server that it was itself forked from.
+
+    As in a run, nothing ends with the process that does not see to it by itself.
+    """
+    os.environ.pop(ROOM, None)
+    # Its server runs: there is no other one to begin.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    Forked.outlives_its_starter = True
+    _Starts.replaces()
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """The live processes that were forked at the request of this one."""
+    return [process for process in psutil.process_iter(["name"]) if process.info["name"] == _name_of(pid)]
+
+
+def _name_of(starter: int) -> str:
+    """The name of processes that this one started, instead of `python`."""
+    return f"by {starter}"
 
 
 async def _fork(
@@ -123,7 +194,7 @@ async def _fork(
     try:
         forked = Forked(
             _run, module, tuple(arguments), dict(env or os.environ), os.getcwd(), start_new_session,
-            tuple(given), inherited=tuple(given.values()),
+            tuple(given), os.getpid(), inherited=tuple(given.values()),
         )  # fmt: skip
     finally:
         for number in theirs:
@@ -159,11 +230,13 @@ def _run(
     directory: str,
     new_session: bool,
     numbers: tuple[int, ...],
+    starter: int,
     inherited: tuple[Any, ...],
 ) -> None:
     """In the forked process: becomes `python -m module *arguments`."""
     if new_session:
         os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _name_of(starter).encode())
     # First out of the way: the number of one may be the place of another.
     begun = Connection(_moved(os.dup(pipe.fileno())))
     pipe.close()
@@ -171,15 +244,32 @@ def _run(
     for number, source in zip(numbers, held, strict=True):
         os.dup2(source, number)
         os.close(source)
+    # The fork server's know of its own files, not of these.
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(variables)
+    _show([sys.executable, "-m", module, *arguments], variables)
     os.chdir(directory)
     sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.argv = [module, *arguments]
     begun.send("begun")
     begun.close()
+    preload_here()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _show(command: Sequence[str], variables: dict[str, str]) -> None:
+    """Writes both where /proc has them, over the fork server's: a run's processes are found by them."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+    command_start, command_end, variables_start, variables_end = map(int, fields[45:49])
+    pairs = [f"{name}={value}" for name, value in variables.items()]
+    places = ((command, command_start, command_end), (pairs, variables_start, variables_end))
+    for texts, start, end in places:
+        shown = b"".join(os.fsencode(text) + b"\0" for text in texts)
+        assert len(shown) < end - start, f"no room for {len(shown)} bytes"
+        ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
 
 
 def _moved(number: int) -> int:
