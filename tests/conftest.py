@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from earl.models.source import resolve
+from tests.support.order import longest_first
 from tests.support.slow_results import LEFT_OUT
 
 # torch's threads, here and in processes that tests start: small matrices are no work for more than one, and
@@ -30,6 +31,12 @@ def pytest_collection_finish() -> None:
     """Keeps what the imports made, and lets no collection look through it again (`earl.bulk_import`)."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if worker := getattr(config, "workerinput", None):
+        items[:] = longest_first(items, worker["workercount"], lambda item: item.path.name)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
