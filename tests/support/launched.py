@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from earl.cli.main import main
+from tests.support.forked import begin_server
 from tests.support.preloaded import ForkedCommand, preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,7 +181,12 @@ def earl_here(
 
 @contextmanager
 def launch_in(directory: Path, *, forked: bool = False) -> Iterator[Launched]:
-    """A run to be started below `directory`; ends what a failed test left of it."""
+    """A run to be started below `directory`; ends what a failed test left of it.
+
+    forked: as of Launched. The fork server has none of the variables that are set within the block.
+    """
+    if forked:
+        begin_server()
     run = Launched(directory, forked=forked)
     try:
         yield run
