@@ -4,27 +4,23 @@
     scheduler ◄─ SwitchOutcome ── worker
     scheduler ── StageSwitch ───► ledger, switches.jsonl, bus, status: all workers of a stage together
 
-Every figure of a switch is one field of SwitchFigures. The messages (earl.parallelism_codec), the ledger,
-switches.jsonl, the status and what commands print take figures from there, so that a new one needs a field
-here, a field of the message SwitchFigures, and a line where it is measured.
+What a switch costs is in earl.switch_figures.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from earl.config.scheduler import SwitchConfig, SwitchDeadlines
 from earl.errors import ConfigError, StaleEpoch
 from earl.parallelism import Parallelism
+from earl.switch_figures import SwitchFigures
 
 LOGPROB_TOLERANCE: float = SwitchConfig().logprob_tolerance
 
-# How a parallelism is written: as Parallelism, as text such as "dp2·tp2", or as its four degrees.
-Written = TypeVar("Written")
 # What a worker reads the outcome of a running or ended switch from: a task, or a future of another thread.
 Pending = TypeVar("Pending")
 
@@ -85,87 +81,11 @@ class CommandSlot(Generic[Pending]):
         return self.pending
 
 
-def _farther(first: float, second: float) -> float:
-    """The larger difference; one that is not a number is larger than any."""
-    return first if math.isnan(first) or first >= second else second
-
-
-def _mib(text: str) -> Callable[[int], str]:
-    return lambda size_bytes: text.format(size_bytes / (1 << 20))
-
-
-def _figure(
-    default: Any, combine: Callable[[Any, Any], Any], words: Callable[[Any], str] | None = None
-) -> Any:
-    """combine: the figure of two workers together. words: the figure in a sentence; None leaves it out."""
-    return field(default=default, metadata={"combine": combine, "words": words})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchFigures:
-    """The costs of a switch: of one worker, or of all workers of a stage together."""
-
-    # Longest time in which a worker produced nothing.
-    stall_s: float = _figure(0.0, max)
-    # From the command to the end, the wait for a step boundary included.
-    seconds: float = _figure(0.0, max)
-    # Turns that were interrupted and continued with new engines.
-    sequences_continued: int = _figure(0, operator.add, "{:,} sequences continued".format)
-    # KV that new engines read from old ones; parameters and moments that trainer ranks sent each other.
-    moved_bytes: int = _figure(0, operator.add, _mib("{:,.1f} MiB moved"))
-    # Tokens whose KV was computed again instead of moved.
-    kv_recomputed_tokens: int = _figure(0, operator.add)
-    # Most that a rank needed beyond the larger of its shards before and after.
-    peak_extra_bytes: int = _figure(0, max)
-    # Between canaries' log-probs before and after; NaN if one was not a number.
-    max_logprob_difference: float = _figure(0.0, _farther)
-    # Old engines ended before new ones began, for lack of memory: stall_s is the gap.
-    cold: bool = _figure(False, operator.or_)
-    # Canaries' log-probs that were compared before and after; 0: nothing vouches for the new parallelism.
-    logprobs_compared: int = _figure(0, operator.add, "{:,} log-probs compared".format)
-
-    def figures(self) -> dict[str, Any]:
-        """Returns the figures by name, in the order of the fields, without those that a subclass adds."""
-        return {figure.name: getattr(self, figure.name) for figure in fields(SwitchFigures)}
-
-    def with_worker(self, other: SwitchFigures) -> Self:
-        """Combines the figures with those of one more worker."""
-        combined = {
-            figure.name: figure.metadata["combine"](getattr(self, figure.name), getattr(other, figure.name))
-            for figure in fields(SwitchFigures)
-        }
-        return replace(self, **combined)
-
-    def words(self) -> list[str]:
-        """Figures that are not zero, each as part of a sentence; stall_s and seconds are for the caller."""
-        return [
-            figure.metadata["words"](value)
-            for figure in fields(SwitchFigures)
-            if figure.metadata["words"] is not None and (value := getattr(self, figure.name))
-        ]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchOutcome(SwitchFigures):
     """The outcome of a worker's switch. parallelism: in use now; message: the reason of a roll-back."""
 
     epoch: int
     parallelism: Parallelism
-    rolled_back: bool = False
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSwitch(SwitchFigures, Generic[Written]):
-    """One change of a stage's parallelism; while it runs its figures are those of the workers that answered.
-
-    before, after: of all workers together. rolled_back: the stage has the parallelism of before, and message
-    gives the reason.
-    """
-
-    epoch: int
-    before: Written
-    after: Written
-    reason: str = ""
     rolled_back: bool = False
     message: str = ""

@@ -2,14 +2,23 @@
 
     from earl.env import Environment, EnvHost, GatewayClient, StepResult
 
-Imports neither torch nor redis; `EnvHost` and `GatewayClient` bring gRPC when they are first used.
+Imports neither torch nor redis. What is named here is imported when it is first used: `EnvHost` and
+`GatewayClient` bring gRPC.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from earl.env.base import Action, Ending, Environment, Limits, Observation, StepResult, ToolCall, ToolResult
-
 if TYPE_CHECKING:
+    from earl.env.base import (
+        Action,
+        Ending,
+        Environment,
+        Limits,
+        Observation,
+        StepResult,
+        ToolCall,
+        ToolResult,
+    )
     from earl.env.host import EnvHost
     from earl.env.session import GatewayClient, Session, StepOutcome
     from earl.env.tools import ToolEnvironment, tool
@@ -32,6 +41,14 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Action": "earl.env.base",
+    "Ending": "earl.env.base",
+    "Environment": "earl.env.base",
+    "Limits": "earl.env.base",
+    "Observation": "earl.env.base",
+    "StepResult": "earl.env.base",
+    "ToolCall": "earl.env.base",
+    "ToolResult": "earl.env.base",
     "EnvHost": "earl.env.host",
     "GatewayClient": "earl.env.session",
     "Session": "earl.env.session",

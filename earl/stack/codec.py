@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from earl.message_fields import from_message
 from earl.parallelism_codec import decode_parallelism, figures_of
-from earl.reparallelize import StageSwitch
 from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.stack.status import (
@@ -22,6 +21,7 @@ from earl.stack.status import (
     Transfers,
     WorkerState,
 )
+from earl.switch_figures import StageSwitch
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 

@@ -13,13 +13,11 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from earl.expendable import ExpendableFile
+from earl.json_fields import from_json
 from earl.stack import run_files
 from earl.stack.run_files import LAUNCH, LOCK
 from earl.stack.status import ProcessState, RunStatus
@@ -49,11 +47,6 @@ class LaunchRecord:
     ended_ns: int = 0
 
 
-@cache
-def _adapter() -> TypeAdapter[LaunchRecord]:
-    return TypeAdapter(LaunchRecord)
-
-
 def write_record(directory: Path, record: LaunchRecord) -> None:
     """Whole or not at all, readable by this user alone."""
     run_files.replace(directory / LAUNCH, json.dumps(asdict(record), indent=1) + "\n")
@@ -62,8 +55,8 @@ def write_record(directory: Path, record: LaunchRecord) -> None:
 def read_record(directory: Path) -> LaunchRecord | None:
     """The record of a run's last launch; None if it wrote none, or one that this version cannot read."""
     try:
-        return _adapter().validate_json((directory / LAUNCH).read_bytes())
-    except (OSError, ValidationError):
+        return from_json(LaunchRecord, json.loads((directory / LAUNCH).read_bytes()))
+    except (OSError, ValueError):
         return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from earl.obs.outcomes import has_winners
-from earl.reparallelize import StageSwitch
+from earl.switch_figures import StageSwitch
 
 # After so long without a sign of life a small fleet's worker is shown with its time.
 LATE_S = 5.0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency
 from earl.cli.lib.snapshot import RunSnapshot, RunState
-from earl.reparallelize import StageSwitch
 from earl.stack.status import (
     LedgerStatus,
     Lengths,
@@ -19,6 +18,7 @@ from earl.stack.status import (
     Transfers,
     WorkerState,
 )
+from earl.switch_figures import StageSwitch
 
 ROLLOUT = WorkerState(
     "rollout-0", "rollout", "dp2", 64, 48, 31, 0.2,

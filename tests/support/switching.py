@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from earl.config.scheduler import SwitchConfig
 from earl.parallelism import Parallelism
-from earl.reparallelize import SwitchFigures, SwitchOutcome
+from earl.reparallelize import SwitchOutcome
+from earl.switch_figures import SwitchFigures
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.switch_state import Switching

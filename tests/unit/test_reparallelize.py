@@ -11,15 +11,11 @@ import pytest
 from earl.config.scheduler import SwitchConfig, SwitchDeadlines, SwitchStage
 from earl.errors import ConfigError, ReshapeRefused, RpcError, StaleEpoch
 from earl.parallelism import Parallelism
-from earl.parallelism_codec import decode_command, decode_outcome, encode_command, encode_outcome, figures_of
-from earl.reparallelize import (
-    LOGPROB_TOLERANCE,
-    CommandSlot,
-    SwitchCommand,
-    SwitchFigures,
-    SwitchOutcome,
-)
+from earl.parallelism_codec import figures_of
+from earl.reparallelize import LOGPROB_TOLERANCE, CommandSlot, SwitchCommand, SwitchOutcome
 from earl.stack.codec import decode_switch
+from earl.switch_codec import decode_command, decode_outcome, encode_command, encode_outcome
+from earl.switch_figures import SwitchFigures
 from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
 from services.scheduler.journal.events import encode_changed, encode_switch
 from services.scheduler.state.stored import decode, encode

@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from earl.cli.lib.help_page import Panel, help_page
 from earl.cli.lib.help_words import word_parameters, worded
+from earl.cli.lib.plain_values import take_plain_values, taking_plain_values
 from earl.errors import ConfigError
 
 MORE = "More"
@@ -66,7 +67,7 @@ class EntryPointGroup(TyperGroup):
         formatter.write(help_page(self.get_usage(ctx), self.help or "", panels, self.epilog or ""))
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return [worded(parameter, ctx) for parameter in super().get_params(ctx)]
+        return [taking_plain_values(worded(parameter, ctx)) for parameter in super().get_params(ctx)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Finds and imports a command; (None, None, args) for none, where the shell asks for completions."""
@@ -79,6 +80,7 @@ class EntryPointGroup(TyperGroup):
         command.name = name
         reflow(command)
         word_parameters(command)
+        take_plain_values(command)
         return name, command, rest
 
     def _translated(self, ctx: Any, args: list[str]) -> list[str]:

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from earl.errors import IllegalParallelism
+from earl.json_fields import from_json
 from earl.obs.metrics import plain, read_lines
 from earl.parallelism import Parallelism
-from earl.reparallelize import StageSwitch, SwitchFigures
 from earl.stack.status import StageState
+from earl.switch_figures import StageSwitch, SwitchFigures
 
 FILE = "switches.jsonl"
 # What requested a switch, where its stored name is not what people are shown.
@@ -44,9 +43,6 @@ class RecordedSwitch(StageSwitch[Parallelism]):
         return plain(asdict(self))
 
 
-_RECORDED = TypeAdapter(RecordedSwitch)
-
-
 def read_switches(directory: Path) -> list[RecordedSwitch]:
     """The switches of a run, in the order in which they ended; other lines are left out."""
     return [switch for line in read_lines(directory / FILE) if (switch := record_of(line)) is not None]
@@ -56,8 +52,8 @@ def record_of(line: Mapping[str, Any]) -> RecordedSwitch | None:
     """The switch of a line; None if the line holds none. A figure of null, which JSON has for NaN, is NaN."""
     figures = {name: math.nan for name in SwitchFigures().figures() if line.get(name, 0) is None}
     try:
-        return _RECORDED.validate_python({**line, **figures})
-    except (ValidationError, IllegalParallelism):
+        return from_json(RecordedSwitch, {**line, **figures})
+    except (ValueError, IllegalParallelism):
         return None
 
 

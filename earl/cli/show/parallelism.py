@@ -18,10 +18,10 @@ from earl.cli.lib.find_run import CALL_S, RUNNING, directory_of, with_run
 from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import STAGES, Parallelism
-from earl.reparallelize import StageSwitch
 from earl.rpc.token_file import READERS
 from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus, StageState
+from earl.switch_figures import StageSwitch
 
 # Longest wait in one call; afterwards the status tells when a switch has ended.
 WAIT_S = 15.0

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.live import Live
 from rich.text import Text
 
 from earl.cli.lib.exit_code import INTERRUPTED
@@ -60,6 +59,8 @@ def status(
 
     try:
         if watch and console.is_terminal and not as_json:
+            from rich.live import Live  # only here: it takes as long to import as the tables to draw
+
             with Live(console=console, auto_refresh=False) as live:
                 state = asyncio.run(
                     follow(monitor, lambda snapshot: live.update(rendered(snapshot), refresh=True), watch)

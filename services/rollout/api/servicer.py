@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from earl.message_fields import to_message
-from earl.parallelism_codec import decode_command, encode_outcome, encode_parallelism
+from earl.parallelism_codec import encode_parallelism
+from earl.switch_codec import decode_command, encode_outcome
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
 from services.rollout.worker.worker import RolloutWorker, WorkerResources

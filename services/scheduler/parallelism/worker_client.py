@@ -13,11 +13,11 @@ from earl.errors import (
     ServiceUnavailable,
 )
 from earl.parallelism import ROLLOUT
-from earl.parallelism_codec import decode_outcome, encode_command
 from earl.reparallelize import SwitchOutcome
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.rpc.errors import sent_by_service
+from earl.switch_codec import decode_outcome, encode_command
 from earl.v1 import rollout_pb2, trainer_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub

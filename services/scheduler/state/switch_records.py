@@ -14,7 +14,8 @@ from enum import StrEnum
 import msgspec
 
 from earl.parallelism import Parallelism, Replica
-from earl.reparallelize import StageSwitch, SwitchCommand
+from earl.reparallelize import SwitchCommand
+from earl.switch_figures import StageSwitch
 
 Degrees = tuple[int, int, int, int]
 

@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass
 
 from earl.errors import ConfigError, DeadlineExceeded
-from earl.parallelism_codec import decode_command, encode_outcome, encode_parallelism
+from earl.parallelism_codec import encode_parallelism
 from earl.rpc.server import Server
 from earl.scheduler_client import SchedulerClient
+from earl.switch_codec import decode_command, encode_outcome
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from earl.waiting import deadline

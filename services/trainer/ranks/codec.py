@@ -6,8 +6,8 @@ import struct
 import time
 from dataclasses import replace
 
-from earl.parallelism_codec import decode_command, encode_command
 from earl.reparallelize import SwitchCommand
+from earl.switch_codec import decode_command, encode_command
 from earl.v1.trainer_pb2 import ReparallelizeTrainerRequest
 
 _SECONDS = struct.Struct("<d")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from earl.cli.lib.help_page import Panel, help_page
 from earl.cli.lib.lazy import commands_of
+from earl.stack.record import LaunchRecord, write_record
+from earl.stack.status import ProcessState, RunStatus
 
 # What a page of help needs nothing of.
 HEAVY = ("torch", "numpy", "grpc", "google.protobuf", "pydantic", "rich", "textual", "asyncio", "services")
@@ -38,14 +42,34 @@ def test_the_help_imports_nothing_heavy():
     assert not set(HEAVY) & set(done.stderr.split())
 
 
-def test_status_and_top_do_without_the_run_file_s_schema():
-    modules = "earl.cli.show.status, earl.cli.top.command, earl.cli.show.ls"
-    code = f"import sys, {modules}\nprint(' '.join(sys.modules))"
+def test_top_does_without_the_run_file_s_schema():
+    code = "import sys, earl.cli.top.command\nprint(' '.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     heavy = {"earl.config.run", "earl.stack.launcher", "earl.cli.report", "torch", "numpy", "textual"}
     assert not heavy & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["status", "ls"])
+def test_commands_typed_all_the_time_import_little(command: str, tmp_path: Path):
+    """The run has ended: its record is read, its tables are drawn."""
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    services = {"name": "first", "scheduler": {"bind": "127.0.0.1:1"}, "gateway": {"bind": "127.0.0.1:1"}}
+    (run / "run.json").write_text(json.dumps(services), encoding="utf-8")
+    process = ProcessState("model", "done", 4.5, 0, 17)
+    status = RunStatus(run="first", phase="done", step=3, steps=3)
+    write_record(run, LaunchRecord(1, "m", outcome="complete", processes=(process,), status=status))
+    done = typed(command, str(run if command == "status" else run.parent))
+    assert "complete" in done.stdout, done.stderr[-2000:]
+    loaded = set(done.stderr.split())
+    heavy = {
+        "pydantic", "earl.config", "earl.rpc.server", "earl.env.base", "earl.stack.launcher",
+        "earl.reparallelize", "earl.cli.report", "earl.v1.rollout_pb2", "earl.v1.trainer_pb2",
+        "grpc_reflection.v1alpha", "rich.live", "rich.markdown", "textual", "torch", "numpy", "services",
+    }  # fmt: skip
+    assert heavy & loaded == set()
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])

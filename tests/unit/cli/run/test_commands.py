@@ -18,7 +18,6 @@ from earl.cli.main import report_error
 from earl.cli.run.live_view import LiveView, worker_rates
 from earl.cli.run.plain_view import PlainView, status_line
 from earl.errors import PortInUse
-from earl.reparallelize import StageSwitch
 from earl.stack.status import (
     ConfidenceBounds,
     EvaluationStatus,
@@ -32,6 +31,7 @@ from earl.stack.status import (
     Transfers,
     WorkerState,
 )
+from earl.switch_figures import StageSwitch
 from tests.support.paths import ROOT
 
 TICTACTOE = str(ROOT / "examples" / "tictactoe.toml")

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from earl.cli.lib.find_run import RUNS, newest
 from earl.cli.show.parallelism import app, given_degrees, stage_paragraphs
 from earl.errors import ConfigError, IllegalParallelism, InsecureCall, ServiceUnavailable
-from earl.reparallelize import StageSwitch
 from earl.stack.record import LaunchRecord, write_record
 from earl.stack.status import RunStatus, StageState
+from earl.switch_figures import StageSwitch
 from tests.support.runs import tictactoe
 
 
