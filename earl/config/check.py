@@ -248,7 +248,7 @@ def check_lengths(config: RunConfig) -> None:
 def check_batches(config: RunConfig) -> None:
     """Raises ConfigError unless every trainer replica gets a sequence of every mini-batch."""
     scheduler, dp = config.scheduler, config.trainer.parallelism.dp
-    smallest = scheduler.min_group_size or min(entry.group_size for entry in config.mixture)
+    smallest = min((scheduler.min_group_size or entry.group_size) * entry.seats for entry in config.mixture)
     episodes = smallest * scheduler.batch_groups
     sizes = [
         ("scheduler.group_size x batch_groups", episodes, "trainer.minibatches", config.trainer.minibatches)

@@ -33,11 +33,17 @@ class EnvironmentConfig(ConfigSection):
     # Raise it for environments that should be learned sooner; give a schedule for those that should begin
     # later, or end.
     weight: Weight = 1.0
-    # Trajectories of one task instance; 0: scheduler.group_size.
+    # Episodes of one task instance, each a trajectory for every seat of the policy; 0: scheduler.group_size.
     #
     # Raise it where successes are rare.
     group_size: int = Field(default=0, ge=0)
-    # Most actions of an episode; 0: scheduler.max_turns.
+    # Seats of an episode that the policy plays, against itself. Each seat's trajectory has its own reward,
+    # and is compared with the others of its group in that seat. The environment has to offer the seats.
+    # Evaluations play one.
+    #
+    # Set it to 2 to learn a game for two by self-play.
+    seats: int = Field(default=1, ge=1, le=64)
+    # Most actions of an episode, of each seat; 0: scheduler.max_turns.
     #
     # Set it where this environment needs more, or fewer, than the others.
     max_turns: int = Field(default=0, ge=0)
@@ -63,6 +69,10 @@ class EnvironmentConfig(ConfigSection):
     # Set them to make tasks easier while all rewards of a group are equal, and harder once most episodes
     # succeed.
     task: dict[str, Any] = {}
+    # Settings that are laid over `task` in evaluations alone.
+    #
+    # Name the opponent of evaluations here where training is self-play.
+    evaluation_task: dict[str, Any] = {}
     # File of the tasks, .jsonl or .parquet: each row is a table that is laid over `task` in one task. Empty:
     # endless seeds, or `instances`.
     #

@@ -19,23 +19,32 @@ from earl.errors import ConfigError
 class MixtureEntry:
     """One environment of a run. Lengths in tokens.
 
-    label: what it is called in metrics and tickets, unique in the run. name: as hosts register it. share: of
-    the groups at the first step, all entries' together 1. schedule: the weight by step, in the unit of
-    `share`; empty where all weights are constant. rewards: the least and the most that an episode may earn.
+    label: what it is called in metrics and tickets, unique in the run. name: as hosts register it.
+    evaluation_task: laid over the task in evaluations. share: of the groups at the first step, all entries'
+    together 1. schedule: the weight by step, in the unit of `share`; empty where all weights are constant.
+    group_size: episodes of a group, in each of which the policy has `seats` trajectories. rewards: the least
+    and the most that a trajectory may earn.
     """
 
     label: str
     name: str
     task: dict[str, Any]
+    evaluation_task: dict[str, Any]
     share: float
     schedule: Schedule
     group_size: int
+    seats: int
     max_turns: int
     max_new_tokens: int
     max_context_tokens: int
     system: str
     rewards: tuple[float, float]
     section: EnvironmentConfig
+
+    @property
+    def group_trajectories(self) -> int:
+        """The trajectories of a group: one for each seat of its episodes."""
+        return self.group_size * self.seats
 
 
 def resolve(
@@ -54,9 +63,11 @@ def resolve(
             label=section.label or section.name,
             name=section.name,
             task=section.task,
+            evaluation_task=section.evaluation_task,
             share=weight_at(schedule, 0) / total,
             schedule=tuple((step, weight / total) for step, weight in schedule) if varies else (),
             group_size=section.group_size or scheduler.group_size,
+            seats=section.seats,
             max_turns=section.max_turns or scheduler.max_turns,
             max_new_tokens=section.max_new_tokens or rollout.max_new_tokens,
             max_context_tokens=min(section.max_context_tokens or longest_sequence, longest_sequence),

@@ -18,7 +18,7 @@ def reference_bytes(config: RunConfig) -> int:
     they occupy however they lie together, and an arena's table has a slot for every grain.
     """
     scheduler = config.scheduler
-    sequences = 2 * (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
+    sequences = 2 * (scheduler.staleness + 2) * config.batch_trajectories
     grains = -(-LOGPROB_BYTES * config.rollout.max_context_tokens // GRAIN_BYTES)
     return sequences * grains * GRAIN_BYTES
 

@@ -116,7 +116,12 @@ class RunConfig(ConfigSection):
         return resolve(sections, self.scheduler, self.rollout, self.model, self.longest_sequence)
 
     @property
-    def batch_episodes(self) -> int:
+    def batch_trajectories(self) -> int:
         """The trajectories of a training batch, at most: environments may have group sizes of their own."""
-        largest = max((entry.group_size for entry in self.mixture), default=self.scheduler.group_size)
-        return largest * self.scheduler.batch_groups
+        sizes = (entry.group_trajectories for entry in self.mixture)
+        return max(sizes, default=self.scheduler.group_size) * self.scheduler.batch_groups
+
+    @property
+    def warmup_trajectories(self) -> int:
+        """The trajectories of a batch of warm-up, at most."""
+        return self.warmup.batch_episodes * max((entry.seats for entry in self.mixture), default=1)

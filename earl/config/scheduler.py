@@ -11,18 +11,19 @@ from earl.config.base import ConfigSection
 
 
 class SchedulerConfig(ConfigSection):
-    # Trajectories of one task instance. Advantages are relative to the others of the group.
+    # Episodes of one task instance, each one trajectory, or one for each seat that the policy plays.
+    # Advantages are relative to the others of the group.
     #
     # With more of them advantages are less noisy and rare successes are found; each step takes longer.
     group_size: int = Field(default=16, ge=1)
-    # Groups of one batch; a step trains group_size x batch_groups trajectories.
+    # Groups of one batch; a step trains group_size x batch_groups episodes.
     #
     # Raise it if the curve is noisy; lower it for more steps in the same time.
     batch_groups: int = Field(default=16, ge=1)
-    # Trajectories with which a group may be trained if the attempts of its others are used up; 0: all.
+    # Episodes with which a group may be trained if the attempts of its others are used up; 0: all.
     #
     # Set it, to half of group_size for example, where episodes fail now and then: a failure then costs one
-    # trajectory instead of its group.
+    # episode instead of its group.
     min_group_size: int = Field(default=0, ge=0)
     # How many times the group at one place of a batch is replaced by another task because all its rewards
     # are equal and there is nothing to learn from it (DAPO's dynamic sampling); 0: never.

@@ -143,22 +143,41 @@ class Scheduler:
         self, worker: WorkerId, results: Sequence[tuple[Attempt, EpisodeResult]],
         transcripts: Sequence[Sequence[TranscriptTurn]],
     ) -> list[tuple[TicketVerdict, str]]:  # fmt: skip
-        """Takes finished attempts with their conversations; a verdict and its reason for each."""
+        """Takes finished attempts with their conversations; a verdict and its reason for each.
+
+        Those of a match are taken together.
+        """
         self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
-        verdicts = []
-        for (attempt, result), transcript in zip(results, transcripts, strict=True):
-            ticket = self.loop.ledger.tables.tickets.get(attempt.ticket_id)
-            first = ticket is not None and ticket.state is TicketState.LEASED
-            verdict, reason = self.loop.ledger.attempts.complete(*worker, attempt, result)
-            if first and verdict is not TicketVerdict.REFUSED:
-                self.loop.recorder.ended(result)
-            if verdict is TicketVerdict.ACCEPTED:
-                self.loop.recorder.accepted(self.loop.ledger, ticket if first else None, result, transcript)
-            verdicts.append((verdict, reason))
+        verdicts: dict[int, tuple[TicketVerdict, str]] = {}
+        for places in self._episodes(results):
+            reports = [results[place] for place in places]
+            tickets = [self.loop.ledger.tables.tickets.get(attempt.ticket_id) for attempt, _ in reports]
+            first = all(ticket is not None and ticket.state is TicketState.LEASED for ticket in tickets)
+            (attempt, result), *others = reports
+            answer = self.loop.ledger.attempts.complete(*worker, attempt, result, others)
+            for place, ticket in zip(places, tickets, strict=True):
+                verdicts[place] = answer
+                result, transcript = results[place][1], transcripts[place]
+                if first and answer[0] is not TicketVerdict.REFUSED:
+                    self.loop.recorder.ended(result)
+                if answer[0] is TicketVerdict.ACCEPTED:
+                    known = ticket if first else None
+                    self.loop.recorder.accepted(self.loop.ledger, known, result, transcript)
         self.loop.traces.moved(attempt.ticket_id for attempt, _ in results)
         await self.loop.settled()
         self.loop.report.evaluations(self.loop.ledger.tables.evaluations.values(), self.loop.elapsed_s)
-        return verdicts
+        return [verdicts[place] for place in range(len(results))]
+
+    def _episodes(self, results: Sequence[tuple[Attempt, EpisodeResult]]) -> list[list[int]]:
+        """The places of results that belong to one episode, and are judged together."""
+        episodes: dict[tuple[str, int], list[int]] = {}
+        for place, (attempt, _) in enumerate(results):
+            ticket = self.loop.ledger.tables.tickets.get(attempt.ticket_id)
+            key = ("result", place)
+            if ticket is not None and ticket.seats > 1:
+                key = ("match", ticket.match.start)
+            episodes.setdefault(key, []).append(place)
+        return list(episodes.values())
 
     def kept_versions(self) -> tuple[int, list[int]]:
         """(the best version so far, all whose checkpoints must stay); (0, []) if none is to be kept."""

@@ -70,7 +70,7 @@ def assert_played(run: Launched, figures: dict) -> None:
     for step, line in steps.items():
         wanted: Counter[str] = Counter()
         for place in range((step - 1) * groups, step * groups):
-            wanted[share_at(rules, Purpose.TRAIN, place).label] += group_size_at(rules, place)
+            wanted[share_at(rules, Purpose.TRAIN, place).label] += group_size_at(rules, Purpose.TRAIN, place)
         played = {label: line.get(f"environments.{label}.sequences", 0) for label in ("as x", "as o")}
         assert played == {label: wanted[label] for label in played}, step
     samples = [json.loads(line) for line in (run.run_directory / "samples.jsonl").open()]
@@ -86,7 +86,9 @@ def assert_played(run: Launched, figures: dict) -> None:
         "as o",
     }
     assert_ledger_adds_up(figures)
-    assert figures["trained"] == 2 * 16 + sum(group_size_at(rules, place) for place in range(STEPS * groups))
+    assert figures["trained"] == 2 * 16 + sum(
+        group_size_at(rules, Purpose.TRAIN, place) for place in range(STEPS * groups)
+    )
     assert figures["environments"].keys() == {"as x", "as o"}
     for judged in figures["environments"].values():
         assert judged["gain_low"] <= judged["gain"] <= judged["gain_high"]

@@ -21,6 +21,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.stored import LedgerChanges
 from services.scheduler.state.tickets import (
+    LIVE,
     Attempt,
     EpisodeEnding,
     EpisodeResult,
@@ -204,26 +205,40 @@ class World:
             rollout.playing[ticket.id] = copy, -1
 
     def complete(self, rollout: Rollout, number: int, ending: EpisodeEnding, *, forget: bool = True) -> None:
-        """Finishes one episode if its version allows; reports it, perhaps twice."""
+        """Finishes one episode if its version allows; reports all its seats, perhaps twice.
+
+        A seat may not have acted: the number of its ticket says whether it did.
+        """
+        if number not in rollout.playing:
+            return  # it ended with another seat of its match
         ticket, _ = rollout.playing[number]
         if ticket.purpose is not Purpose.WARMUP and rollout.version < ticket.min_version:
             return  # the worker holds it until the version is loaded
-        key = f"{number}/{ticket.attempt}/{rollout.incarnation}"
-        result = EpisodeResult(
-            ending=ending, reward=float(number % 3 - 1), total_tokens=5 + number % 7, trained_tokens=3,
-            turns=1, oldest_version=max(rollout.version, ticket.min_version), newest_version=rollout.version,
-            descriptor_key=key, metrics={"win": float(number % 3 == 2)},
-        )  # fmt: skip
-        attempt = Attempt(number, ticket.attempt, ticket.fence)
+        reports, keys = [], set()
+        for seat in ticket.match:
+            member, _ = rollout.playing[seat]
+            key = f"{seat}/{member.attempt}/{rollout.incarnation}"
+            acted = ticket.seats == 1 or seat % 5 > 0
+            result = EpisodeResult(
+                ending=ending, reward=float(seat % 3 - 1), total_tokens=5 + seat % 7,
+                trained_tokens=3 * acted, turns=1,
+                oldest_version=max(rollout.version, member.min_version) * acted,
+                newest_version=rollout.version * acted,
+                descriptor_key=key, metrics={"win": float(seat % 3 == 2)},
+            )  # fmt: skip
+            reports.append((Attempt(seat, member.attempt, member.fence), result))
+            keys.add(key)
+        (attempt, result), *others = reports
         if ticket.purpose is not Purpose.EVALUATE and ending in (EpisodeEnding.OK, EpisodeEnding.TRUNCATED):
-            rollout.arena.add(key)
+            rollout.arena |= keys
         verdict, _ = self.act(
-            lambda: self.ledger.attempts.complete(rollout.name, rollout.incarnation, attempt, result)
+            lambda: self.ledger.attempts.complete(rollout.name, rollout.incarnation, attempt, result, others)
         )
         if verdict is not TicketVerdict.ACCEPTED:
-            rollout.arena.discard(key)
+            rollout.arena -= keys
         if forget:
-            del rollout.playing[number]
+            for seat in ticket.match:
+                del rollout.playing[seat]
 
     # --- the trainer ------------------------------------------------------------------------
 
@@ -271,7 +286,8 @@ class World:
         if any(not self.readable(ticket) for ticket in tickets):
             return  # the trainer asks again
         if batch.purpose is Purpose.TRAIN:
-            oldest = min(ticket.result.oldest_version for ticket in tickets if ticket.result)
+            acted = [ticket.result for ticket in tickets if ticket.result and ticket.result.trained_tokens]
+            oldest = min((result.oldest_version for result in acted), default=batch.version)
             assert batch.version - oldest <= self.rules.staleness, (batch, oldest)
             newest = max(ticket.result.newest_version for ticket in tickets if ticket.result)
             assert newest <= batch.version, "sampled from a future that was given up"
@@ -369,6 +385,12 @@ class World:
         if self.reconciled and self.doubt is None and self.trainer_is_current():
             assert frozenset(ids_of(tables, "trained")) == self.parameters.consumed
         for ticket in tables.tickets.values():
+            if ticket.state in LIVE:
+                match = tables.match(ticket)
+                assert [member.seat for member in match] == list(range(ticket.seats))
+                assert {(member.state, member.group, member.worker) for member in match} == {
+                    (ticket.state, ticket.group, ticket.worker)
+                }, "a match is torn"
             if ticket.state is TicketState.READY and ticket.result is not None:
                 member = tables.workers.get(ticket.worker)
                 assert member is not None and member.incarnation == ticket.incarnation, "arena is gone"
@@ -411,6 +433,7 @@ class World:
         rules = self.rules
         wanted = rules.warmup_batches * rules.warmup_episodes
         wanted += rules.steps * rules.batch_groups * rules.group_size
+        wanted *= rules.mixture[0].seats
         assert counts["trained"] == wanted == len(self.parameters.consumed)
 
     def reconcile_or_rejoin(self) -> None:

@@ -27,8 +27,8 @@ def arena_bytes(config: RunConfig) -> int:
     worker may have played them all.
     """
     scheduler = config.scheduler
-    outstanding = (scheduler.staleness + 2) * config.batch_episodes
-    sequences = max(outstanding, 2 * config.warmup.batch_episodes)
+    outstanding = (scheduler.staleness + 2) * config.batch_trajectories
+    sequences = max(outstanding, 2 * config.warmup_trajectories)
     tokens = config.rollout.max_context_tokens
     longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in SAMPLED_COLUMNS.values()))
     # A grain each: an arena's table has a slot for every grain.

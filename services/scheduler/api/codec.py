@@ -49,10 +49,15 @@ class TicketEncoder:
         self._entries = config.mixture
         self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
+        self._evaluation_tasks = {
+            entry.label: json.dumps(entry.task | entry.evaluation_task, sort_keys=True)
+            for entry in self._entries
+        }
         self._scheduler = config.scheduler
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
-        # The most tickets of one message, which their tasks may fill to a quarter.
-        self.most = MAX_MESSAGE_BYTES // 4 // max(longest + max(map(len, self._tasks.values())), 1)
+        # The most episodes of one message, which the tasks of their tickets may fill to a quarter.
+        each = max(longest + max(map(len, self._tasks.values())), 1)
+        self.most = MAX_MESSAGE_BYTES // 4 // each // max(entry.seats for entry in self._entries)
 
     def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
         scripted = ticket.purpose is Purpose.WARMUP
@@ -66,7 +71,7 @@ class TicketEncoder:
             group_id=ticket.group,
             environment=entry.name,
             label=entry.label,
-            task_json=self._task_json(entry, ticket.task),
+            task_json=self._task_json(entry, ticket),
             env_seed=ticket.env_seed,
             sample_seed=ticket.sample_seed,
             min_version=ticket.min_version,
@@ -77,14 +82,18 @@ class TicketEncoder:
             evaluation=ticket.evaluation,
             transcript=ticket.transcript,
             traceparent=traceparent,
+            seat=ticket.seat,
+            seats=ticket.seats if ticket.seats > 1 else 0,
         )
 
-    def _task_json(self, entry: MixtureEntry, number: int) -> str:
-        """The task of the run file, and over it the row of this number, if there is one."""
+    def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:
+        """The task of the run file, the ticket's row over it, if there is one, the evaluation's over both."""
+        evaluated = ticket.purpose is Purpose.EVALUATE
         rows = self._rows.get(entry.label, ())
-        if not 0 <= number < len(rows):
-            return self._tasks[entry.label]
-        return json.dumps(entry.task | json.loads(rows[number]))
+        if not 0 <= ticket.task < len(rows):
+            return (self._evaluation_tasks if evaluated else self._tasks)[entry.label]
+        task = entry.task | json.loads(rows[ticket.task])
+        return json.dumps(task | entry.evaluation_task if evaluated else task)
 
 
 def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:

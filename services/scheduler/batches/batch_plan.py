@@ -54,9 +54,9 @@ def split_batch(
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
-    advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
-    references: where tickets' reference log-probs lie, if the run has a reference stage. masks_truncated:
-    rewards of truncated trajectories count in their groups, their tokens in no loss.
+    advantage: "grpo" or "mean", within each group, of each seat for itself; sequences of a warm-up batch all
+    weigh 1. references: where tickets' reference log-probs lie, if the run has a reference stage.
+    masks_truncated: rewards of truncated trajectories count in their groups, their tokens in no loss.
     """
     members = [tickets[number] for number in batch.tickets]
     locations = [(references or {}).get(number, NOWHERE) for number in batch.tickets]
@@ -98,9 +98,9 @@ def _advantages(
 ) -> list[float]:
     if batch.purpose is not Purpose.TRAIN:
         return [1.0] * len(members)
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for index, ticket in enumerate(members):
-        groups.setdefault(ticket.group, []).append(index)
+        groups.setdefault((ticket.group, ticket.seat), []).append(index)
     advantages = [0.0] * len(members)
     for indices in groups.values():
         values = group_advantages([results[index].reward for index in indices], kind)
@@ -112,18 +112,35 @@ def _advantages(
 def summary(committed: CommittedBatch, *, masks_truncated: bool = False) -> dict[str, float]:
     """Summarises a committed batch's trajectories; names are those of metrics.jsonl.
 
-    The figures of an environment of a mixture are named "environments.LABEL.FIGURE". masks_truncated: as for
-    split_batch.
+    The figures of an environment of a mixture are named "environments.LABEL.FIGURE", those of a seat, where
+    the policy has several, "seats.SEAT.FIGURE". masks_truncated: as for split_batch.
     """
-    batch, results, environments = committed
+    batch, results, environments, seats = committed
     if not results:
         return {}
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
-    figures = _figures(batch, results, masks=masks)
+    seats = seats or [0] * len(results)
+    figures = _figures(batch, results, masks=masks) | _seat_figures(results, seats)
     for label in dict.fromkeys(filter(None, environments)):
-        chosen = [result for result, other in zip(results, environments, strict=True) if other == label]
+        places = [place for place, other in enumerate(environments) if other == label]
+        chosen = [results[place] for place in places]
         of_label = _figures(batch, chosen, masks=masks)
+        of_label |= _seat_figures(chosen, [seats[place] for place in places])
         figures |= {f"environments.{label}.{name}": value for name, value in of_label.items()}
+    return figures
+
+
+def _seat_figures(results: Sequence[EpisodeResult], seats: Sequence[int]) -> dict[str, float]:
+    """The figures of each seat; none where there is only one."""
+    figures: dict[str, float] = {}
+    for seat in range(max(seats) + 1) if any(seats) else ():
+        chosen = [result for result, other in zip(results, seats, strict=True) if other == seat]
+        if chosen:
+            figures |= {
+                f"seats.{seat}.reward_mean": sum(each.reward for each in chosen) / len(chosen),
+                f"seats.{seat}.win_rate": sum(each.win for each in chosen) / len(chosen),
+                f"seats.{seat}.turns_mean": sum(each.turns for each in chosen) / len(chosen),
+            }
     return figures
 
 

@@ -3,8 +3,9 @@
 A line is one trajectory: step (training steps done when it was sampled for an evaluation, the step
 that learned from it otherwise), evaluation (empty for training), version (oldest and newest of its
 tokens), ticket, group, index, environment (its label, in a mixture), task (its number in a task set),
-reward, ending, tokens, and turns of role, text and tokens; `sampled` of a turn is what an engine sampled:
-ids, texts, logprobs and versions of its first tokens. What was asked for and never trained on has no line.
+seat (in a match), reward, ending, tokens, and turns of role, text and tokens; `sampled` of a turn is what
+an engine sampled: ids, texts, logprobs and versions of its first tokens. What was asked for and never
+trained on has no line.
 A step that was rolled back appears again: its last lines count. Past LIMIT_BYTES the file keeps the first
 and the last step of training, the first and the last evaluations, and of what lies between every second,
 fourth, ... one.
@@ -88,6 +89,7 @@ def line(step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[Trans
         "index": ticket.index,
         **({"environment": ticket.environment} if ticket.environment else {}),
         **({"task": ticket.task} if ticket.task >= 0 else {}),
+        **({"seat": ticket.seat} if ticket.seats > 1 else {}),
         "reward": result.reward,
         "ending": result.ending.value,
         "tokens": result.total_tokens,

@@ -1,8 +1,11 @@
-"""Tickets one by one: who holds which attempt, and its outcome.
+"""Tickets one by one, and match by match: who holds which attempt, and its outcome.
 
     issue ─► pending ─lease─► leased ─complete─► ready  (training, warm-up: a batch takes it from here)
                 ▲               │       └──────► evaluated
                 └─ expired, failed, worker gone; at most `attempts` tries, then dropped(reason)
+
+The tickets of a match (several seats of one episode are the policy's) are leased, completed, tried again
+and dropped together, each in one transition: what is stored holds all of it or nothing.
 
 Pure: time is an argument (monotonic seconds).
 """
@@ -18,7 +21,7 @@ from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import BatchCommitted, EvaluationDone, TrajectoryReady
-from services.scheduler.state.mixture import batch_episodes, instance_at
+from services.scheduler.state.mixture import batch_trajectories, instance_at, seats_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.seeds import sample_seeds
 from services.scheduler.state.tickets import (
@@ -45,7 +48,7 @@ SMALLEST_SPREAD = 1e-6
 
 
 class TicketAttempts:
-    """Transitions of single tickets."""
+    """Transitions of single tickets and of matches."""
 
     def __init__(self, rules: Rules, tables: LedgerTables) -> None:
         self.rules = rules
@@ -58,7 +61,10 @@ class TicketAttempts:
 
     def issue(self, purpose: Purpose, size: int, min_version: int, temperature: float, *,
               index: int, evaluation: str = "") -> int:  # fmt: skip
-        """A new group of `size` pending tickets; its id. index: its place in the schedule of its purpose."""
+        """A new group of `size` pending tickets; its id. index: its place in the schedule of its purpose.
+
+        size: a multiple of the policy's seats there, whose matches follow one another.
+        """
         run, seed = self.tables.run, self.rules.seed
         take = run.takes.get(purpose, {}).get(index, 0)
         group = run.next_group
@@ -86,33 +92,37 @@ class TicketAttempts:
                     for member in range(size)
                     if is_requested(self.rules, purpose, index, member, episodes)
                 ],
+                seats=seats_at(self.rules, purpose, index),
             )
         )
         return group
 
     def lease(self, worker: WorkerRecord, credit: int, now: float) -> list[Ticket]:
-        """Up to `credit` pending tickets, oldest first, now leased to this worker until now + lease_s."""
+        """The tickets of up to `credit` pending episodes, oldest first, now leased to this worker until
+        now + lease_s. A match is one episode: only one of its seats acts at a time."""
         tables, run = self.tables, self.tables.run
         if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
-        while len(leased) < credit and tables.pending:
+        while credit > 0 and tables.pending:
             ticket = tables.tickets.get(heapq.heappop(tables.pending))
             if ticket is None or ticket.state is not TicketState.PENDING:
                 continue
-            run.fence += 1
-            tables.move(
-                ticket,
-                TicketState.LEASED,
-                fence=run.fence,
-                attempt=ticket.attempt + 1,
-                floor=max(ticket.min_version, worker.version),
-                worker=worker.name,
-                incarnation=worker.incarnation,
-            )
-            tables.lease_since[ticket.id] = now
-            tables.lease_until.set(ticket.id, now + self.rules.lease_s)
-            leased.append(ticket)
+            credit -= 1
+            for member in tables.match(ticket):
+                run.fence += 1
+                tables.move(
+                    member,
+                    TicketState.LEASED,
+                    fence=run.fence,
+                    attempt=member.attempt + 1,
+                    floor=max(member.min_version, worker.version),
+                    worker=worker.name,
+                    incarnation=worker.incarnation,
+                )
+                tables.lease_since[member.id] = now
+                tables.lease_until.set(member.id, now + self.rules.lease_s)
+                leased.append(member)
         return leased
 
     def renew(self, worker: WorkerRecord, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
@@ -127,35 +137,43 @@ class TicketAttempts:
         return lost
 
     def complete(
-        self, name: str, incarnation: int, attempt: Attempt, result: EpisodeResult
-    ) -> tuple[TicketVerdict, str]:
-        """Takes one finished attempt. A repeated report of an accepted one is accepted again."""
-        reason = self._refusal(name, incarnation, attempt)
+        self, name: str, incarnation: int, attempt: Attempt, result: EpisodeResult,
+        others: Sequence[tuple[Attempt, EpisodeResult]] = (),
+    ) -> tuple[TicketVerdict, str]:  # fmt: skip
+        """Takes one finished attempt. A repeated report of an accepted one is accepted again.
+
+        others: the reports of the other seats of its match, to which the answer applies as well.
+        """
+        reports = [(attempt, result), *others]
+        reason = next(filter(None, (self._refusal(name, incarnation, each) for each, _ in reports)), "")
         ticket = self.tables.tickets.get(attempt.ticket_id)
         if ticket is None:
             return TicketVerdict.REFUSED, reason
+        reason = reason or _unlike_match(ticket, [each for each, _ in reports])
         if reason:
-            repeated = (ticket.state in DONE or ticket.reason in LEFT_OUT) and Attempt(
-                ticket.id, ticket.attempt, ticket.fence
-            ) == attempt
+            repeated = all(self._is_accepted(each) for each, _ in reports)
             return (TicketVerdict.ACCEPTED, "") if repeated else (TicketVerdict.REFUSED, reason)
-        fault = self._fault(ticket, result)
-        if fault:
-            self.last_fault = fault
-            broken = result.ending is EpisodeEnding.ENV_ERROR or not math.isfinite(result.reward)
-            self.tables.change(ticket, broken=ticket.broken or broken)
+        played = [(self.tables.tickets[each.ticket_id], outcome) for each, outcome in reports]
+        faults = [fault for ticket, outcome in played if (fault := self._fault(ticket, outcome))]
+        if faults:
+            self.last_fault = faults[0]
+            broken = any(_is_broken(outcome) for _, outcome in played)
+            for member, _ in played:
+                self.tables.change(member, broken=member.broken or broken)
             self.fail(ticket)
-            return TicketVerdict.RETRIED, fault
-        if self.rules.drops_truncated and self._is_dropped(ticket, result):
+            return TicketVerdict.RETRIED, faults[0]
+        if self.rules.drops_truncated and self._is_dropped(played):
             return TicketVerdict.ACCEPTED, ""
         self.given_up = 0
         if ticket.purpose is Purpose.EVALUATE:
             judged = self.tables.evaluations[ticket.evaluation].with_result(ticket.index, result)
             self._judge(ticket, judged, TicketState.EVALUATED)
             return TicketVerdict.ACCEPTED, ""
-        floor = result.oldest_version if result.trained_tokens else ticket.floor
-        self.tables.move(ticket, TicketState.READY, result=result, floor=floor)
-        self.tables.record_fact(TrajectoryReady(ticket.id, ticket.attempt, name, ticket.purpose, result))
+        for member, outcome in played:
+            floor = outcome.oldest_version if outcome.trained_tokens else member.floor
+            self.tables.move(member, TicketState.READY, result=outcome, floor=floor)
+            ready = TrajectoryReady(member.id, member.attempt, name, member.purpose, outcome)
+            self.tables.record_fact(ready)
         self._resample(ticket)
         return TicketVerdict.ACCEPTED, ""
 
@@ -173,7 +191,7 @@ class TicketAttempts:
             ticket = tables.tickets[number]
             self._forget_columns(ticket)
             tables.move(ticket, TicketState.DROPPED, reason)
-        self.free(batch_episodes(self.rules, 0))
+        self.free(batch_trajectories(self.rules, Purpose.TRAIN, 0))
 
     # --- within -----------------------------------------------------------------------------
 
@@ -190,6 +208,15 @@ class TicketAttempts:
         if ticket.state is not TicketState.LEASED:
             return f"ticket {ticket.id} is {ticket.state}{f' ({ticket.reason})' if ticket.reason else ''}"
         return ""
+
+    def _is_accepted(self, attempt: Attempt) -> bool:
+        """Returns whether the outcome of this attempt was accepted before."""
+        ticket = self.tables.tickets.get(attempt.ticket_id)
+        return (
+            ticket is not None
+            and (ticket.state in DONE or ticket.reason in LEFT_OUT)
+            and Attempt(ticket.id, ticket.attempt, ticket.fence) == attempt
+        )
 
     def _fault(self, ticket: Ticket, result: EpisodeResult) -> str:
         """Returns why a result cannot be used; empty if it can."""
@@ -210,21 +237,23 @@ class TicketAttempts:
         return ""
 
     def fail(self, ticket: Ticket) -> None:
-        """Fails an attempt: the ticket is tried again, or its group is given up.
+        """Fails an attempt: the ticket, or its match, is tried again, or its group is given up.
 
         A group that is given up leaves its place to a substitute, another instance. In a deterministic
         run only the instance itself can bring that about (its environment is broken there, whenever it
         is played); what chance did to the attempts is tried again for as long as anything succeeds.
         """
         tables = self.tables
-        tables.change(ticket, failures=ticket.failures + 1)
+        for member in tables.match(ticket):
+            tables.change(member, failures=member.failures + 1)
         if ticket.failures < self.rules.attempts:
             self.retry(ticket)
             return
         self.given_up += 1
         self.last_given_up = ticket.environment
         if self.rules.deterministic and not ticket.broken:
-            tables.change(ticket, failures=0)
+            for member in tables.match(ticket):
+                tables.change(member, failures=0)
             self.retry(ticket)
         elif ticket.purpose is Purpose.EVALUATE:
             judged = tables.evaluations[ticket.evaluation].with_failure()
@@ -232,22 +261,25 @@ class TicketAttempts:
         else:
             self._leave_out(ticket, Reason.MEMBER_FAILED, Reason.GROUP_INCOMPLETE)
 
-    def _is_dropped(self, ticket: Ticket, result: EpisodeResult) -> bool:
-        """Drops a training ticket whose episode was truncated; returns whether it was."""
+    def _is_dropped(self, played: Sequence[tuple[Ticket, EpisodeResult]]) -> bool:
+        """Drops the tickets of a training episode that was truncated; returns whether it was."""
+        ticket, result = played[0]
         if result.ending is not EpisodeEnding.TRUNCATED or ticket.purpose is not Purpose.TRAIN:
             return False
         self.given_up += 1
         self.last_given_up, self.last_fault = ticket.environment, f"truncated: {result.message}"
-        self.tables.change(ticket, result=result)
+        for member, outcome in played:
+            self.tables.change(member, result=outcome)
         self._leave_out(ticket, Reason.TRUNCATED, Reason.TRUNCATED)
         return True
 
     def _leave_out(self, ticket: Ticket, alone: Reason, whole: Reason) -> None:
-        """Drops a ticket, alone if enough others of its group are left, otherwise with its group."""
-        members = self.tables.groups[ticket.purpose][ticket.group]
-        if ticket.purpose is Purpose.TRAIN and 0 < self.rules.min_group_size < len(members):
-            self._forget_columns(ticket)
-            self.tables.move(ticket, TicketState.DROPPED, alone)
+        """Drops a ticket or match, alone if enough others of its group are left, otherwise with its group."""
+        episodes = len(self.tables.groups[ticket.purpose][ticket.group]) // ticket.seats
+        if ticket.purpose is Purpose.TRAIN and 0 < self.rules.min_group_size < episodes:
+            for member in self.tables.match(ticket):
+                self._forget_columns(member)
+                self.tables.move(member, TicketState.DROPPED, alone)
             self._resample(ticket)
         else:
             self._substitute(ticket, whole)
@@ -259,7 +291,7 @@ class TicketAttempts:
         self.drop_group(ticket.purpose, ticket.group, reason)
 
     def _resample(self, ticket: Ticket) -> None:
-        """Replaces the ticket's group if it is complete and its rewards are all equal.
+        """Replaces the ticket's group if it is complete and the rewards of each seat are all equal.
 
         At most `resample` times at a place, whatever a substitute was for: so what is played at a place
         follows from the outcomes there alone.
@@ -270,18 +302,23 @@ class TicketAttempts:
             return
         if ticket.group in tables.whole[ticket.purpose]:
             members = [tables.tickets[number] for number in tables.groups[ticket.purpose][ticket.group]]
-            rewards = [member.result.reward for member in members if member.result is not None]
-            if max(rewards) - min(rewards) < SMALLEST_SPREAD:
+            rewards: dict[int, list[float]] = {}
+            for member in members:
+                if member.result is not None:
+                    rewards.setdefault(member.seat, []).append(member.result.reward)
+            if all(max(values) - min(values) < SMALLEST_SPREAD for values in rewards.values()):
                 self._substitute(ticket, Reason.NO_SIGNAL)
 
     def retry(self, ticket: Ticket) -> None:
-        """Makes the ticket pending again. It must not become staler than promised: `floor` never sinks."""
-        self._forget_columns(ticket)
+        """Makes the ticket, or its match, pending again. It must not become staler than promised: `floor`
+        never sinks."""
+        match = self.tables.match(ticket)
         # A warm-up samples from no version.
-        least = 0 if ticket.purpose is Purpose.WARMUP else ticket.floor
-        self.tables.move(
-            ticket, TicketState.PENDING, min_version=max(ticket.min_version, least), worker="", incarnation=0
-        )
+        floors = [0 if ticket.purpose is Purpose.WARMUP else member.floor for member in match]
+        least = max(ticket.min_version, *floors)
+        for member in match:
+            self._forget_columns(member)
+            self.tables.move(member, TicketState.PENDING, min_version=least, worker="", incarnation=0)
 
     def _forget_columns(self, ticket: Ticket) -> None:
         """The trajectory will not be trained: its worker may free it with the next commit."""
@@ -309,3 +346,16 @@ class TicketAttempts:
             self.tables.record_fact(
                 EvaluationDone(judged, baseline(judged, self.tables.evaluations.values()))
             )
+
+
+def _unlike_match(ticket: Ticket, attempts: Sequence[Attempt]) -> str:
+    """Returns why these are not the reports of all seats of the ticket's match; empty if they are."""
+    if sorted(attempt.ticket_id for attempt in attempts) == list(ticket.match):
+        return ""
+    match = ticket.match
+    return f"tickets {match.start} to {match.stop - 1} are one match, and reported together"
+
+
+def _is_broken(result: EpisodeResult) -> bool:
+    """Returns whether the instance itself is to blame for how an attempt ended."""
+    return result.ending is EpisodeEnding.ENV_ERROR or not math.isfinite(result.reward)

@@ -246,12 +246,14 @@ class Ledger:
     def _train(self, batch: Batch) -> CommittedBatch:
         """Moves the tickets of a batch from planned to trained, once."""
         tables, run = self.tables, self.tables.run
-        committed = CommittedBatch(batch, [], [])
+        seats: list[int] = []
+        committed = CommittedBatch(batch, [], [], seats)
         for number in batch.tickets:
             ticket = tables.tickets[number]
             if ticket.result is not None:
                 committed.results.append(ticket.result)
                 committed.environments.append(ticket.environment)
+                seats.append(ticket.seat)
                 if ticket.result.descriptor_key:
                     tables.freed.append(ticket.result.descriptor_key)
             tables.move(ticket, TicketState.TRAINED, result=None)

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.ledger.attempts import TicketAttempts
-from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.ledger.tables import HELD, LedgerTables
 from services.scheduler.state.facts import WorkerJoined, WorkerLeft
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.tickets import LIVE, TicketState
+from services.scheduler.state.tickets import TicketState
 from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 # Incarnations of one name that are remembered.
@@ -99,8 +99,8 @@ class Membership:
         tables.worker_until.drop(name)
         for number in sorted(tables.held.get((name, worker.incarnation), ())):
             ticket = tables.tickets.get(number)
-            if ticket is None or ticket.state not in LIVE:
-                continue  # fell with its group meanwhile
+            if ticket is None or ticket.state not in HELD:
+                continue  # fell with its group, or was tried again with its match, meanwhile
             if ticket.state is not TicketState.PLANNED:
                 (self._attempts.retry if drained else self._attempts.fail)(ticket)
             elif tables.batch is not None:

@@ -27,7 +27,7 @@ from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.mixture import batch_episodes, group_size_at
+from services.scheduler.state.mixture import batch_trajectories, group_size_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import Purpose, Reason, TicketState
@@ -88,10 +88,15 @@ def work(ledger: Ledger) -> StepWork | None:
         return StepWork(Doing.EVALUATING, version, evaluation.episodes, Purpose.EVALUATE)
     phase_name = phase(ledger)
     if phase_name == WARMUP:
-        return StepWork(Doing.PLAYING, version, rules.warmup_episodes, Purpose.WARMUP)
+        first = steps_done(ledger) * rules.warmup_episodes
+        return StepWork(
+            Doing.PLAYING, version, batch_trajectories(rules, Purpose.WARMUP, first), Purpose.WARMUP
+        )
     if phase_name == TRAIN:
         first = training_steps(ledger) * rules.batch_groups
-        return StepWork(Doing.PLAYING, version, batch_episodes(rules, first), Purpose.TRAIN)
+        return StepWork(
+            Doing.PLAYING, version, batch_trajectories(rules, Purpose.TRAIN, first), Purpose.TRAIN
+        )
     return None
 
 
@@ -231,7 +236,8 @@ def _issue_warmup(ledger: Ledger) -> bool:
     """Returns whether more tickets are due."""
     vacant = _vacant(ledger, Purpose.WARMUP)
     for index in vacant[:ISSUED_AT_ONCE]:
-        ledger.attempts.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
+        size = group_size_at(ledger.rules, Purpose.WARMUP, index)
+        ledger.attempts.issue(Purpose.WARMUP, size, 0, ledger.rules.temperature, index=index)
     return len(vacant) > ISSUED_AT_ONCE
 
 
@@ -240,13 +246,13 @@ def _issue_training(ledger: Ledger) -> bool:
     rules, version = ledger.rules, ledger.tables.run.version
     outstanding = len(ledger.tables.groups[Purpose.TRAIN])
     vacant = _vacant(ledger, Purpose.TRAIN)
-    largest = max(share.group_size or rules.group_size for share in rules.mixture)
+    largest = max((share.group_size or rules.group_size) * share.seats for share in rules.mixture)
     at_once = math.ceil(ISSUED_AT_ONCE / largest)
     for ahead, index in enumerate(vacant[:at_once], outstanding):
         target = target_version(version, ahead, rules.batch_groups)
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
-        size = group_size_at(rules, index)
+        size = group_size_at(rules, Purpose.TRAIN, index)
         ledger.attempts.issue(Purpose.TRAIN, size, oldest, rules.temperature, index=index)
     return len(vacant) > at_once
 

@@ -197,6 +197,10 @@ class LedgerTables:
 
     # --- reading ----------------------------------------------------------------------------
 
+    def match(self, ticket: Ticket) -> list[Ticket]:
+        """The tickets of a live ticket's match, in the order of their seats; itself alone if it has none."""
+        return [ticket] if ticket.seats == 1 else [self.tickets[number] for number in ticket.match]
+
     def place(self, purpose: Purpose, group: int) -> int:
         """A live group's place in the schedule of its purpose."""
         return self.tickets[self.groups[purpose][group][0]].index

@@ -36,9 +36,12 @@ def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episod
     """
     if purpose is Purpose.EVALUATE:
         return is_chosen(index, episodes, rules.transcripts)
+    if purpose is not Purpose.TRAIN:
+        return False
     if len(rules.mixture) > 1:
         first = index - index % rules.batch_groups
-        place = sum(group_size_at(rules, earlier) for earlier in range(first, index)) + member
+        sizes = (group_size_at(rules, purpose, earlier) for earlier in range(first, index))
+        place = sum(sizes) + member
     else:
-        place = index % rules.batch_groups * group_size_at(rules, index) + member
-    return purpose is Purpose.TRAIN and place < rules.transcripts
+        place = index % rules.batch_groups * group_size_at(rules, purpose, index) + member
+    return place < rules.transcripts

@@ -82,7 +82,7 @@ def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Paralle
 def feeds_every_replica(config: RunConfig, parallelism: Parallelism) -> bool:
     """Returns whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
     warmup = config.warmup
-    least = min(entry.group_size for entry in config.mixture) * config.scheduler.batch_groups
+    least = min(entry.group_trajectories for entry in config.mixture) * config.scheduler.batch_groups
     most = least // config.trainer.minibatches
     if warmup.batches:
         most = min(most, warmup.batch_episodes // warmup.minibatches)
@@ -93,7 +93,7 @@ def largest(stage: str, config: RunConfig) -> int:
     """The concurrency that a run reaches: what the engines hold, or a batch's sequences."""
     if stage == "rollout":
         return config.rollout.engines * config.rollout.max_sequences
-    return config.batch_episodes
+    return config.batch_trajectories
 
 
 def _falling(most: int, by: int, count: int, least: int) -> tuple[int, ...]:

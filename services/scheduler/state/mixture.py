@@ -60,16 +60,25 @@ def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
     return mixture[_entry_at(_draws(rules, purpose), index)]
 
 
-def group_size_at(rules: Rules, index: int) -> int:
-    """The trajectories of the index-th group of training."""
-    return share_at(rules, Purpose.TRAIN, index).group_size or rules.group_size
+def seats_at(rules: Rules, purpose: Purpose, index: int) -> int:
+    """The policy's seats in an episode of the index-th group of a purpose: one in every evaluation."""
+    return 1 if purpose is Purpose.EVALUATE else share_at(rules, purpose, index).seats
 
 
-def batch_episodes(rules: Rules, first: int) -> int:
+def group_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
+    """The trajectories of the index-th group of a purpose: one for each seat of its episodes."""
+    share = share_at(rules, purpose, index)
+    if purpose is Purpose.TRAIN:
+        return (share.group_size or rules.group_size) * share.seats
+    return seats_at(rules, purpose, index)
+
+
+def batch_trajectories(rules: Rules, purpose: Purpose, first: int) -> int:
     """The trajectories of the batch whose groups are those of the places from `first` on."""
+    count = rules.batch_groups if purpose is Purpose.TRAIN else rules.warmup_episodes
     if len(rules.mixture) == 1:
-        return rules.batch_groups * group_size_at(rules, first)
-    return sum(group_size_at(rules, index) for index in range(first, first + rules.batch_groups))
+        return count * group_size_at(rules, purpose, first)
+    return sum(group_size_at(rules, purpose, index) for index in range(first, first + count))
 
 
 # --- within ---------------------------------------------------------------------------------

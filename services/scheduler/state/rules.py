@@ -25,13 +25,16 @@ def _key(name: str, default: Any = MISSING) -> Any:
 class Share:
     """One environment of the mixture. label: as its tickets have it. share: of the groups, together 1.
 
-    train, held_out: numbers of its tasks, both empty without a task set. schedule: its weight by step, where
-    shares change during the run; then that of every environment, and `share` is the one at the first step.
+    group_size: episodes of a group, 0 for the rule of that name. seats: of the policy in each of them, but
+    for evaluations, where it has one. train, held_out: numbers of its tasks, both empty without a task set.
+    schedule: its weight by step, where shares change during the run; then that of every environment, and
+    `share` is the one at the first step.
     """
 
     label: str = ""
     share: float = 1.0
     group_size: int = 0
+    seats: int = 1
     train: Sequence[int] = field(default=(), repr=False)
     held_out: Sequence[int] = field(default=(), repr=False)
     schedule: Schedule = ()
@@ -72,7 +75,7 @@ class Rules:
     min_group_size: int = _key("scheduler.min_group_size", 0)
     resample: int = _key("scheduler.resample", 0)
     drops_truncated: bool = False
-    # The environments, at least one; group_size 0 is the rule of that name.
+    # The environments, at least one.
     mixture: tuple[Share, ...] = (Share(),)
     # Names what decides how an instance is played: see EvaluationRecord.setting.
     evaluation_setting: str = ""
@@ -95,7 +98,7 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     # Tickets of the only environment need no label.
     label = entry.label if config.environments else ""
     train, held_out = (tasks.train, tasks.held_out) if tasks is not None else ((), ())
-    return Share(label, entry.share, entry.group_size, train, held_out, entry.schedule)
+    return Share(label, entry.share, entry.group_size, entry.seats, train, held_out, entry.schedule)
 
 
 def _evaluation_setting(config: RunConfig, task_sets: Mapping[str, TaskSet]) -> str:
@@ -113,7 +116,7 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
     return (
         config.model.model_copy(update={"system": entry.system}).model_dump(mode="json"),
         entry.name,
-        entry.task,
+        entry.task | entry.evaluation_task,
         config.evaluation.temperature,
         entry.max_turns,
         entry.max_context_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,11 +31,13 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CommittedBatch(NamedTuple):
-    """A batch that is trained, with the results of its tickets and the labels of their environments."""
+    """A batch that is trained, with the results of its tickets, the labels of their environments, and their
+    seats; no seats where the policy has one in every episode."""
 
     batch: Batch
     results: list[EpisodeResult]
     environments: list[str]
+    seats: Sequence[int] = ()
 
 
 class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):

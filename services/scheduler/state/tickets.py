@@ -91,8 +91,10 @@ class EpisodeResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
-    """One episode to run. Only the ledger's tables change one (LedgerTables.change, move).
+    """One seat of one episode to run. Only the ledger's tables change one (LedgerTables.change, move).
 
+    An episode in which the policy has several seats is a match: as many tickets, with successive ids in the
+    order of the seats. They are in one state always, until they are closed.
     floor: no loss-masked token of it is, or will be, of an older version.
     index: its group's place in the schedule of its purpose (see admission.places); for an evaluation the
     number of its instance. broken: an attempt ended in a way that the instance itself is to blame for.
@@ -113,6 +115,9 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     task: int = -1
     # Its conversation is wanted with the result.
     transcript: bool = False
+    # Its seat, from 0, of so many that the policy has in the episode.
+    seat: int = 0
+    seats: int = 1
     state: TicketState = TicketState.PENDING
     fence: int = 0
     attempt: int = 0
@@ -130,6 +135,12 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
         return _HEADS[self.state] + str(self.fence)
 
     @property
+    def match(self) -> range:
+        """The ids of its match; of itself alone where the policy has one seat."""
+        first = self.id - self.seat
+        return range(first, first + self.seats)
+
+    @property
     def bucket(self) -> str:
         """The part of the ledger's identity that counts it: a state, or "dropped:<reason>"."""
         return f"dropped:{self.reason}" if self.state is TicketState.DROPPED else self.state
@@ -138,7 +149,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
 class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
     """A group of new tickets: `first` and the ids after it, each of whose samplers has a seed here.
 
-    transcripts: ids of those whose conversation is wanted.
+    transcripts: ids of those whose conversation is wanted. seats: of each match, see Ticket.
     """
 
     group: int
@@ -153,6 +164,7 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
     environment: str = ""
     task: int = -1
     transcripts: list[int] = []
+    seats: int = 1
 
     def tickets(self) -> list[Ticket]:
         """The tickets as they were issued."""
@@ -171,6 +183,8 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
                 environment=self.environment,
                 task=self.task,
                 transcript=number in self.transcripts,
+                seat=(number - self.first) % self.seats,
+                seats=self.seats,
             )
             for number, seed in enumerate(self.sample_seeds, self.first)
         ]

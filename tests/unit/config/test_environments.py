@@ -48,7 +48,7 @@ def test_each_entry_has_its_own_bounds_and_otherwise_the_runs(tmp_path: Path) ->
     assert (first.max_new_tokens, second.max_new_tokens) == (config.rollout.max_new_tokens, 2)
     assert (first.max_context_tokens, second.max_context_tokens) == (config.longest_sequence, 64)
     assert second.task == {"player": 1}
-    assert config.batch_episodes == config.scheduler.group_size * config.scheduler.batch_groups
+    assert config.batch_trajectories == config.scheduler.group_size * config.scheduler.batch_groups
 
 
 def test_a_weight_may_have_a_schedule(tmp_path: Path) -> None:

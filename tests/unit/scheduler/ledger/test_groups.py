@@ -166,7 +166,7 @@ def test_a_mixture_issues_groups_of_each_size_and_says_their_environment() -> No
 
 
 def test_what_a_mixture_has_issued_is_restored_as_it_was() -> None:
-    mixture = (Share("a", 0.5, 2, (0, 2, 4), (1, 3)), Share("b", 0.5, 3))
+    mixture = (Share("a", 0.5, 2, train=(0, 2, 4), held_out=(1, 3)), Share("b", 0.5, 3))
     world = OneWorker(dataclasses.replace(TRAIN_ONLY, mixture=mixture, batch_groups=8))
     image = Image()
     image.apply(world.ledger.tables.take_changes())

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.scheduler.state.rules import Share
 from services.scheduler.state.tickets import EpisodeEnding
 from tests.support.ledger import RULES, Rollout, World
 
@@ -21,12 +22,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(
         seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2),
-        members=st.integers(1, 3),
+        members=st.integers(1, 3), seats=st.integers(1, 3),
     )  # fmt: skip
-    def begin(self, seed: int, staleness: int, warmup: int, members: int) -> None:
+    def begin(self, seed: int, staleness: int, warmup: int, members: int, seats: int) -> None:
         rules = dataclasses.replace(
-            RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1
-        )
+            RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1,
+            mixture=(Share(seats=seats),),
+        )  # fmt: skip
         self.world = World(random.Random(seed), rules)
         self.world.attempt(self.world.restart)
 
@@ -103,11 +105,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 @pytest.mark.parametrize("crash_chance", [0.0, 0.03])
-def test_long_walks(staleness: int, crash_chance: float) -> None:
+@pytest.mark.parametrize("seats", [1, 2])
+def test_long_walks(staleness: int, crash_chance: float, seats: int) -> None:
     """Long enough for checkpoints, roll-backs and every phase to meet one another."""
     rules = dataclasses.replace(
-        RULES, staleness=staleness, warmup_batches=staleness % 2 * 2, steps=8, group_size=2 + staleness % 2
-    )
+        RULES, staleness=staleness, warmup_batches=staleness % 2 * 2, steps=8, group_size=2 + staleness % 2,
+        mixture=(Share(seats=seats),),
+    )  # fmt: skip
     trained = 0
     for seed in range(12):
         world = World(random.Random(f"{seed} {staleness} {crash_chance}"), rules)

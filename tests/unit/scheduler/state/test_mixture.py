@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from earl.config.weight import weight_at
 from services.scheduler.state.mixture import (
     NO_TASK,
-    batch_episodes,
+    batch_trajectories,
     group_size_at,
     instance_at,
     share_at,
@@ -29,7 +29,7 @@ def mixed(parts: list[int], seed: int = 0, tasks: int = 0) -> Rules:
     """Rules with environments of these weights; half of the tasks of each are held out."""
     shares = tuple(
         Share(
-            f"e{number}", weight / sum(parts), number + 2,
+            f"e{number}", weight / sum(parts), number + 2, 1 + number % 2,
             tuple(range(0, tasks, 2)), tuple(range(1, tasks, 2)),
         )
         for number, weight in enumerate(parts)
@@ -176,7 +176,7 @@ def test_a_run_with_one_environment_plays_the_seeds_that_it_always_played() -> N
             instance = instance_at(RULES, purpose, place, place % 3)
             assert instance.env_seed == env_seed(RULES.seed, purpose, place, place % 3)
             assert (instance.environment, instance.task) == ("", NO_TASK)
-    assert batch_episodes(RULES, 7) == RULES.batch_groups * RULES.group_size
+    assert batch_trajectories(RULES, Purpose.TRAIN, 7) == RULES.batch_groups * RULES.group_size
 
 
 @quick
@@ -184,4 +184,6 @@ def test_a_run_with_one_environment_plays_the_seeds_that_it_always_played() -> N
 def test_a_batch_has_as_many_episodes_as_its_groups(parts: list[int], first: int) -> None:
     rules = mixed(parts)
     places = range(first, first + rules.batch_groups)
-    assert batch_episodes(rules, first) == sum(group_size_at(rules, place) for place in places)
+    assert batch_trajectories(rules, Purpose.TRAIN, first) == sum(
+        group_size_at(rules, Purpose.TRAIN, place) for place in places
+    )
