@@ -69,10 +69,11 @@ class EnvironmentConfig(ConfigSection):
     # Set them to make tasks easier while all rewards of a group are equal, and harder once most episodes
     # succeed.
     task: dict[str, Any] = {}
-    # Settings that are laid over `task` in evaluations alone.
+    # Settings that are laid over `task` in evaluations alone: tables that the episodes of an evaluation take
+    # in turns.
     #
-    # Name the opponent of evaluations here where training is self-play.
-    evaluation_task: dict[str, Any] = {}
+    # Name the opponent of evaluations here where training is self-play, once for each seat that is judged.
+    evaluation_tasks: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
     # File of the tasks, .jsonl or .parquet: each row is a table that is laid over `task` in one task. Empty:
     # endless seeds, or `instances`.
     #

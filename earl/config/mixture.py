@@ -20,16 +20,16 @@ class MixtureEntry:
     """One environment of a run. Lengths in tokens.
 
     label: what it is called in metrics and tickets, unique in the run. name: as hosts register it.
-    evaluation_task: laid over the task in evaluations. share: of the groups at the first step, all entries'
-    together 1. schedule: the weight by step, in the unit of `share`; empty where all weights are constant.
-    group_size: episodes of a group, in each of which the policy has `seats` trajectories. rewards: the least
-    and the most that a trajectory may earn.
+    evaluation_tasks: laid over the task in evaluations, in turns. share: of the groups at the first step, all
+    entries' together 1. schedule: the weight by step, in the unit of `share`; empty where all weights are
+    constant. group_size: episodes of a group, in each of which the policy has `seats` trajectories. rewards:
+    the least and the most that a trajectory may earn.
     """
 
     label: str
     name: str
     task: dict[str, Any]
-    evaluation_task: dict[str, Any]
+    evaluation_tasks: Sequence[dict[str, Any]]
     share: float
     schedule: Schedule
     group_size: int
@@ -40,6 +40,10 @@ class MixtureEntry:
     system: str
     rewards: tuple[float, float]
     section: EnvironmentConfig
+
+    def evaluation_task(self, number: int) -> dict[str, Any]:
+        """What is laid over the task of the environment's number-th instance in an evaluation."""
+        return self.evaluation_tasks[number % len(self.evaluation_tasks)] if self.evaluation_tasks else {}
 
     @property
     def group_trajectories(self) -> int:
@@ -63,7 +67,7 @@ def resolve(
             label=section.label or section.name,
             name=section.name,
             task=section.task,
-            evaluation_task=section.evaluation_task,
+            evaluation_tasks=section.evaluation_tasks,
             share=weight_at(schedule, 0) / total,
             schedule=tuple((step, weight / total) for step, weight in schedule) if varies else (),
             group_size=section.group_size or scheduler.group_size,

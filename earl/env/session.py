@@ -145,6 +145,12 @@ class GatewayClient:
         response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
         return {entry.environment.name: entry.capacity for entry in response.entries if entry.hosts}
 
+    async def offered_seats(self, deadline_s: float = 10.0) -> dict[str, int]:
+        """Returns the most seats that a client may play of each environment of the gateway's hosts."""
+        request = env_pb2.ListEnvironmentsRequest()
+        response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
+        return {each.environment.name: max(1, each.environment.seats) for each in response.entries}
+
     async def close(self) -> None:
         """Ends the stream; sessions still open fail with EnvHostLost."""
         if self._stream is not None:

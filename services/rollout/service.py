@@ -191,7 +191,9 @@ async def _open_resources(
     wait_s: dict[str, float] = {}
     for entry in config.mixture:
         wait_s[entry.name] = max(entry.section.wait_s, wait_s.get(entry.name, 0.0))
-    hosts = HostWait(gateway, wait_s)
+    hosts = HostWait(
+        gateway, wait_s, {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
+    )
     weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts)
 

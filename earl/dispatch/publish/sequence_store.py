@@ -83,6 +83,11 @@ class SequenceStore:
             for (column, dtype), offset in zip(self._columns, offsets[0], strict=True)
         }
 
+    def cancel(self, names: Iterable[str]) -> None:
+        """Frees what is reserved under these names and was not published."""
+        for name in names:
+            self._held.pop(name)[1].free()
+
     async def publish(self, names: Iterable[str]) -> None:
         """Seals these and makes them known, in one round trip; from here on they must not be written.
 

@@ -70,6 +70,19 @@ class TokenColumns:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def turns_taken(self) -> int:
+        return len(self.turn_tokens)
+
+    def sit_out(self, version: int) -> None:
+        """Stands for the trajectory of a seat that never had a turn: one token, which no loss counts, because
+        what is published has at least one."""
+        self.tokens.append(0)
+        self.loss_mask.append(0)
+        self.logprobs.append(0.0)
+        self.versions.append(version)
+        self.turns.append(0)
+
     def observe(self, ids: Sequence[int], version: int) -> None:
         """Opens the next turn with the observation's ids, which are never trained on."""
         count = len(ids)

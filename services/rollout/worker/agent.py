@@ -1,8 +1,11 @@
-"""The agent loop: plays one ticket to one finished episode.
+"""The agent loop: plays one ticket, or the tickets of a match, to one finished episode.
 
     open session ─► observation ─► ids (mask 0) ─► action ids (mask 1) ─► text ─► session.step ─┐
                         ▲                                                                       │
                         └────────────────── until done, max_turns, or the context is full ◄─────┘
+
+In a match the policy has several seats of one session. Each has a context, a sampler and rewards of its own;
+an observation goes to the seat that it names, and no seat sees another's. The episode ends for all at once.
 
 Promise: token in, token out (what was generated is what is stored); every ending is typed; a failure
 of the infrastructure is an ending of its own and never a reward; `play` raises nothing but
@@ -35,7 +38,10 @@ from services.rollout.episode.transcript import conversation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeTicket:
-    """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits."""
+    """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits.
+
+    others: in a match the tickets of the seats from 1 on; this one has seat 0.
+    """
 
     ticket_id: int
     attempt: int
@@ -54,16 +60,23 @@ class EpisodeTicket:
     max_turns: int
     transcript: bool = False  # the conversation is reported as text
     traceparent: str = ""  # "" if it is not traced
+    others: tuple[EpisodeTicket, ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:
         return self.ticket_id, self.attempt
 
+    @property
+    def seats(self) -> tuple[EpisodeTicket, ...]:
+        """The tickets of all seats."""
+        return self, *self.others
+
 
 @dataclass(slots=True)
 class EpisodeOutcome:
     """The outcome of an attempt. reward: sum of the steps' rewards. message: one line, for failures and
-    truncations. metrics: numbers of the environment's last result."""
+    truncations. metrics: numbers of the environment's last result. others: in a match the outcomes of the
+    seats from 1 on, with the same ending and message; this one is of seat 0."""
 
     ending: Ending
     reward: float = 0.0
@@ -71,10 +84,21 @@ class EpisodeOutcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
     transcript: Sequence[TranscriptTurn] = ()
+    others: Sequence[EpisodeOutcome] = ()
 
     @property
     def trainable(self) -> bool:
         return self.ending in (Ending.OK, Ending.TRUNCATED)
+
+    @property
+    def seats(self) -> tuple[EpisodeOutcome, ...]:
+        """The outcomes of all seats."""
+        return self, *self.others
+
+    @property
+    def acted(self) -> bool:
+        """Returns whether any seat acted, so that there is something to train on."""
+        return any(seat.columns.trained_tokens for seat in self.seats)
 
 
 class SamplingPolicy(Protocol):
@@ -104,8 +128,9 @@ class EnvSessions(Protocol):
     """Opens sessions: earl.env.session.GatewayClient."""
 
     async def open(
-        self, environment: str, task: dict, seed: int, limits: Limits, *, traceparent: str = ""
-    ) -> EnvSession: ...
+        self, environment: str, task: dict, seed: int, limits: Limits, *, traceparent: str = "",
+        seats: int = 1,
+    ) -> EnvSession: ...  # fmt: skip
 
 
 class _SlowTurn(DeadlineExceeded):
@@ -116,6 +141,21 @@ class _SlowTurn(DeadlineExceeded):
 REWARD_MARGIN = 1e-6
 # Chooses the action for an observation, and appends both to the columns.
 Choose = Callable[[Observation, TokenColumns], Awaitable[str]]
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One seat while its episode runs. observed: gets (role, text) of each of its observations; None if
+    nobody reads them."""
+
+    ticket: EpisodeTicket
+    outcome: EpisodeOutcome
+    choose: Choose
+    observed: list[tuple[str, str]] | None
+
+    @property
+    def columns(self) -> TokenColumns:
+        return self.outcome.columns
 
 
 class _Truncated(Exception):
@@ -169,8 +209,10 @@ class EpisodeAgent:
             return await self._play(ticket, traceparent)
 
     async def _play(self, ticket: EpisodeTicket, traceparent: str) -> EpisodeOutcome:
-        outcome = EpisodeOutcome(Ending.INFRA_ERROR)
-        observed: list[tuple[str, str]] | None = [] if ticket.transcript else None
+        bounds = self._bounds[ticket.label]
+        seats = [self._seat(each, bounds) for each in ticket.seats]
+        outcome = seats[0].outcome
+        outcome.others = tuple(seat.outcome for seat in seats[1:])
         # The policy samples nothing before its first version is loaded.
         version = max(ticket.min_version, 0 if ticket.scripted else 1)
         try:
@@ -179,7 +221,7 @@ class EpisodeAgent:
                     outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
                     await self._policy.wait_version(version)
                 outcome.message = ""
-                await self._episode(ticket, outcome, observed, traceparent)
+                await self._episode(ticket, seats, bounds, traceparent)
         except _Truncated as truncated:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(truncated)
         except TimeoutError:
@@ -190,80 +232,82 @@ class EpisodeAgent:
             outcome.ending, outcome.message = self._slow(ticket, outcome), f"{error.message}; {error.remedy}"
         except EarlError as error:
             outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
-        bounds = self._bounds[ticket.label]
-        least, most = bounds.rewards
-        margin = REWARD_MARGIN * max(1.0, abs(outcome.reward))
-        if outcome.trainable and not least - margin <= outcome.reward <= most + margin:
-            outcome.ending = Ending.ENV_ERROR
-            outcome.message = f"an episode earned {outcome.reward:g}, outside of [{least:g}, {most:g}]"
-        if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
-            # Nothing to train on: the task itself does not fit, and another attempt would not help.
-            outcome.ending = Ending.ENV_ERROR
-        if observed is not None:
-            tokenizer = bounds.tokenizer
-            outcome.transcript = conversation(
-                tokenizer.system, observed, outcome.columns, tokenizer.decode, tokenizer.opening
-            )
+        self._settle(outcome, bounds)
+        for seat in seats:
+            if seat.observed is not None:
+                tokenizer = bounds.tokenizer
+                seat.outcome.transcript = conversation(
+                    tokenizer.system, seat.observed, seat.columns, tokenizer.decode, tokenizer.opening
+                )
         return outcome
 
+    def _settle(self, outcome: EpisodeOutcome, bounds: AgentBounds) -> None:
+        """Checks what a finished episode earned, and gives all seats its ending."""
+        least, most = bounds.rewards
+        for seat in outcome.seats:
+            margin = REWARD_MARGIN * max(1.0, abs(seat.reward))
+            if outcome.trainable and not least - margin <= seat.reward <= most + margin:
+                outcome.ending = Ending.ENV_ERROR
+                outcome.message = f"an episode earned {seat.reward:g}, outside of [{least:g}, {most:g}]"
+        if outcome.ending is Ending.TRUNCATED and not outcome.acted:
+            # Nothing to train on: the task itself does not fit, and another attempt would not help.
+            outcome.ending = Ending.ENV_ERROR
+        for seat in outcome.seats:
+            seat.ending, seat.message = outcome.ending, outcome.message
+            if outcome.trainable and not len(seat.columns):
+                seat.columns.sit_out(self._policy.version)
+
+    def _seat(self, ticket: EpisodeTicket, bounds: AgentBounds) -> _Seat:
+        choose = self._scripted(ticket, bounds) if ticket.scripted else self._sampled(ticket, bounds)
+        return _Seat(ticket, EpisodeOutcome(Ending.INFRA_ERROR), choose, [] if ticket.transcript else None)
+
     async def _episode(
-        self,
-        ticket: EpisodeTicket,
-        outcome: EpisodeOutcome,
-        observed: list[tuple[str, str]] | None,
-        traceparent: str,
+        self, ticket: EpisodeTicket, seats: Sequence[_Seat], bounds: AgentBounds, traceparent: str
     ) -> None:
-        """Fills the outcome. observed: gets (role, text) of each observation; None if nobody reads them."""
-        bounds = self._bounds[ticket.label]
+        """Fills the seats' outcomes; the first one's ending and message are the episode's."""
         limits = replace(bounds.limits, episode_s=ticket.episode_s)
         with tracing.span("rollout open", traceparent):
             session = await self._sessions.open(
-                ticket.environment, _task(ticket), ticket.env_seed, limits, traceparent=traceparent
-            )
-        name = f"{ticket.ticket_id}/{ticket.attempt}"
+                ticket.environment, _task(ticket), ticket.env_seed, limits, traceparent=traceparent,
+                seats=len(seats),
+            )  # fmt: skip
         try:
-            choose = (
-                self._scripted(ticket, bounds) if ticket.scripted else self._sampled(ticket, bounds, name)
-            )
             observation = session.observation
-            columns = outcome.columns
             while True:
-                if observed is not None:
-                    observed.append((observation.role, observation.text))
-                result = await self._turn(session, choose, observation, columns, bounds.turn_s, traceparent)
-                if not math.isfinite(result.reward):
-                    raise EnvironmentFailure(
-                        f"environment {ticket.environment} gave reward {result.reward}",
-                        "return finite rewards",
-                    )
-                outcome.reward += result.reward
-                if result.done:
-                    outcome.ending, outcome.message = result.ending, result.message
-                    outcome.metrics = result.metrics
-                    return
-                if len(columns.turn_tokens) >= ticket.max_turns:
+                seat = seats[observation.seat]
+                if seat.columns.turns_taken >= ticket.max_turns:
                     raise _Truncated(f"max_turns {ticket.max_turns} reached")
+                if seat.observed is not None:
+                    seat.observed.append((observation.role, observation.text))
+                result = await self._turn(session, seat, observation, bounds.turn_s, traceparent)
+                _pay(ticket, seats, result)
+                if result.done:
+                    outcome = seats[0].outcome
+                    outcome.ending, outcome.message = result.ending, result.message
+                    for place, each in enumerate(seats):
+                        each.outcome.metrics = _metrics(result, place)
+                    return
                 observation = result.observation
         finally:
-            if not ticket.scripted:
-                await self._policy.release(name)
+            for seat in seats:
+                if not ticket.scripted:
+                    await self._policy.release(_session_name(seat.ticket))
             await session.close()
 
     async def _turn(
         self,
         session: EnvSession,
-        choose: Choose,
+        seat: _Seat,
         observation: Observation,
-        columns: TokenColumns,
         turn_s: float,
         traceparent: str,
     ) -> Any:
         """An action and the step that it takes. Raises _SlowTurn after turn_s, if that is not 0."""
-        turn = len(columns.turn_tokens)
+        turn = seat.columns.turns_taken
 
         async def taken() -> Any:
             with tracing.span("rollout act", traceparent, {"turn": turn}):
-                text = await choose(observation, columns)
+                text = await seat.choose(observation, seat.columns)
             with tracing.span("rollout step", traceparent, {"turn": turn}):
                 return await self._step(session, text)
 
@@ -276,7 +320,7 @@ class EpisodeAgent:
     def _slow(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> Ending:
         """The ending of an episode that exceeded a bound of its own. What the infrastructure fails to do in
         time is never one of these."""
-        truncates = self._bounds[ticket.label].truncates and outcome.columns.trained_tokens > 0
+        truncates = self._bounds[ticket.label].truncates and outcome.acted
         return Ending.TRUNCATED if truncates else Ending.TIMEOUT
 
     async def _step(self, session: EnvSession, text: str) -> Any:
@@ -304,14 +348,14 @@ class EpisodeAgent:
         columns.observe(ids, self._policy.version)
         return left
 
-    def _sampled(self, ticket: EpisodeTicket, bounds: AgentBounds, name: str):
+    def _sampled(self, ticket: EpisodeTicket, bounds: AgentBounds) -> Choose:
         """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
-        most, tokenizer = bounds.max_new_tokens, bounds.tokenizer
+        most, tokenizer, name = bounds.max_new_tokens, bounds.tokenizer, _session_name(ticket)
 
         async def choose(observation, columns: TokenColumns) -> str:
             left = self._observe(observation, columns, bounds)
             request = GenerateRequest(
-                request_id=f"{name}/{len(columns.turn_tokens)}",
+                request_id=f"{name}/{columns.turns_taken}",
                 ids=columns.tokens,
                 max_new_tokens=min(most, left),
                 temperature=ticket.temperature,
@@ -332,7 +376,7 @@ class EpisodeAgent:
 
         return choose
 
-    def _scripted(self, ticket: EpisodeTicket, bounds: AgentBounds):
+    def _scripted(self, ticket: EpisodeTicket, bounds: AgentBounds) -> Choose:
         """Returns the function that chooses actions: drawn uniformly from the legal ones, reproducible from
         ticket.sample_seed."""
         draw = random.Random(ticket.sample_seed).random
@@ -353,6 +397,26 @@ class EpisodeAgent:
             return text
 
         return choose
+
+
+def _session_name(ticket: EpisodeTicket) -> str:
+    """The name of a seat's context at the engines."""
+    return f"{ticket.ticket_id}/{ticket.attempt}"
+
+
+def _pay(ticket: EpisodeTicket, seats: Sequence[_Seat], result: Any) -> None:
+    """Adds a step's rewards to the seats' outcomes. Raises EnvironmentFailure unless they are finite."""
+    rewards = result.seat_rewards if len(seats) > 1 else (result.reward,)
+    if not all(map(math.isfinite, rewards)):
+        text = f"environment {ticket.environment} gave reward {', '.join(map(str, rewards))}"
+        raise EnvironmentFailure(text, "return finite rewards")
+    for seat, reward in zip(seats, rewards or (0.0,) * len(seats), strict=True):
+        seat.outcome.reward += reward
+
+
+def _metrics(result: Any, seat: int) -> Mapping[str, float]:
+    """The metrics of a seat: the episode's where seats have none of their own."""
+    return result.seat_metrics[seat] if result.seat_metrics else result.metrics
 
 
 def _task(ticket: EpisodeTicket) -> dict:

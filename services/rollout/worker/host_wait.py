@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from earl.errors import DeadlineExceeded, ServiceUnavailable, UnknownEnvironment
@@ -25,11 +26,22 @@ class HostListing(Protocol):
 
     async def environments(self, deadline_s: float = ...) -> Collection[str]: ...
 
+    async def offered_seats(self, deadline_s: float = ...) -> Mapping[str, int]: ...
+
 
 class HostWait:
-    """Waits until hosts serve all environments. wait_s: by name, the most seconds to wait for it."""
+    """Waits until hosts serve all environments. wait_s: by name, the most seconds to wait for it.
 
-    def __init__(self, gateway: HostListing, wait_s: Mapping[str, float]) -> None:
+    seats: by name, how many the policy plays, where these are several.
+    """
+
+    def __init__(
+        self,
+        gateway: HostListing,
+        wait_s: Mapping[str, float],
+        seats: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._seats = seats
         self._gateway = gateway
         self._wait_s = wait_s
         self._began_s = 0.0
@@ -41,7 +53,10 @@ class HostWait:
         return time.monotonic() - self._began_s if self._waits else 0.0
 
     async def served(self) -> None:
-        """Returns once all environments are served. Raises UnknownEnvironment after the wait_s of one."""
+        """Returns once all environments are served.
+
+        Raises UnknownEnvironment after the wait_s of one, and for one that offers too few seats.
+        """
         self._began_s, next_notice_s = time.monotonic(), 0.0
         self._waits = True
         try:
@@ -63,6 +78,14 @@ class HostWait:
                 await asyncio.sleep(min(POLL_S, max(0.0, wait_s - waited_s)))
         finally:
             self._waits = False
+        if self._seats:
+            offered = await self._gateway.offered_seats(CALL_S)
+            for name, seats in self._seats.items():
+                if seats > offered.get(name, seats):
+                    raise UnknownEnvironment(
+                        f"environment.seats = {seats} of {name!r}, which offers {offered[name]}",
+                        f"set seats = {offered[name]}, or serve an environment that offers {seats} seats",
+                    )
 
     @property
     def _start(self) -> str:

@@ -11,8 +11,8 @@ RENEW_FRACTION = 1 / 3
 
 
 class Leases:
-    """The attempts that a worker holds: from their lease until the scheduler has their report. capacity: how
-    many at once."""
+    """The episodes that a worker holds: from their lease until the scheduler has their report. capacity: how
+    many at once. A match is one of them."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -51,10 +51,12 @@ class Leases:
         return min((due_s for _, due_s in self._held.values()), default=None)
 
     def lost(self, refs: Iterable[tuple[int, int, int]]) -> list[EpisodeTicket]:
-        """The held tickets among (ticket_id, attempt, fence) that the scheduler took away."""
-        lost = []
-        for ticket_id, attempt, fence in refs:
-            held = self._held.get((ticket_id, attempt))
-            if held is not None and held[0].fence == fence:
-                lost.append(held[0])
-        return lost
+        """The held episodes of which the scheduler took any seat, (ticket_id, attempt, fence), away."""
+        lost = set(refs)
+        if not lost:
+            return []
+        return [
+            ticket
+            for ticket, _ in self._held.values()
+            if any((*seat.key, seat.fence) in lost for seat in ticket.seats)
+        ]

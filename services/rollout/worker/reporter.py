@@ -5,7 +5,8 @@
                        └── arena full: ◄───┘
                            wait for BatchCommitted
 
-Promises: an attempt is reported only after its columns can be read; what the scheduler does not
+Promises: an attempt is reported only after its columns can be read; the seats of a match are reported in
+one call; what the scheduler does not
 accept leaves no region behind; a full arena holds reports back (and, through `blocked`, leasing), never
 drops them, until the attempt's own time bound has passed.
 """
@@ -126,7 +127,8 @@ class Reporter:
     def _stage(self, now_s: float) -> tuple[list[AttemptReport], list[str]]:
         """Takes up to MOST attempts off the queue and writes their columns; those that do not fit stay.
 
-        Returns the reports, and the names of the columns that are to be published.
+        Those of a match are taken together. Returns the reports, and the names of the columns that are to be
+        published.
         """
         reports: list[AttemptReport] = []
         names: list[str] = []
@@ -134,31 +136,36 @@ class Reporter:
         self.blocked = False
         while self._queue and len(reports) < MOST:
             ticket, outcome, gives_up_s = self._queue.popleft()
-            name = ""
+            written: list[str] = []
             if _needs_arena(ticket, outcome):
                 if not self.blocked:
-                    name = self._write(ticket, outcome)
-                    self.blocked = not name
-                if not name:
+                    written = self._write(ticket, outcome)
+                    self.blocked = not written
+                if not written:
                     if now_s < gives_up_s:
                         waiting.append((ticket, outcome, gives_up_s))
                         continue
-                    outcome.ending = Ending.INFRA_ERROR
-                    outcome.message = "arena full; raise rollout.arena_bytes or train sooner"
-            if name:
-                names.append(name)
-            reports.append(AttemptReport(ticket, outcome, self._store.key_of(name) if name else ""))
+                    for seat in outcome.seats:
+                        seat.ending = Ending.INFRA_ERROR
+                        seat.message = "arena full; raise rollout.arena_bytes or train sooner"
+            names += written
+            keys = [self._store.key_of(name) for name in written] or [""] * len(ticket.seats)
+            reports += map(AttemptReport, ticket.seats, outcome.seats, keys)
         self._queue.extendleft(reversed(waiting))
         return reports, names
 
-    def _write(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> str:
-        """Writes the columns into the arena; returns their name, or "" if they do not fit."""
-        name = columns.attempt_name(ticket.ticket_id, ticket.attempt)
-        try:
-            outcome.columns.write(self._store.reserve(name, len(outcome.columns)))
-        except ArenaFull:
-            return ""
-        return name
+    def _write(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> list[str]:
+        """Writes the columns of all seats into the arena; returns their names, none unless all fit."""
+        names: list[str] = []
+        for seat, played in zip(ticket.seats, outcome.seats, strict=True):
+            name = columns.attempt_name(seat.ticket_id, seat.attempt)
+            try:
+                played.columns.write(self._store.reserve(name, len(played.columns)))
+            except ArenaFull:
+                self._store.cancel(names)
+                return []
+            names.append(name)
+        return names
 
 
 def _needs_arena(ticket: EpisodeTicket, outcome: EpisodeOutcome) -> bool:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from earl.scheduler_client import SchedulerClient
 from earl.v1 import scheduler_pb2
 from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
-from services.rollout.worker.ticket_codec import decode_ticket, encode_ref, encode_result
+from services.rollout.worker.ticket_codec import decode_episodes, encode_ref, encode_result
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """A finished attempt. descriptor_key: "" if its columns are not published."""
+    """A finished attempt at a ticket. descriptor_key: "" if its columns are not published."""
 
     ticket: EpisodeTicket
     outcome: EpisodeOutcome
@@ -27,17 +27,18 @@ class TicketClient:
         self._scheduler = scheduler
 
     async def lease(self, credit: int, wait_s: float) -> tuple[list[EpisodeTicket], bool]:
-        """Up to `credit` tickets, and whether the run is ending; waits up to wait_s for the first."""
+        """Up to `credit` episodes, and whether the run is ending; waits up to wait_s for the first."""
         request = scheduler_pb2.LeaseTicketsRequest(
             worker=self._scheduler.worker, credit=credit, wait_s=wait_s
         )
         answer = await self._scheduler.call("LeaseTickets", request, wait_s=wait_s)
-        return [decode_ticket(ticket) for ticket in answer.tickets], answer.stop
+        return decode_episodes(answer.tickets), answer.stop
 
     async def renew(self, tickets: Sequence[EpisodeTicket]) -> list[tuple[int, int, int]]:
         """Renews leases; returns (ticket_id, attempt, fence) of those that are no longer this worker's."""
         request = scheduler_pb2.RenewLeasesRequest(
-            worker=self._scheduler.worker, attempts=[encode_ref(ticket) for ticket in tickets]
+            worker=self._scheduler.worker,
+            attempts=[encode_ref(seat) for ticket in tickets for seat in ticket.seats],
         )
         answer = await self._scheduler.call("RenewLeases", request)
         return [(ref.ticket_id, ref.attempt, ref.fence) for ref in answer.lost]

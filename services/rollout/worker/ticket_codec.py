@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from earl.episode_contract import one_line
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
 
-_SAME = {field.name for field in fields(EpisodeTicket)} - {"publish", "scripted", "traceparent"}
+_SAME = {field.name for field in fields(EpisodeTicket)} - {"publish", "scripted", "traceparent", "others"}
+
+
+def decode_episodes(tickets: Sequence[scheduler_pb2.Ticket]) -> list[EpisodeTicket]:
+    """The episodes of a message, in which the tickets of a match follow one another from seat 0 on."""
+    episodes: list[list[EpisodeTicket]] = []
+    for ticket in tickets:
+        if not ticket.seat:
+            episodes.append([])
+        episodes[-1].append(decode_ticket(ticket))
+    return [replace(first, others=tuple(others)) for first, *others in episodes]
 
 
 def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:

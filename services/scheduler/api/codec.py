@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -49,10 +50,6 @@ class TicketEncoder:
         self._entries = config.mixture
         self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
-        self._evaluation_tasks = {
-            entry.label: json.dumps(entry.task | entry.evaluation_task, sort_keys=True)
-            for entry in self._entries
-        }
         self._scheduler = config.scheduler
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
         # The most episodes of one message, which the tasks of their tickets may fill to a quarter.
@@ -88,12 +85,13 @@ class TicketEncoder:
 
     def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:
         """The task of the run file, the ticket's row over it, if there is one, the evaluation's over both."""
-        evaluated = ticket.purpose is Purpose.EVALUATE
+        laid: dict[str, Any] = {}
         rows = self._rows.get(entry.label, ())
-        if not 0 <= ticket.task < len(rows):
-            return (self._evaluation_tasks if evaluated else self._tasks)[entry.label]
-        task = entry.task | json.loads(rows[ticket.task])
-        return json.dumps(task | entry.evaluation_task if evaluated else task)
+        if 0 <= ticket.task < len(rows):
+            laid |= json.loads(rows[ticket.task])
+        if ticket.purpose is Purpose.EVALUATE:
+            laid |= entry.evaluation_task(ticket.index // len(self._entries))
+        return json.dumps(entry.task | laid) if laid else self._tasks[entry.label]
 
 
 def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:

@@ -116,7 +116,7 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
     return (
         config.model.model_copy(update={"system": entry.system}).model_dump(mode="json"),
         entry.name,
-        entry.task | entry.evaluation_task,
+        [entry.task | laid for laid in entry.evaluation_tasks] or entry.task,
         config.evaluation.temperature,
         entry.max_turns,
         entry.max_context_tokens,

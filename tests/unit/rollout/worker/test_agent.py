@@ -96,6 +96,8 @@ class Result:
     ending: Ending = Ending.OK
     message: str = ""
     metrics: dict = field(default_factory=dict)
+    seat_rewards: tuple = ()
+    seat_metrics: tuple = ()
 
 
 class Session:
@@ -125,8 +127,9 @@ class Sessions:
         self.session = Session(results)
         self.opened = []
 
-    async def open(self, environment, task, seed, limits, *, traceparent=""):
+    async def open(self, environment, task, seed, limits, *, traceparent="", seats=1):
         self.opened.append((environment, task, seed, limits.episode_s))
+        self.seats = seats
         return self.session
 
 
