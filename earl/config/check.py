@@ -55,6 +55,13 @@ def check_environments(config: RunConfig) -> None:
                 f"{number} episodes of an evaluation are fewer than the {len(config.mixture)} environments",
                 "raise evaluation.episodes (and evaluation.every_episodes), or set it to 0",
             )
+        for entry in config.mixture:
+            if number // len(config.mixture) < len(entry.evaluation_tasks):
+                raise ConfigError(
+                    f"{number} episodes of an evaluation leave environment {entry.label} some of its "
+                    f"{len(entry.evaluation_tasks)} evaluation_tasks unplayed",
+                    "raise evaluation.episodes (and evaluation.every_episodes), or give fewer tasks",
+                )
     for entry in config.mixture:
         if serves.setdefault(entry.name, entry.section.serve) != entry.section.serve:
             raise ConfigError(

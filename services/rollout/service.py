@@ -138,8 +138,10 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 
 def capacity(config: RunConfig) -> int:
-    """Episodes that one worker plays at once."""
-    return config.rollout.episodes or config.rollout.engines * config.rollout.max_sequences
+    """Episodes that one worker plays at once. Engines keep the context of each seat between its turns."""
+    seats = max(entry.seats for entry in config.mixture)
+    sequences = config.rollout.engines * config.rollout.max_sequences
+    return config.rollout.episodes or max(1, sequences // seats)
 
 
 async def _open_resources(

@@ -31,6 +31,13 @@ max_new_tokens = 2
 max_context_tokens = 64
 """
 
+ONE = """
+name = "one"
+[environment]
+name = "open_spiel/tic_tac_toe"
+task = { player = 1 }
+"""
+
 
 def run_of(tmp_path: Path, text: str) -> RunConfig:
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
@@ -63,6 +70,22 @@ def test_a_weight_may_have_a_schedule(tmp_path: Path) -> None:
 def test_a_weight_is_linear_between_its_steps_and_constant_beyond_them() -> None:
     schedule = ((2, 4.0), (6, 2.0), (7, 0.0))
     assert [weight_at(schedule, step) for step in range(9)] == [4, 4, 4, 3.5, 3, 2.5, 2, 0, 0]
+
+
+def test_a_match_has_a_trajectory_for_each_seat(tmp_path: Path) -> None:
+    config = run_of(tmp_path, ONE.replace("[environment]\n", "[environment]\nseats = 2\n"))
+    [entry] = config.mixture
+    assert entry.group_trajectories == 2 * config.scheduler.group_size
+    assert config.batch_trajectories == entry.group_trajectories * config.scheduler.batch_groups
+    assert config.warmup_trajectories == 2 * config.warmup.batch_episodes
+
+
+def test_episodes_of_an_evaluation_take_its_tasks_in_turns(tmp_path: Path) -> None:
+    laid = "evaluation_tasks = [{ player = 0 }, { player = 1 }]\n"
+    [entry] = run_of(tmp_path, ONE.replace("[environment]\n", f"[environment]\n{laid}")).mixture
+    assert [entry.evaluation_task(number)["player"] for number in range(5)] == [0, 1, 0, 1, 0]
+    [plain] = run_of(tmp_path, ONE).mixture
+    assert plain.evaluation_task(3) == {}
 
 
 def test_entries_of_one_target_share_its_hosts(tmp_path: Path) -> None:
@@ -174,6 +197,11 @@ REFUSED = {
         ENTRY + ENTRY.replace("b", "c") + "[evaluation]\nepisodes = 1\n",
         r"1 episodes of an evaluation are fewer than the 2 environments",
     ),
+    "fewer episodes than tasks of an evaluation": (
+        ENTRY + "evaluation_tasks = [{ a = 1 }, { a = 2 }, { a = 3 }]\n[evaluation]\nepisodes = 2\n",
+        r"2 episodes of an evaluation leave environment a/b some of its 3 evaluation_tasks unplayed",
+    ),
+    "no seat": (ENTRY + "seats = 0\n", r"seats of \[\[environments\]\] 1 = 0 is wrong"),
     "whole groups dropped for one truncated episode": (
         ENTRY + '[scheduler]\ntruncated = "drop"\n',
         r'scheduler\.truncated = "drop" without scheduler\.min_group_size would drop a whole group',

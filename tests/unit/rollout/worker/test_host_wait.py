@@ -24,6 +24,7 @@ class Gateway:
     def __init__(self, *answers: Collection[str] | Exception) -> None:
         self._answers = list(answers)
         self.asked = 0
+        self.seats: dict[str, int] = {}
 
     async def environments(self, deadline_s: float = 0.0) -> Collection[str]:
         answer = self._answers[min(self.asked, len(self._answers) - 1)]
@@ -31,6 +32,9 @@ class Gateway:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def offered_seats(self, deadline_s: float = 0.0) -> dict[str, int]:
+        return self.seats
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +97,16 @@ async def test_it_gives_up_after_its_bound_and_names_what_is_served(
     advance(1.0)
     with pytest.raises(UnknownEnvironment, match=r"within 60 s; hosts serve other/game; start one with"):
         await waiting
+
+
+@pytest.mark.parametrize(("offered", "refused"), [(2, False), (1, True)])
+async def test_seats_that_no_host_offers_end_the_run(offered: int, refused: bool) -> None:
+    gateway = Gateway([NAME])
+    gateway.seats = {NAME: offered}
+    wait = HostWait(gateway, {NAME: 60.0}, {NAME: 2})
+    if not refused:
+        await wait.served()
+        return
+    with pytest.raises(UnknownEnvironment, match=r"environment.seats = 2 of .*, which offers 1") as caught:
+        await wait.served()
+    assert caught.value.remedy == "set seats = 1, or serve an environment that offers 2 seats"
