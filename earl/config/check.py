@@ -13,6 +13,7 @@ from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
 from earl.config.model import ModelConfig, ScratchModel
 from earl.config.packaged import gguf_file, packaged
+from earl.config.protected import check_protected
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.config.weight import first_step_without_weight, schedule_of
@@ -24,6 +25,7 @@ from earl.parallelism import divisors
 def cross_check(config: RunConfig) -> None:
     """Raises the error of the first contradiction between keys."""
     check_environments(config)
+    check_protected(config)
     check_model(config)
     check_lengths(config)
     check_batches(config)

@@ -31,8 +31,13 @@ class EnvironmentConfig(ConfigSection):
     # after.
     #
     # Raise it for environments that should be learned sooner; give a schedule for those that should begin
-    # later, or end.
+    # later, or end. A protected entry may have 0: it is then evaluated alone.
     weight: Weight = 1.0
+    # A version that has lost too much of this entry's first score (evaluation.protected_loss) is neither the
+    # best one nor the exported model. It needs reward_range, from whose lower end the score counts.
+    #
+    # Set it for what the model can do already when you add a task.
+    protected: bool = False
     # Episodes of one task instance, each a trajectory for every seat of the policy; 0: scheduler.group_size.
     #
     # Raise it where successes are rare.

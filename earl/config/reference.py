@@ -26,7 +26,7 @@ def reference_bytes(config: RunConfig) -> int:
 def check_reference(config: RunConfig) -> None:
     """Raises ConfigError if the stage could wait forever for space in its arena."""
     given, needed = config.reference.arena_bytes, reference_bytes(config)
-    if config.trainer.kl_coefficient > 0 and 0 < given < needed:
+    if config.trainer.uses_reference and 0 < given < needed:
         raise ConfigError(
             f"reference.arena_bytes = {given} cannot hold the log-probs of scheduler.staleness + 2 batches "
             f"at rollout.max_context_tokens: {needed} bytes",

@@ -120,6 +120,12 @@ class TrainerConfig(ConfigSection):
     # Raise it, to 0.001 or 0.01 for example, if a language model's texts degenerate; it costs the memory and
     # time of the reference stage.
     kl_coefficient: float = Field(default=0.0, ge=0)
+    # Weight of the same KL term on the tokens of protected environments alone, beside kl_coefficient. 0:
+    # none.
+    #
+    # Raise it, to 0.01 or 0.1 for example, if a version loses what the model could do when a task is added;
+    # protected environments need a weight above 0 for it, and it needs the reference stage.
+    protected_kl: float = Field(default=0.0, ge=0)
     # Dtype of forward and backward passes; parameters, moments, log-probs and losses stay float32, and
     # versions are published in model.dtype. Empty: model.dtype. "auto": bfloat16 if the devices of trainer
     # and reference stage compute it without emulation, else float32, decided once by the machine that starts
@@ -189,6 +195,11 @@ class TrainerConfig(ConfigSection):
     bind: str = "127.0.0.1:0"
 
     @property
+    def uses_reference(self) -> bool:
+        """Returns whether the loss has a KL to the reference policy, which the reference stage serves."""
+        return self.kl_coefficient > 0 or self.protected_kl > 0
+
+    @property
     def parallelism(self) -> Parallelism:
         """The parallelism with which the trainer starts. Raises IllegalParallelism."""
         if self.ranks % (self.tp * self.cp):
@@ -203,7 +214,8 @@ class TrainerConfig(ConfigSection):
 class ReferenceConfig(ConfigSection):
     """The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
 
-    # Replicas of the reference policy, each of tp processes; used when trainer.kl_coefficient > 0.
+    # Replicas of the reference policy, each of tp processes; used when trainer.kl_coefficient or
+    # trainer.protected_kl is above 0.
     #
     # Raise it if trajectories wait for the reference stage and devices or cores are free.
     dp: int = Field(default=1, ge=1)

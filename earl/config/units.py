@@ -76,6 +76,8 @@ UNITS = {
     "weight_decay": "",
     "held_out": "",
     "weight": "",
+    "protected_kl": "",
+    "protected_loss": "",
 }
 
 

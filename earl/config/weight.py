@@ -13,7 +13,7 @@ from earl.config.takes import Takes
 # (step, weight), ascending by step: linear between them, constant before the first and after the last.
 Schedule = tuple[tuple[int, float], ...]
 TAKES = (
-    "a number, more than 0, or a list of [step, weight] with ascending steps, and weights of at least 0 "
+    "a number, at least 0, or a list of [step, weight] with ascending steps, and weights of at least 0 "
     "that are not all 0"
 )
 
@@ -21,7 +21,7 @@ TAKES = (
 def _weight(value: Any) -> float | list[list[int | float]]:
     """A checked weight. Raises ValueError for what is neither form."""
     if not isinstance(value, list):
-        if _is_number(value) and value > 0:
+        if _is_number(value) and value >= 0:
             return float(value)
         raise ValueError("no weight")
     points: list[list[int | float]] = []

@@ -10,7 +10,8 @@
 selector (where it may choose between some), and they end. All others serve until they are
 stopped; trainer, reference stage and rollout workers also end by themselves when the run has ended.
 Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
-The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient > 0).
+The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient or
+trainer.protected_kl above 0).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     workers = (*made, SCHEDULER, GATEWAY, *bus)
     # The trainer first: it publishes the weights that the engines wait for.
     specs.append(_worker(TRAINER, "services.trainer", run, workers, config.trainer.threads))
-    if config.trainer.kl_coefficient > 0:
+    if config.trainer.uses_reference:
         needs = (*made, SCHEDULER, *bus)
         specs.append(_worker(REFERENCE, "services.trainer.reference", run, needs, config.reference.threads))
     specs += [
@@ -138,7 +139,7 @@ def profiles(config: RunConfig) -> bool:
     devices = max(
         rollout.engines * rollout.tp,
         config.trainer.ranks,
-        config.reference.dp * config.reference.tp if config.trainer.kl_coefficient > 0 else 1,
+        config.reference.dp * config.reference.tp if config.trainer.uses_reference else 1,
     )
     return (
         scheduler.selector != "static" and not scheduler.profile and scheduler.profile_s > 0 and devices > 1

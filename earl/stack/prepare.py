@@ -24,8 +24,8 @@ from earl.stack.rundir import check_same_policy, to_toml, with_absolute_tasks
 from earl.stack.task_sets import record_task_sets, task_sets_of
 
 REFERENCE_NEEDED = (
-    "prepare: trainer.kl_coefficient > 0: start the reference stage, too, or the run waits for it "
-    "(docs/deploy.md)\n"
+    "prepare: trainer.kl_coefficient or trainer.protected_kl > 0: start the reference stage, too, or the run "
+    "waits for it (docs/deploy.md)\n"
 )
 
 
@@ -56,7 +56,7 @@ def main() -> int:
         prepare(config, directory.resolve())
     except EarlError as error:
         return ended_by(error)
-    if config.trainer.kl_coefficient > 0:
+    if config.trainer.uses_reference:
         sys.stderr.write(REFERENCE_NEEDED)
     return 0
 

@@ -311,7 +311,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked", "protected_kl")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class BatchItem(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MASKED_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_KL_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -338,7 +339,8 @@ class BatchItem(_message.Message):
     position: int
     reference_offset: int
     masked: bool
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ...) -> None: ...
+    protected_kl: float
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ..., protected_kl: _Optional[float] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)

@@ -90,7 +90,7 @@ class RunLoop:
         task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()
-        columns = ColumnRegistry([REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
+        columns = ColumnRegistry([REFERENCE] if config.trainer.uses_reference else [])
         ledger = Ledger.restored(rules_of(config, task_sets), records, time.monotonic(), columns.held_back)
         return cls(config, run_dir, bus, store, ledger, columns, access, task_sets)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from earl.bus import Bus
+from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.parallelism import REFERENCE, Parallelism
@@ -221,9 +222,12 @@ class Scheduler:
             return None, self.loop.stopping  # taken apart for another trainer
         self._handed_out = batch.id
         self.loop.traces.moved(batch.tickets)
-        tickets, kind = self.loop.ledger.tables.tickets, self.loop.config.scheduler.advantage
-        masks = self.loop.config.scheduler.truncated == "mask"
-        plan = batch_plan.split_batch(batch, tickets, max(1, ranks), kind, references, masks_truncated=masks)
+        config, tickets = self.loop.config, self.loop.ledger.tables.tickets
+        plan = batch_plan.split_batch(
+            batch, tickets, max(1, ranks), config.scheduler.advantage, references,
+            masks_truncated=config.scheduler.truncated == "mask",
+            protected_kl=protected_kl(config),
+        )  # fmt: skip
         await self.loop.journal.durable()
         return plan, False
 

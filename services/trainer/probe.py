@@ -74,7 +74,7 @@ class ProbedTrainer:
                 for shard in policy.shards:
                     _randomise(shard.local)
         self._mesh, self._spec = mesh, spec
-        self._reference = ("probe",) if config.trainer.kl_coefficient > 0 else ()
+        self._reference = ("probe",) if config.trainer.uses_reference else ()
         self._stepper = Stepper(policy, config)
 
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:

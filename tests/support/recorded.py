@@ -74,7 +74,7 @@ def recorded(
         WorkerRecord(name="rollout-0", incarnation=1, stage=1, parallelism=layout),
         WorkerRecord(name="trainer", incarnation=1, stage=3),
     )
-    stages = {"reference": ColumnProgress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}
+    stages = {"reference": ColumnProgress(12, 4, 48)} if config.trainer.uses_reference else {}
     for step in range(1, steps + 1):
         tokens = [max(4, round(draw.lognormvariate(4 + 0.1 * step, 0.4))) for _ in range(64)]
         monitor.playing(32, 10.0 * step - 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -31,6 +32,7 @@ class PlannedSequence(msgspec.Struct, frozen=True):
     reference_keys: tuple[str, ...] = ()
     reference_offset: int = 0
     masked: bool = False
+    protected_kl: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,14 @@ def split_batch(
     references: Mapping[int, Location] | None = None,
     *,
     masks_truncated: bool = False,
+    protected_kl: Mapping[str, float] = MappingProxyType({}),
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
     advantage: "grpo" or "mean", within each group, of each seat for itself; sequences of a warm-up batch all
     weigh 1. references: where tickets' reference log-probs lie, if the run has a reference stage.
     masks_truncated: rewards of truncated trajectories count in their groups, their tokens in no loss.
+    protected_kl: by the label of an environment, the weight of the KL on its tokens; of others it is 0.
     """
     members = [tickets[number] for number in batch.tickets]
     locations = [(references or {}).get(number, NOWHERE) for number in batch.tickets]
@@ -77,6 +81,7 @@ def split_batch(
             reference_keys=location.keys,
             reference_offset=location.offset,
             masked=masked[position],
+            protected_kl=protected_kl.get(ticket.environment, 0.0),
         )
         for position, (ticket, result, value, location) in enumerate(
             zip(members, results, advantages, locations, strict=True)

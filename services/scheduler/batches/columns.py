@@ -12,7 +12,8 @@ their bytes lie, a state of consumption for each consumer, groups never torn apa
 Promise: for each stage's role every trajectory is waiting, leased or done, exactly one of them; a result
 counts once, under the fence of the lease that asked for it; what is forgotten is forgotten for all roles.
 Roles do not depend on each other: each reads what the rollout workers sampled, and the trainer reads all.
-A trajectory without a trained token is done at once, since its columns have no element.
+A trajectory without a trained token is done at once, since its columns have no element, and so is one
+that no stage is to read.
 Pure. It is derived data: the registry of a restarted scheduler is empty, and stages make their columns again.
 The trainer's own consumption is the ledger's, which outlives a crash.
 """
@@ -29,7 +30,10 @@ from services.scheduler.state.workers import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRef:
-    """One attempt's outcome: its group, the registry key of its sampled columns, its lengths in tokens."""
+    """One attempt's outcome: its group, the registry key of its sampled columns, its lengths in tokens.
+
+    read_by_stages: they make columns of it.
+    """
 
     ticket_id: int
     attempt: int
@@ -37,6 +41,7 @@ class TrajectoryRef:
     descriptor_key: str
     total_tokens: int
     trained_tokens: int
+    read_by_stages: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ class ColumnRegistry:
             return
         self.forget(number)
         self._trajectories[number] = trajectory
-        if not trajectory.trained_tokens:
+        if not trajectory.trained_tokens or not trajectory.read_by_stages:
             for work in self._works.values():
                 work.done[number] = NOWHERE
         self._judge(number)

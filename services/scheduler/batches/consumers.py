@@ -9,7 +9,7 @@ Pure. The trainer's consumption is the ledger's: ready (waiting), planned (lease
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from earl.errors import LedgerError
 from earl.parallelism import TRAINER
@@ -29,7 +29,7 @@ def require(columns: ColumnRegistry, role: str) -> None:
     if role not in columns.workers:
         raise LedgerError(
             f"nothing in this run needs what a {role} stage makes",
-            "trainer.kl_coefficient > 0 asks for a reference stage; without it start none",
+            "trainer.kl_coefficient or protected_kl > 0 asks for a reference stage; without it start none",
         )
 
 
@@ -48,7 +48,7 @@ def follow(columns: ColumnRegistry, ledger: Ledger) -> None:
             if worker is None or worker.id != known:
                 columns.left(role)
     for number in tables.take_moved():
-        trajectory = _trajectory(tables.tickets.get(number))
+        trajectory = _trajectory(tables.tickets.get(number), ledger.rules.reference_for)
         if trajectory is None:
             columns.forget(number)
         else:
@@ -92,8 +92,11 @@ def progress(columns: ColumnRegistry, ledger: Ledger) -> dict[str, ColumnProgres
     return {**stages, TRAINER: ColumnProgress(ready, planned, trained)}
 
 
-def _trajectory(ticket: Ticket | None) -> TrajectoryRef | None:
-    """A ticket's trajectory, if it is one that a batch of training has or may take."""
+def _trajectory(ticket: Ticket | None, reference_for: Collection[str] | None) -> TrajectoryRef | None:
+    """A ticket's trajectory, if it is one that a batch of training has or may take.
+
+    reference_for: labels of the environments whose trajectories the stages read; None for all.
+    """
     if ticket is None or ticket.purpose is not Purpose.TRAIN or ticket.result is None:
         return None
     if ticket.state not in (TicketState.READY, TicketState.PLANNED):
@@ -106,4 +109,5 @@ def _trajectory(ticket: Ticket | None) -> TrajectoryRef | None:
         result.descriptor_key,
         result.total_tokens,
         result.trained_tokens,
+        reference_for is None or ticket.environment in reference_for,
     )

@@ -79,7 +79,7 @@ def ranks_here(config: RunConfig) -> int:
     """Processes of a run with a model in them, all on one machine: what its memory is divided by."""
     rollout, reference = config.rollout, config.reference
     ranks = rollout.workers * rollout.engines * rollout.tp + config.trainer.ranks
-    return ranks + (reference.dp * reference.tp if config.trainer.kl_coefficient > 0 else 0)
+    return ranks + (reference.dp * reference.tp if config.trainer.uses_reference else 0)
 
 
 def _rollout(

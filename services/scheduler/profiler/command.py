@@ -182,7 +182,7 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> None:
 def stages_of(name: str, config: RunConfig) -> list[str]:
     """The stages that the option names. Raises ConfigError."""
     if name == "all":
-        return [stage for stage in STAGES if stage != REFERENCE or config.trainer.kl_coefficient > 0]
+        return [stage for stage in STAGES if stage != REFERENCE or config.trainer.uses_reference]
     if name not in STAGES:
         raise ConfigError(f"--stage {name!r} is no stage", f"give {', '.join(STAGES)} or all")
     return [name]

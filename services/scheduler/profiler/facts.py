@@ -46,7 +46,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     if stage == "reference":
         settings["dtype"] = config.trainer.dtype
     if stage == "trainer":
-        settings["kl"] = config.trainer.kl_coefficient > 0
+        settings["kl"] = config.trainer.uses_reference
     return {
         "model": {**asdict(spec), "dtype": config.model.weight_dtype},
         "hardware": {**machine(), "gpus": _gpus(stage, section.device)},

@@ -40,7 +40,7 @@ def short_profiles(config: RunConfig, spec: ModelSpec, kept: Path | None = None)
     """
     lacks: list[ShortProfile] = []
     for stage in STAGES:
-        if stage == REFERENCE and not config.trainer.kl_coefficient:
+        if stage == REFERENCE and not config.trainer.uses_reference:
             continue
         layouts = parallelisms(stage, config, spec)
         known = {row.parallelism for row in cache_of(stage, config, spec, kept).rows()}

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from earl.config.mixture import MixtureEntry
+from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.config.weight import Schedule
@@ -28,7 +29,8 @@ class Share:
     group_size: episodes of a group, 0 for the rule of that name. seats: of the policy in each of them, but
     for evaluations, where it has one. train, held_out: numbers of its tasks, both empty without a task set.
     schedule: its weight by step, where shares change during the run; then that of every environment, and
-    `share` is the one at the first step.
+    `share` is the one at the first step. protected: evaluations judge whether it was kept; lowest: the least
+    that an episode of it may earn.
     """
 
     label: str = ""
@@ -38,6 +40,8 @@ class Share:
     train: Sequence[int] = field(default=(), repr=False)
     held_out: Sequence[int] = field(default=(), repr=False)
     schedule: Schedule = ()
+    protected: bool = False
+    lowest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,16 @@ class Rules:
     # Conversations of each batch and of each evaluation.
     transcripts: int = _key("scheduler.transcripts", 0)
     keep_best: bool = _key("evaluation.keep_best", True)
+    # The part of its first score that a protected environment may lose.
+    protected_loss: float = _key("evaluation.protected_loss", 0.0)
     # 0: all of a group.
     min_group_size: int = _key("scheduler.min_group_size", 0)
     resample: int = _key("scheduler.resample", 0)
     drops_truncated: bool = False
     # The environments, at least one.
     mixture: tuple[Share, ...] = (Share(),)
+    # Labels of the environments whose trajectories the reference stage reads; None: of all.
+    reference_for: frozenset[str] | None = None
     # Names what decides how an instance is played: see EvaluationRecord.setting.
     evaluation_setting: str = ""
 
@@ -90,6 +98,7 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
         **values,
         drops_truncated=config.scheduler.truncated == "drop",
         mixture=mixture,
+        reference_for=None if config.trainer.kl_coefficient else frozenset(protected_kl(config)),
         evaluation_setting=_evaluation_setting(config, task_sets),
     )
 
@@ -98,7 +107,11 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     # Tickets of the only environment need no label.
     label = entry.label if config.environments else ""
     train, held_out = (tasks.train, tasks.held_out) if tasks is not None else ((), ())
-    return Share(label, entry.share, entry.group_size, entry.seats, train, held_out, entry.schedule)
+    section = entry.section
+    return Share(
+        label, entry.share, entry.group_size, entry.seats, train, held_out, entry.schedule,
+        section.protected, entry.rewards[0],
+    )  # fmt: skip
 
 
 def _evaluation_setting(config: RunConfig, task_sets: Mapping[str, TaskSet]) -> str:

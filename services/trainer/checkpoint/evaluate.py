@@ -146,7 +146,7 @@ def evaluation_of(
     table["warmup"]["batches"] = 0
     table["scheduler"] |= {"steps": 0, "train_limit_s": 0, "selector": "static", "profile": ""}
     table["evaluation"] |= {"episodes": episodes, "at_start": False, "at_end": True, "every_steps": 0}
-    table["trainer"] |= {"checkpoint_every": 0, "kl_coefficient": 0.0, "lora_rank": 0}
+    table["trainer"] |= {"checkpoint_every": 0, "kl_coefficient": 0.0, "protected_kl": 0.0, "lora_rank": 0}
     for key, text in overrides:
         if key == "environment.serve" and config.environments:
             for environment in table["environments"]:

@@ -69,13 +69,15 @@ def policy_gradient(
     reference: torch.Tensor | None = None,
     start: torch.Tensor | None = None,
     shares: torch.Tensor | None = None,
+    protected_kl: torch.Tensor | None = None,
 ) -> Objective:
     """Clipped policy gradient against the policy that sampled.
 
     behaviour: log-probs that the engine recorded while sampling. reference: log-probs of the policy that
-    training started from; needed when kl_coefficient > 0. start: the trainer's log-probs at the start of
-    the batch; None: the current ones are those (first optimizer step of the batch). shares: what a token
-    counts in all metrics but the loss; None: weights.
+    training started from; needed when kl_coefficient > 0 or protected_kl is given. protected_kl: each token's
+    weight of the KL to that policy, beside kl_coefficient; where both are 0 the reference may be anything.
+    start: the trainer's log-probs at the start of the batch; None: the current ones are those (first
+    optimizer step of the batch). shares: what a token counts in all metrics but the loss; None: weights.
     """
     shares = weights if shares is None else shares
     start = logprobs.detach() if start is None else start
@@ -89,11 +91,16 @@ def policy_gradient(
     if settings.entropy_coefficient > 0.0:
         per_token = per_token - settings.entropy_coefficient * entropy
     kl_reference = None
-    if settings.kl_coefficient > 0.0:
+    if settings.kl_coefficient > 0.0 or protected_kl is not None:
         if reference is None:
-            raise ValueError("kl_coefficient > 0 needs the reference policy's log-probs")
+            raise ValueError("kl_coefficient > 0 and protected_kl need the reference policy's log-probs")
+        coefficient = settings.kl_coefficient
+        if protected_kl is not None:
+            coefficient = protected_kl + settings.kl_coefficient
+            # The estimate of two equal log-probs, and its gradient, are exactly 0.
+            reference = torch.where(coefficient > 0.0, reference, logprobs.detach())
         kl_reference = k3(logprobs, reference)
-        per_token = per_token + settings.kl_coefficient * kl_reference
+        per_token = per_token + coefficient * kl_reference
     loss = (per_token * weights).sum()
     with torch.no_grad():
         means = (

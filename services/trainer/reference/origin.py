@@ -70,7 +70,7 @@ class Origin:
             raise CheckpointError(
                 f"version {published} is published, and version {self.version}, which the KL is measured "
                 f"against, was never kept in {self.directory}",
-                "start the run again, or set trainer.kl_coefficient = 0",
+                "start the run again, or set trainer.kl_coefficient and trainer.protected_kl to 0",
             )
 
 

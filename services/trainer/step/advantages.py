@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def per_token(advantages: Sequence[float], trained_tokens: Sequence[int]) -> np.ndarray:
-    """float32[sum(trained_tokens)]: each sequence's advantage once per trained token of it."""
-    return np.repeat(np.asarray(advantages, np.float32), np.asarray(trained_tokens, np.int64))
+def per_token(values: Sequence[float], trained_tokens: Sequence[int]) -> np.ndarray:
+    """float32[sum(trained_tokens)]: each sequence's value, such as its advantage, once per trained token."""
+    return np.repeat(np.asarray(values, np.float32), np.asarray(trained_tokens, np.int64))
 
 
 def token_weights(

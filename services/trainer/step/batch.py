@@ -126,7 +126,7 @@ class Columns:
         )
 
 
-_PER_TARGET = ("targets", "behaviour", "advantages", "weights", "column_places")
+_PER_TARGET = ("targets", "behaviour", "advantages", "weights", "protected_kl", "column_places")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,9 @@ class MicroBatch:
     tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
     lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
     source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, advantages,
-    weights float32[N], and reference float32[N] where a reference stage computed it. column_places int64[N]:
-    where it lies in the columns; empty if the one token that is there counts nothing.
+    weights, protected_kl float32[N] (its sequence's weight of the KL), and reference float32[N] where a
+    reference stage computed it. column_places int64[N]: where it lies in the columns; empty if the one token
+    that is there counts nothing.
     """
 
     tokens: np.ndarray
@@ -149,6 +150,7 @@ class MicroBatch:
     behaviour: np.ndarray
     advantages: np.ndarray
     weights: np.ndarray
+    protected_kl: np.ndarray
     reference: np.ndarray | None = None
     column_places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -194,7 +196,7 @@ EMPTY = MicroBatch(
     [0],
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
-    *(np.zeros(1, np.float32) for _ in range(4)),
+    *(np.zeros(1, np.float32) for _ in range(5)),
 )
 
 
@@ -247,6 +249,9 @@ def build(
         advantages=advantages.per_token([columns.items[i].advantage for i in packed.chosen], counts.tolist()),
         weights=advantages.token_weights(
             counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
+        ),
+        protected_kl=advantages.per_token(
+            [columns.items[i].protected_kl for i in packed.chosen], counts.tolist()
         ),
         reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
         column_places=trained + np.repeat(offsets[packed.chosen] - starts, counts),

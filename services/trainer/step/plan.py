@@ -15,7 +15,8 @@ class ReplicaSequence:
 
     reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
     if none are wanted. position: its place in the batch, the same whenever the batch is trained, which its
-    ticket is not. masked: none of its tokens counts in the loss.
+    ticket is not. masked: none of its tokens counts in the loss. protected_kl: weight of the KL to the
+    reference policy on its tokens, beside trainer.kl_coefficient.
     """
 
     ticket_id: int
@@ -27,6 +28,7 @@ class ReplicaSequence:
     position: int = 0
     reference_offset: int = 0
     masked: bool = False
+    protected_kl: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

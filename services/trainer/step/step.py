@@ -73,10 +73,10 @@ class Stepper:
             self.optimizer.reset()
         imitates = plan.objective == "imitate"
         trainer = self.config.trainer
-        if not imitates and trainer.kl_coefficient > 0.0 and columns.reference is None and columns.items:
+        if not imitates and columns.reference is None and self._wants_reference(columns):
             raise TrainerError(
                 f"batch {plan.batch_id} came without reference log-probs, and kl_coefficient is "
-                f"{trainer.kl_coefficient}",
+                f"{trainer.kl_coefficient}, protected_kl {trainer.protected_kl}",
                 "run scheduler, reference stage and trainer from one run file",
             )
         phase = self.config.warmup if imitates else trainer
@@ -123,6 +123,13 @@ class Stepper:
         self.policy.reshard()
         self.mesh.sum_in_replica(torch.from_numpy(start))
         return start
+
+    def _wants_reference(self, columns: Columns) -> bool:
+        """Returns whether the loss of these sequences has a KL to the reference policy."""
+        if self.config.trainer.kl_coefficient > 0.0:
+            return bool(columns.items)
+        trained = columns.trained_tokens()
+        return any(item.protected_kl > 0.0 and trained[i] for i, item in enumerate(columns.items))
 
     def _minibatches(self, plan: TrainingPlan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
         """Every optimizer step of the batch, in order; one agreement over ranks for all of them."""
@@ -223,6 +230,8 @@ class Stepper:
             trainer.importance == "truncated",
             trainer.importance_cap,
         )
+        # Without a reference no token here is of a protected environment.
+        protects = trainer.protected_kl > 0.0 and micro.reference is not None
         return losses.policy_gradient(
             *outputs,
             self._on_device(micro.behaviour),
@@ -232,6 +241,7 @@ class Stepper:
             reference=None if micro.reference is None else self._on_device(micro.reference),
             start=None if start is None else self._on_device(start),
             shares=shares,
+            protected_kl=self._on_device(micro.protected_kl) if protects else None,
         )
 
 

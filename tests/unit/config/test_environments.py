@@ -9,10 +9,12 @@ import pytest
 
 from earl.config.load import load_run
 from earl.config.mixture import host_plan, host_plans
+from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.weight import weight_at
 from earl.errors import ConfigError
 from earl.stack.rundir import check_same_policy, to_toml
+from services.scheduler.state.rules import rules_of
 
 TWO = """
 name = "two"
@@ -119,6 +121,7 @@ def test_a_character_that_toml_refuses_is_written_escaped(tmp_path: Path) -> Non
 
 
 ENTRY = '[[environments]]\nname = "a/b"\n'
+PROTECTED = ENTRY + "protected = true\nreward_range = [-1, 1]\n"
 REFUSED = {
     "both forms": (
         '[environment]\nname = "c"\n' + ENTRY,
@@ -131,20 +134,20 @@ REFUSED = {
     ),
     "no weight": (
         ENTRY + ENTRY.replace("b", "c") + "weight = 0\n",
-        r"weight of \[\[environments\]\] 2 = 0 is wrong; give a number, more than 0",
+        r"weight = 0 of environment a/c: it would never be played; give a weight above 0",
     ),
     "a weight below 0": (
         ENTRY + "weight = -1.5\n",
-        r"weight of \[\[environments\]\] 1 = -1\.5 is wrong; give a number, more than 0",
+        r"weight of \[\[environments\]\] 1 = -1\.5 is wrong; give a number, at least 0",
     ),
     "a weight that is not a number": (
         ENTRY + "weight = nan\n",
-        r"weight of \[\[environments\]\] 1 = NaN is wrong; give a number, more than 0",
+        r"weight of \[\[environments\]\] 1 = NaN is wrong; give a number, at least 0",
     ),
     **{
         f"a schedule {wrong}": (
             ENTRY + f"weight = {weight}\n",
-            r"weight of \[\[environments\]\] 1 = .* is wrong; give a number, more than 0, or a list of \[",
+            r"weight of \[\[environments\]\] 1 = .* is wrong; give a number, at least 0, or a list of \[",
         )
         for wrong, weight in {
             "of nothing": "[]",
@@ -216,6 +219,30 @@ REFUSED = {
         ENTRY + "group_size = 1\n",
         r"group_size = 1 of environment a/b makes every advantage zero",
     ),
+    "weights of 0 alone": (
+        PROTECTED + "weight = 0\n",
+        r"the weights of all environments are 0 at step 0: there would be nothing to play",
+    ),
+    "a protected environment without a range": (
+        ENTRY + ENTRY.replace("b", "c") + "protected = true\n",
+        r"environment a/c is protected and has no reward_range, from whose lower end its score counts",
+    ),
+    "the only environment, protected": (
+        PROTECTED.replace("[[environments]]", "[environment]"),
+        r"protected = true of the only environment a/b: nothing is added beside it",
+    ),
+    "a protected environment that nothing evaluates": (
+        PROTECTED + "[evaluation]\nat_start = false\n",
+        r"environment a/b is protected, and evaluation\.episodes, at_start, at_end or keep_best leaves",
+    ),
+    "a KL on tokens of no protected environment": (
+        ENTRY + "[trainer]\nprotected_kl = 0.1\n",
+        r"trainer\.protected_kl = 0\.1 without a protected environment whose tokens are trained on",
+    ),
+    "a KL on tokens of an environment that is evaluated alone": (
+        PROTECTED + "weight = 0\n" + ENTRY.replace("b", "c") + "[trainer]\nprotected_kl = 0.1\n",
+        r"trainer\.protected_kl = 0\.1 without a protected environment whose tokens are trained on",
+    ),
     "a system message without a chat": (
         ENTRY + 'system = "Play."\n',
         r"system = 'Play\.' of environment a/b without model\.chat = true",
@@ -229,6 +256,26 @@ def test_what_is_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         run_of(tmp_path, f'name = "x"\n{text}')
     assert "\n" not in str(raised.value)
+
+
+def test_a_protected_environment_may_be_evaluated_alone(tmp_path: Path) -> None:
+    text = 'name = "x"\n' + PROTECTED + "weight = 0\n" + ENTRY.replace("b", "c")
+    config = run_of(tmp_path, text)
+    assert [entry.share for entry in config.mixture] == [0.0, 1.0]
+    kept, added = rules_of(config).mixture
+    assert (kept.protected, kept.lowest, added.protected) == (True, -1.0, False)
+
+
+def test_only_protected_environments_need_the_reference_stage_for_their_kl(tmp_path: Path) -> None:
+    text = 'name = "x"\n' + PROTECTED + ENTRY.replace("b", "c") + "[trainer]\nprotected_kl = 0.1\n"
+    config = run_of(tmp_path, text)
+    assert config.trainer.uses_reference and protected_kl(config) == {"a/b": 0.1}
+    assert rules_of(config).reference_for == {"a/b"}
+    both = run_of(tmp_path, text + "kl_coefficient = 0.01\n")
+    assert rules_of(both).reference_for is None
+    plain = run_of(tmp_path, text.replace("protected_kl", "kl_coefficient"))
+    assert protected_kl(plain) == {} and plain.trainer.uses_reference
+    assert rules_of(plain).reference_for is None
 
 
 def test_an_override_cannot_reach_into_the_list(tmp_path: Path) -> None:

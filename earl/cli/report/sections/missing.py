@@ -15,7 +15,7 @@ def not_measured(config: RunConfig, evaluations: Sequence[Record], *, decided: b
         "Gain over the first evaluation": no_gain(evaluations),
         "Parallelism": "" if decided else no_decisions(config),
         "KL to the reference": ""
-        if config.trainer.kl_coefficient > 0
+        if config.trainer.uses_reference
         else "this run has no reference policy (trainer.kl_coefficient = 0).",
     }
     return [{"title": title, "reason": reason} for title, reason in reasons.items() if reason]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -286,10 +287,13 @@ TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 
 
 def trained_world(
-    untrained: int = 0, stages: Sequence[str] = (REFERENCE,)
+    untrained: int = 0, stages: Sequence[str] = (REFERENCE,), **changes: Any
 ) -> tuple[Ledger, ColumnRegistry, list[int]]:
-    """Two groups of two, all ready, at version 1, the first `untrained` without a token to train; a stage."""
-    rules = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0, staleness=1)
+    """Two groups of two, all ready, at version 1, the first `untrained` without a token to train; a stage.
+
+    changes: of the rules.
+    """
+    rules = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0, staleness=1, **changes)
     columns = ColumnRegistry(stages)
     ledger = Ledger(rules, columns.held_back)
     ledger.tables.run.version = 1
@@ -317,6 +321,17 @@ def plan(ledger: Ledger, columns: ColumnRegistry):
     return ledger.plan(
         Purpose.TRAIN, 2, publish=True, checkpoint=False, progress=0.0, first_of_phase=False
     )  # fmt: skip
+
+
+def test_only_trajectories_of_protected_environments_wait_for_the_stage():
+    ledger, columns, _ = trained_world(reference_for=frozenset({"another"}))
+    assert not lease(ledger, columns).trajectories
+    batch = plan(ledger, columns)
+    assert batch is not None
+    assert set(columns.locations("reference", batch.tickets).values()) == {NOWHERE}
+    ledger, columns, numbers = trained_world(reference_for=frozenset({""}))
+    assert plan(ledger, columns) is None
+    assert len(lease(ledger, columns).trajectories) == len(numbers)
 
 
 def test_a_batch_waits_until_all_its_members_have_references():

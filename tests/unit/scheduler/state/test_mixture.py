@@ -187,3 +187,16 @@ def test_a_batch_has_as_many_episodes_as_its_groups(parts: list[int], first: int
     assert batch_trajectories(rules, Purpose.TRAIN, first) == sum(
         group_size_at(rules, Purpose.TRAIN, place) for place in places
     )
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30), st.integers(0, 3))
+def test_an_entry_without_a_share_is_evaluated_and_never_trained(
+    parts: list[int], seed: int, place: int
+) -> None:
+    place = min(place, len(parts))
+    rules = mixed([*parts[:place], 0, *parts[place:]], seed)
+    label = f"e{place}"
+    assert all(share_at(rules, Purpose.TRAIN, index).label != label for index in range(300))
+    evaluated = [share_at(rules, Purpose.EVALUATE, index).label for index in range(2 * len(rules.mixture))]
+    assert evaluated.count(label) == 2

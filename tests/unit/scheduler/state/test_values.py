@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.scheduler.api.codec import encode_plan
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.batch_plan import split_batch, summary
 from services.scheduler.ledger.admission import GroupCandidate, choose, target_version
@@ -164,6 +166,19 @@ def test_a_summary_says_what_was_trained() -> None:
     assert [item.masked for item in masked.ranks[0]] == [True, False, False, False]
     assert masked.trained_tokens == 15 and masked.total_tokens == 46
     assert [item.advantage for item in masked.ranks[0]] == [1, -1, 0, 0]
+
+
+def test_a_plan_gives_the_kl_of_protected_environments_to_their_sequences_alone() -> None:
+    batch, tickets = planned([1, -1, 1, 1], 2)
+    tickets |= {
+        number: msgspec.structs.replace(tickets[number], environment=label)
+        for number, label in ((0, "old"), (2, "new"))
+    }
+    plan = split_batch(batch, tickets, 1, "mean", protected_kl={"old": 0.25})
+    assert [item.protected_kl for item in plan.ranks[0]] == [0.25, 0.0, 0.0, 0.0]
+    [rank] = encode_plan(plan).ranks
+    assert [item.protected_kl for item in rank.items] == [0.25, 0.0, 0.0, 0.0]
+    assert {item.protected_kl for item in split_batch(batch, tickets, 1, "mean").ranks[0]} == {0.0}
 
 
 def test_a_summary_of_a_mixture_has_the_figures_of_each_environment() -> None:
