@@ -4,6 +4,8 @@ Every evaluation of a run meets the same instances with the same sampler seeds (
 them are compared instance by instance: the interval of the mean difference leaves out how much the
 instances differ among themselves. An episode that failed is no reward of 0: its instance is missing
 from that evaluation, and from every comparison with it.
+
+A version that has lost too much of a protected environment is not the best one (see retention).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from services.scheduler.ledger.intervals import Interval, mean_interval, wilson_interval
+from services.scheduler.ledger.retention import Retention, retention
 from services.scheduler.state.evaluations import EvaluationRecord
 
 FINAL = "final"
@@ -24,14 +27,16 @@ FINAL = "final"
 class Judgement:
     """One evaluation's figures over its episodes done. gain: None without an earlier evaluation.
 
-    pairs: instances that the gain, a mean difference of rewards, is over. environments: the same of each
-    environment of a mixture, by its label.
+    pairs: instances that the gain, a mean difference of rewards, is over. retention: of a protected
+    environment, compared with the earlier evaluation. environments: the same of each environment of a
+    mixture, by its label.
     """
 
     reward: Interval
     win_rate: Interval
     gain: Interval | None = None
     pairs: int = 0
+    retention: Retention | None = None
     environments: Mapping[str, Judgement] = field(default_factory=dict)
 
 
@@ -53,10 +58,26 @@ def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Ju
     judgement = _judgement(observed, compared=compared)
     if not labels:
         return judgement
+    kept = retentions(evaluation, baseline) if compared and baseline is not None else {}
     each = {
-        label: _judgement([part], compared=compared) for label, part in zip(labels, observed, strict=True)
+        label: replace(_judgement([part], compared=compared), retention=kept.get(label))
+        for label, part in zip(labels, observed, strict=True)
     }
     return replace(judgement, environments=each)
+
+
+def retentions(evaluation: EvaluationRecord, first: EvaluationRecord) -> dict[str, Retention]:
+    """Judges what a version has kept of each protected environment since the first evaluation, by its label.
+
+    Empty for that evaluation itself, where all began, and for one in progress.
+    """
+    if not evaluation.protected or evaluation.name == first.name or not evaluation.finished:
+        return {}
+    labels = evaluation.environments
+    tasks = tuple(evaluation.tasks or [0] * len(labels))
+    lowest = tuple(evaluation.protected.get(label, math.nan) for label in labels)
+    kept = _retentions(first.reward_data, evaluation.reward_data, tasks, lowest, evaluation.protected_loss)
+    return {label: judged for label, judged in zip(labels, kept, strict=True) if judged is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +128,14 @@ def figures(judgement: Judgement) -> dict[str, float]:
     """The figures of a judgement by name, each with its bounds as NAME_low and NAME_high. A figure, or a
     bound, that is not known is left out."""
     intervals = {"win_rate": judgement.win_rate, "mean_reward": judgement.reward, "gain": judgement.gain}
+    if judgement.retention is not None:
+        intervals["kept"] = judgement.retention.kept
     named: dict[str, float] = {}
     for name, interval in intervals.items():
         if interval is not None:
             named |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    if judgement.retention is not None:
+        named["retained"] = float(judgement.retention.retained)
     return {name: value for name, value in named.items() if math.isfinite(value)}
 
 
@@ -121,6 +146,11 @@ def environment_figures(judgement: Judgement) -> dict[str, float]:
         for label, judged in judgement.environments.items()
         for name, value in figures(judged).items()
     }
+
+
+def is_retained(evaluation: EvaluationRecord, first: EvaluationRecord) -> bool:
+    """Returns whether a version has kept enough of every protected environment since the first evaluation."""
+    return all(kept.retained for kept in retentions(evaluation, first).values())
 
 
 class Judgements:
@@ -180,12 +210,15 @@ def best_version(evaluations: Iterable[EvaluationRecord]) -> int:
 
     Compared are the instances that every finished evaluation met, so that one of fewer instances is
     not preferred for their being easy, and evaluations of the newest setting. An evaluation most of whose
-    episodes failed proves too little.
+    episodes failed proves too little. A version that has lost too much of a protected environment since the
+    first of these evaluations is none; that first one has lost nothing.
     """
-    finished = in_order(
-        record for record in evaluations if record.finished and 2 * record.done > record.episodes
-    )
+    ended = in_order(record for record in evaluations if record.finished)
+    finished = [record for record in ended if 2 * record.done > record.episodes]
     finished = [record for record in finished if record.setting == finished[-1].setting]
+    if finished:
+        first = next(record for record in ended if record.setting == finished[-1].setting)
+        finished = [record for record in finished if is_retained(record, first)]
     return _best(tuple((record.version, record.reward_data) for record in finished))
 
 
@@ -221,6 +254,31 @@ def _best(finished: tuple[tuple[int, bytes], ...]) -> int:
         if mean > best_mean:
             best, best_mean = version, mean
     return best
+
+
+@lru_cache(maxsize=64)
+def _retentions(
+    before_data: bytes, after_data: bytes, tasks: tuple[int, ...], lowest: tuple[float, ...], loss: float
+) -> tuple[Retention | None, ...]:
+    """Each environment's retention, None for those that are not protected, whose lowest reward is NaN.
+
+    tasks: as in EvaluationRecord. Asked for at every batch, as `_best` is.
+    """
+    before, after, parts = _numbers(before_data, "d"), _numbers(after_data, "d"), len(tasks)
+    judged: list[Retention | None] = []
+    for place in range(parts):
+        if math.isnan(lowest[place]):
+            judged.append(None)
+            continue
+        pairs = list(zip(before[place::parts], after[place::parts], strict=False))
+        missing = (math.nan, math.nan)
+        pairs = [missing if math.isnan(earlier + later) else (earlier, later) for earlier, later in pairs]
+        count = sum(not math.isnan(earlier) for earlier, _ in pairs)
+        means = [_done(_means(list(values), tasks[place])) for values in zip(*pairs, strict=True)]
+        earlier, later = means or ([], [])
+        enough = 2 * count > len(after[place::parts])
+        judged.append(retention(earlier, later, lowest[place], loss, enough=enough))
+    return tuple(judged)
 
 
 def _numbers(data: bytes, form: str) -> list[float]:

@@ -311,6 +311,8 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
         setting=rules.evaluation_setting,
         environments=[share.label for share in rules.mixture if share.label],
         tasks=tasks if any(tasks) else [],
+        protected={share.label: share.lowest for share in rules.mixture if share.protected},
+        protected_loss=rules.protected_loss if any(share.protected for share in rules.mixture) else 0.0,
     )
     issue, temperature = ledger.attempts.issue, rules.evaluation_temperature
     for index in range(episodes):

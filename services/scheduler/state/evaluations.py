@@ -31,6 +31,10 @@ class EvaluationRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=
     environments: list[str] = []
     # By environment, the held-out tasks that its instances play in turns; 0 for endless ones.
     tasks: list[int] = []
+    # The least that an episode may earn in each protected environment, by its label; and the part of its
+    # first score that each may lose, as the run file had it when the evaluation began.
+    protected: dict[str, float] = {}
+    protected_loss: float = 0.0
 
     @property
     def finished(self) -> bool:
