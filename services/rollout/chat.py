@@ -23,7 +23,7 @@ from earl.cli.env.games import at_host
 from earl.cli.env.play import ending, show
 from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.notices import waiting
-from earl.cli.lib.policy import Policy, RunVersion, policy_of
+from earl.cli.lib.policy import DEFAULT, Policy, RunVersion, policy_of
 from earl.cli.lib.run_directory import config_of
 from earl.config.dtype import DType
 from earl.config.mixture import MixtureEntry, entry_of
@@ -60,7 +60,7 @@ def chat(
         str, typer.Option(help="Which of its run's environments, by its label; otherwise the first.")
     ] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling, and of the episode.")] = None,
-    version: Annotated[int, typer.Option(min=0, help="Use this policy version; 0: the newest.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help=f"Use this policy version; 0: {DEFAULT}.")] = 0,
     best: Annotated[bool, typer.Option("--best", help="Use the version with the best evaluation.")] = False,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 always takes the most probable token; else the run's.")
@@ -98,7 +98,9 @@ def exported_model(policy: RunVersion | Path) -> Iterator[tuple[Path, RunConfig 
     with tempfile.TemporaryDirectory(prefix="earl-chat-") as temporary:
         to = Path(temporary) / "model"
         version = policy.version
-        which = ["--version", str(version)] if isinstance(version, int) else [f"--{version}"]
+        which = [] if version == "default" else [f"--{version}"]
+        if isinstance(version, int):
+            which = ["--version", str(version)]
         command = [sys.executable, "-m", "earl.cli.main", "export", str(policy.run), "--to", str(to), *which]
         with waiting("writing the checkpoint as a model, MB", progress=export_progress(to, policy.run)):
             try:

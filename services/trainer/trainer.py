@@ -31,7 +31,8 @@ from earl.ticket_ranges import RangeSet
 from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.manifest import TrainingProgress
-from services.trainer.checkpoint.retention import mark_best
+from services.trainer.checkpoint.reader import saved_tensors
+from services.trainer.checkpoint.retention import mark_best, marked_version
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
@@ -278,10 +279,21 @@ class TrainerRank:
         self._export()
 
     def _export(self) -> None:
-        """Writes <run>/model-final, a directory that transformers reads, gathered tensor by tensor."""
-        dtype = self._config.model.weight_dtype
-        whole = self._stepper.policy.gathered()
-        tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in whole)
+        """Writes <run>/model-final, a directory that transformers reads, gathered tensor by tensor.
+
+        It has the newest version; in a run with protected environments the best one, for that has kept them.
+        """
+        name, model = self._config.model.weight_dtype, self._run_dir / "model"
+        version, dtype = self._exported_version(), getattr(torch, name)
+        newest = version == self.progress.version
+        if not version and self._group.leads:
+            log.warning("model-final is not written: no version is known to keep the protected environments")
+        if not (version and (newest or self._group.leads)):
+            return
+        if newest:
+            tensors = ((name, tensor.to(dtype)) for name, tensor in self._stepper.policy.gathered())
+        else:
+            tensors = saved_tensors(self._directory, version, model, dtype)
         with self._activity.phase(SAVING):
             if not self._group.leads:
                 # Every rank takes part in gathering each tensor; this one keeps none.
@@ -290,10 +302,17 @@ class TrainerRank:
             target = self._run_dir / "model-final"
             scratch = target.with_name(".model-final.new")
             shutil.rmtree(scratch, ignore_errors=True)
-            save_checkpoint(scratch, self._run_dir / "model", tensors, dtype=dtype)
+            save_checkpoint(scratch, model, tensors, dtype=name)
             # An earlier one stays whole until this one is.
             shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
+
+    def _exported_version(self) -> int:
+        """The version that a complete run leaves as its model, the same on every rank; 0 if there is none."""
+        if not any(entry.section.protected for entry in self._config.mixture):
+            return self.progress.version
+        marked = marked_version(self._directory) if self._group.leads else 0
+        return int(self._group.max(torch.tensor([marked]))[0])
 
 
 def config_hash(config: RunConfig) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from earl.cli.lib.mixture_figures import by_environment
+from earl.cli.lib.retention import JudgedVersion, kept_text, retention_lines
 from earl.stack.status import ConfidenceBounds, EvaluationStatus, RunStatus
 
 if TYPE_CHECKING:
@@ -59,8 +60,16 @@ def closing_lines(status: RunStatus) -> Iterator[str]:
         text = evaluation_text(shown, first.name, winners=status.has_winners)
         yield f"evaluation {shown.name}, version {shown.version}{mark}: {text}"
         yield from environment_lines(shown, first.name, winners=status.has_winners)
+    yield from status_retention(status)
     if len(evaluations) > 3:
         yield f"{len(evaluations)} evaluations in all; the report shows every one"
+
+
+def status_retention(status: RunStatus) -> list[str]:
+    """Tells what the finished evaluations of a run show of its protected environments."""
+    ended = [item for item in status.evaluations if item.done + item.failed >= item.episodes]
+    versions = [JudgedVersion(item.name, item.version, item.metrics) for item in ended]
+    return retention_lines(versions, status.best_version)
 
 
 def environment_lines(evaluation: EvaluationStatus, first: str, *, winners: bool) -> Iterator[str]:
@@ -71,6 +80,8 @@ def environment_lines(evaluation: EvaluationStatus, first: str, *, winners: bool
         parts = [f"{word} {_interval_of(figures, name)}"]
         if "gain" in figures:
             parts.append(f"gain {_interval_of(figures, 'gain', signed=True)} over the {first}")
+        if "retained" in figures:
+            parts.append(f"kept {kept_text(figures)} of its first score")
         yield f"  {label}: {', '.join(parts)}"
 
 

@@ -1,6 +1,6 @@
 """Finds the policy that `earl eval` and `earl chat` play: a version of a run, or a model of its own.
 
-RUN, with --version or --best                 that version of the run; the newest without either
+RUN, with --version or --best                 that version of the run; the default one without either
 .../checkpoints/step-40, latest or best       that version of the run above the folder
 a directory with a model's config.json        the model, such as earl export writes
 """
@@ -18,7 +18,11 @@ from earl.cli.lib import completion
 from earl.cli.lib.find_run import NEWEST, directory_of, pick_run
 from earl.errors import ConfigError
 
-Version = int | Literal["best", "latest"]
+# "default": the newest one; of a run with protected environments the best, for that has kept them.
+Version = int | Literal["best", "latest", "default"]
+
+# The default version, in the help of commands.
+DEFAULT = "the newest, or the best of a run with protected environments"
 
 CHECKPOINTS = "checkpoints"
 _STEP = re.compile(r"step-([1-9][0-9]*)")
@@ -43,13 +47,13 @@ class RunVersion:
 
 
 def policy_of(text: str | None, version: int, *, best: bool) -> RunVersion | Path:
-    """The version of a run, or a model's directory. text: as typed; version: 0 for the newest.
+    """The version of a run, or a model's directory. text: as typed; version: 0 for the default.
 
     Raises ConfigError if there is no such run or directory, or if the version is chosen twice.
     """
     if version and best:
         raise ConfigError("--version and --best are two ways to choose the version", "give one of them")
-    chosen: Version = "best" if best else version or "latest"
+    chosen: Version = "best" if best else version or "default"
     if text is None:
         return RunVersion(pick_run(None, ended=True), chosen)
     path = Path(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from earl.cli.lib.concerns import concerns, faults, quarantines, waits
+from earl.cli.lib.figures import status_retention
 from earl.cli.lib.gateway_codec import HostLatency
 from earl.cli.lib.mixture_figures import by_environment
 from earl.cli.lib.snapshot import NOWHERE, RunSnapshot, RunState
@@ -87,6 +88,7 @@ def problems(snapshot: RunSnapshot) -> Iterator[str]:
             yield f"{name} does not answer: {reason}"
     served = sorted(env.name for env in snapshot.environments if env.hosts)
     yield from concerns(snapshot.status.workers, served)
+    yield from status_retention(snapshot.status)
     for env in snapshot.environments:
         yield from waits(env)
         yield from quarantines(env)
@@ -284,13 +286,15 @@ def learning(status: RunStatus) -> StatusTable:
 
 
 def mixture(status: RunStatus) -> StatusTable:
-    """The last step's figures of each environment of a mixture, and its gain in the last evaluation.
+    """The last step's figures of each environment of a mixture, and its gain in the last evaluation, with the
+    part of its first score that a protected one has kept.
 
     A step that had no group of an environment leaves its row without figures of the step.
     """
     judged = [evaluation for evaluation in status.evaluations if evaluation.done]
     gains = by_environment(judged[-1].metrics) if judged else {}
     steps = by_environment(status.metrics)
+    protects = any("kept" in figures for figures in gains.values())
     rows = tuple(
         (
             label,
@@ -299,10 +303,11 @@ def mixture(status: RunStatus) -> StatusTable:
             _figure(steps.get(label, {}), "win_rate", "{:.1%}") if status.has_winners else NONE,
             _figure(steps.get(label, {}), "length_mean", "{:,.0f}"),
             _figure(gains.get(label, {}), "gain", "{:+.3f}"),
+            *([_figure(gains.get(label, {}), "kept", "{:.1%}")] if protects else []),
         )
         for label in dict.fromkeys((*gains, *steps))
     )
-    columns = ("mixture", "episodes", "reward", "win rate", "tokens", "gain")
+    columns = ("mixture", "episodes", "reward", "win rate", "tokens", "gain", *(["kept"] if protects else []))
     return StatusTable(
         "mixture", columns, rows, numbers=frozenset(columns[1:]), least=("tokens", "episodes", "win rate")
     )

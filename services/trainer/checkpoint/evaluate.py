@@ -14,7 +14,7 @@ from earl.cli import STARTED_AT
 from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.find_run import AsJson
 from earl.cli.lib.notices import waiting
-from earl.cli.lib.policy import Policy, RunVersion, policy_of
+from earl.cli.lib.policy import DEFAULT, Policy, RunVersion, policy_of
 from earl.cli.lib.run_directory import config_of
 from earl.cli.run.launch import OverridableCommand, finish, overrides_of, run_to_end
 from earl.config.check import cross_check
@@ -44,7 +44,7 @@ def evaluate(
             metavar="RUN.toml", help="The run file of a model's directory, instead of its earl.json."
         ),
     ] = None,
-    version: Annotated[int, typer.Option(min=0, help="Evaluate this policy version; 0: the newest.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help=f"Evaluate this policy version; 0: {DEFAULT}.")] = 0,
     best: Annotated[
         bool, typer.Option("--best", help="Evaluate the version with the best evaluation.")
     ] = False,

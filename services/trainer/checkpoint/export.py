@@ -13,6 +13,8 @@ import typer
 from earl.cli.lib.export_progress import export_progress
 from earl.cli.lib.find_run import AsJson, RunDir, pick_run
 from earl.cli.lib.notices import nothing_counted, waiting
+from earl.cli.lib.policy import DEFAULT, Version
+from earl.cli.lib.retention import recorded_retention
 from earl.config.run import RunConfig
 from earl.errors import CheckpointError, ConfigError
 
@@ -36,12 +38,12 @@ class Export:
 def export(
     to: Annotated[Path, typer.Option(help="Directory to write; it must not exist.")],
     run: RunDir = None,
-    version: Annotated[int, typer.Option(min=0, help="Export this policy version; 0: the newest.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help=f"Export this policy version; 0: {DEFAULT}.")] = 0,
     best: Annotated[
         bool, typer.Option("--best", help="Export the version with the best evaluation.")
     ] = False,
     latest: Annotated[
-        bool, typer.Option("--latest", help="Export the newest version (the default).")
+        bool, typer.Option("--latest", help="Export the newest version.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16; the run's model.dtype if empty.")] = "",
     adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, as PEFT reads them.")] = False,
@@ -60,11 +62,14 @@ def export(
     # The size of adapters alone is not known beforehand.
     progress = export_progress(to, source, dtype) if not adapter else nothing_counted
     with waiting(f"writing {to}{'' if adapter else ', MB'}", progress=progress):
-        exported = write(source, to, "best" if best else version or "latest", dtype, adapter=adapter)
+        which = "best" if best else "latest" if latest else version or "default"
+        exported = write(source, to, which, dtype, adapter=adapter)
     from services.trainer.checkpoint.model_card import summary
 
     lines = summary(exported.record, base_template=exported.base_template)
     written = [f"written: {to}, from {exported.checkpoint}", *(f"  {line}" for line in lines)]
+    if which in ("default", "best"):
+        written += recorded_retention(source, exported.record.version)
     sys.stderr.write("\n".join(written) + "\n")
     if as_json:
         values = {"directory": str(to), "checkpoint": str(exported.checkpoint)}
@@ -72,7 +77,7 @@ def export(
 
 
 def write(
-    run: Path, to: Path, which: int | Literal["best", "latest"], dtype: str = "", *, adapter: bool = False
+    run: Path, to: Path, which: Version, dtype: str = "", *, adapter: bool = False
 ) -> Export:
     """Exports one version. `to` appears whole or not at all.
 
@@ -85,15 +90,14 @@ def write(
     if dtype not in ("", "float32", "bfloat16"):
         raise ConfigError(f"--dtype {dtype} is neither float32 nor bfloat16", "give one of the two")
     config = RunConfig.model_validate_json((run / "run.json").read_bytes())
-    path = find(run / "checkpoints", which)
+    path = find(run / "checkpoints", default_version(run, config) if which == "default" else which)
 
     import torch  # heavy: after what can be wrong was checked
 
     from earl.models.chat import read_template
-    from earl.models.spec import load_spec
-    from earl.models.weights import Checkpoint, save_checkpoint
+    from earl.models.weights import save_checkpoint
     from services.trainer.checkpoint.export_files import record_of, texts_of
-    from services.trainer.checkpoint.reader import SavedModel
+    from services.trainer.checkpoint.reader import SavedModel, model_tensors
     from services.trainer.checkpoint.retention import version_of
 
     model = run / "model"
@@ -105,8 +109,7 @@ def write(
             raise ConfigError(
                 f"version 1 of {run} is the model it began with: no adapters", "leave --adapter out"
             )
-        saved, base = None, Checkpoint(model)
-        tensors = ((name, base.read(name).to(getattr(torch, dtype))) for name in load_spec(model).shapes())
+        saved, tensors = None, model_tensors(model, getattr(torch, dtype))
     else:
         saved = SavedModel(path, model)
         tensors = saved.tensors(getattr(torch, dtype))
@@ -116,6 +119,22 @@ def write(
     else:
         save_checkpoint(to, model, tensors, dtype=dtype, texts=texts)
     return Export(path, record, bool(read_template(model)[0]))
+
+
+def default_version(run: Path, config: RunConfig) -> Literal["best", "latest"]:
+    """The version that is taken where none was chosen: the newest; of a run with protected environments the
+    best, for that has kept them. Raises CheckpointError if there is no best one."""
+    from services.trainer.checkpoint.retention import BEST
+
+    protected = [entry.label for entry in config.mixture if entry.section.protected]
+    if not protected:
+        return "latest"
+    if not (run / "checkpoints" / BEST).exists():
+        raise CheckpointError(
+            f"no version of {run} has been evaluated, and the run protects {', '.join(protected)}",
+            "resume it until one is, or choose a version: --version N",
+        )
+    return "best"
 
 
 def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:

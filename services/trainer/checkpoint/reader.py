@@ -19,6 +19,25 @@ from services.trainer.checkpoint.manifest import ANOTHER, FILE, Manifest, finger
 from services.trainer.model.adapters import hash_of
 
 
+def model_tensors(model: Path, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Reads the tensors of a model's directory one by one, in this dtype."""
+    base = Checkpoint(model)
+    return ((name, base.read(name).to(dtype)) for name in load_spec(model).shapes())
+
+
+def saved_tensors(
+    directory: Path, version: int, model: Path, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Reads the tensors of a version's checkpoint below `directory` one by one, in this dtype.
+
+    Version 1 is the model that the run began with, unless it has a checkpoint. Raises CheckpointError.
+    """
+    checkpoint = directory / f"step-{version}"
+    if version == 1 and not checkpoint.is_dir():
+        return model_tensors(model, dtype)
+    return SavedModel(checkpoint, model).tensors(dtype)
+
+
 class SavedModel:
     """The model in a checkpoint, read whole.
 

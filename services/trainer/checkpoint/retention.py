@@ -45,6 +45,12 @@ def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> N
         (directory / BEST).unlink(missing_ok=True)
 
 
+def marked_version(directory: Path) -> int:
+    """The version that `best` points to, 1 for the model that the run began with; 0 if there is none."""
+    link = directory / BEST
+    return version_of(Path(os.readlink(link))) or 1 if link.exists() else 0
+
+
 def mark_best(directory: Path, version: int) -> None:
     """Lets `best` point to this version's checkpoint, at once or not at all; nothing if there is none.
 

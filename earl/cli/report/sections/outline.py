@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from earl.cli.lib.figures import status_retention
 from earl.cli.lib.step_text import step_text
 from earl.config.run import RunConfig
 from earl.stack.ending import ending_reason
@@ -49,6 +50,7 @@ def run_section(
         "metrics": {name: status.metrics[name] for name in TILES if name in status.metrics},
         "stages": [asdict(stage) for stage in status.stages],
         "evaluating": evaluating(status),
+        "retention": status_retention(status if status.evaluations or record is None else record.status),
         "doing": step_text(status) if state == "live" else "",
     }
     if not status.phase and last_step:

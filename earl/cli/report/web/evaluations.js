@@ -9,12 +9,14 @@ export class Evaluations {
     this.learning = null;
     this.missing = [];
     this.ended = false;
+    this.retention = [];
     this.draw();
   }
 
-  /** run: its version that is kept, and whether anything is still to come. */
-  outline({ best_version: best, state }) {
+  /** run: its version that is kept, what was lost of protected environments, whether anything is still to come. */
+  outline({ best_version: best, state, retention = [] }) {
     this.best = best;
+    this.retention = retention;
     this.ended = state === "ended";
     this.draw();
   }
@@ -31,7 +33,7 @@ export class Evaluations {
 
   draw() {
     const { evaluations = [], winners } = this.learning ?? {};
-    const shown = JSON.stringify([evaluations, winners, this.best, this.ended, this.missing]);
+    const shown = JSON.stringify([evaluations, winners, this.best, this.ended, this.retention, this.missing]);
     if (shown === this.shown) return;
     this.shown = shown;
     const illegal = evaluations.some((one) => one.illegal !== null);
@@ -42,7 +44,8 @@ export class Evaluations {
           one.name, `${count(one.version)}${this.best && one.version === this.best ? " (best)" : ""}`, `${count(one.done)} of ${count(one.episodes)}`,
           ...(winners ? [bounded(one.win_rate, percent)] : []), bounded(one.mean_reward, number), bounded(one.gain, signed),
           ...(illegal ? [percent(one.illegal, 2)] : []),
-        ]))),
+        ])),
+      this.retention.length > 0 && h("p", { class: "note" }, `${this.retention.join("; ")}.`)),
     this.ended && this.missing.length > 0 && h("div", { class: "card" }, head("Not measured"),
       h("ul", { class: "events" }, this.missing.map((one) => h("li", {}, h("b", {}, one.title), `: ${one.reason}`)))));
   }

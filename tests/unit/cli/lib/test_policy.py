@@ -32,9 +32,9 @@ RUN = Path("runs", "t1")
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        (None, "latest"),
-        ("t1", "latest"),
-        ("runs/t1", "latest"),
+        (None, "default"),
+        ("t1", "default"),
+        ("runs/t1", "default"),
         ("runs/t1/checkpoints/latest", "latest"),
         ("runs/t1/checkpoints/best", "best"),
         ("runs/t1/checkpoints/step-40", 40),

@@ -103,6 +103,31 @@ def test_the_best_may_be_what_the_run_began_with(group: Group, tmp_path: Path) -
     assert write(run, tmp_path / "out-2", "best").checkpoint == run / "checkpoints" / "step-2"
 
 
+def test_a_run_with_protected_environments_exports_the_best_version(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama")
+    assert write(run, tmp_path / "newest", "default").checkpoint.name == "step-3"
+    table = json.loads((run / "run.json").read_text())
+    entry = {**table.pop("environment"), "protected": True, "reward_range": [-1, 1]}
+    (run / "run.json").write_text(json.dumps({**table, "environments": [entry]}))
+    with pytest.raises(CheckpointError, match=r"no version of .* has been evaluated, and the run protects"):
+        write(run, tmp_path / "none", "default")
+    mark_best(run / "checkpoints", 2)
+    label = entry.get("label") or entry["name"]
+    kept = {f"environments.{label}.kept": 0.5, f"environments.{label}.retained": 0.0}
+    lines = [{"name": "start", "version": 2}, {"name": "final", "version": 3, **kept}]
+    (run / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = CliRunner().invoke(app, [str(run), "--to", str(tmp_path / "best")])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith(f"written: {tmp_path / 'best'}, from {run / 'checkpoints' / 'step-2'}\n")
+    assert done.stderr.splitlines()[-2:] == [
+        f"version 3 is refused: of the first score, {label} 0.50 is left",
+        "no later version kept every protected environment: the best one, which `earl export` takes, is 2, "
+        "where the run began",
+    ]
+    done = CliRunner().invoke(app, [str(run), "--to", str(tmp_path / "latest"), "--latest"])
+    assert done.exit_code == 0 and "step-3" in done.stderr and "refused" not in done.stderr
+
+
 @pytest.mark.parametrize("adapter", [False, True])
 @pytest.mark.parametrize(
     ("umask", "file_mode", "directory_mode"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)]
