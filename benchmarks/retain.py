@@ -1,8 +1,8 @@
 """Measures what is kept of tic-tac-toe when Connect Four is added, with the retention gate and without it.
 
-    legal play of both games ─► tic-tac-toe alone ─► both games, tic-tac-toe protected   with
-              │                         └──────────► Connect Four alone                  without
-              └────────────────────────────────────► Connect Four alone                  specialist
+legal play of both games ─► tic-tac-toe alone ─► both games, tic-tac-toe protected   with
+          │                         └──────────► Connect Four alone                  without
+          └────────────────────────────────────► Connect Four alone                  specialist
 """
 
 from __future__ import annotations

@@ -9,12 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
-import signal
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from earl.cli.lib.notices import waiting
+from earl.cli.lib.probes import BY_HAND, PROBE_S, failed_probe, probed_by
 from earl.cli.lib.wrapped import print_wrapped, terminal_width, wrapped
 from earl.cli.machine import machine
 from earl.cli.machine.findings import PROBES, Finding, data_plane
@@ -35,10 +32,8 @@ from earl.stack.auto_dtype import settle
 
 app = typer.Typer(add_completion=False)
 
-PROBE_S = 60.0
-# Where the text of a finding begins, and what stands before a command in a remedy.
+# Where the text of a finding begins.
 INDENT = 21
-BY_HAND = "run it yourself: "
 # What each probe of the data plane tries, in words.
 TRIED = {
     "memory": "testing shared memory",
@@ -134,7 +129,7 @@ async def redis(configured: str) -> dict[str, Any]:
     try:
         url = variable_or_file("EARL_REDIS_URL") or configured
     except EarlError as error:
-        return _failed_facts(error.message, error.remedy)
+        return failed_probe(error.message, error.remedy)
     if url:
         return await probed_by("earl.bus.probe", url, piped="echo REDIS_URL")
     # Also of a probe that had to be killed nothing stays.
@@ -190,52 +185,3 @@ async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) 
     """{"facts", "error"} of one probe of the data plane."""
     written = config.model_dump_json(exclude_defaults=True)
     return await probed_by("earl.dispatch.probe", written, name, timeout_s=timeout_s)
-
-
-async def probed_by(
-    module: str,
-    given: str,
-    *arguments: str,
-    piped: str = "",
-    environment: Mapping[str, str] | None = None,
-    timeout_s: float = PROBE_S,
-) -> dict[str, Any]:
-    """{"facts", "error"} of `python -m module`; a crash and a timeout are errors like any other.
-
-    given: what it reads on standard input. piped: the command by which a person gives it that, where it is
-    not to be shown as it is. environment: in addition to this process's.
-    """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | (environment or {}),
-    )
-    piped = piped or f"printf %s {shlex.quote(given)}"
-    by_hand = " ".join((piped, "| python -m", module, *arguments))
-    try:
-        async with asyncio.timeout(timeout_s):
-            out, err = await process.communicate(given.encode())
-    except TimeoutError:
-        return _failed_facts(f"its probe did not end within {timeout_s:g} s", f"{BY_HAND}{by_hand}")
-    finally:
-        if process.returncode is None:
-            # With what it started: a serving process of its own may be stuck too.
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    with suppress(ValueError, IndexError):
-        return json.loads(out.decode().splitlines()[-1])  # libraries may talk before it
-    last = (err.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-    failure = f"its probe ended with {process.returncode}: {last}"
-    if last.startswith("ModuleNotFoundError"):
-        return _failed_facts(failure, 'pip install "earl[stack]", or what is missing alone')
-    return _failed_facts(failure, f"{BY_HAND}{by_hand}")
-
-
-def _failed_facts(message: str, remedy: str) -> dict[str, Any]:
-    return {"facts": {}, "error": {"message": message, "remedy": remedy}}

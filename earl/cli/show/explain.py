@@ -14,7 +14,7 @@ from earl.cli.lib.find_run import RunDir, pick_run
 from earl.cli.lib.run_services import run_json_of
 from earl.cli.lib.switches import REQUESTED_BY, RecordedSwitch, read_switches, switch_text
 from earl.cli.lib.wrapped import print_wrapped
-from earl.cli.show.unexplained import measured_workloads, reason_for_none, unexplained_lines
+from earl.cli.show.unexplained import measured_workloads, outlook, reason_for_none, unexplained_lines
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 
@@ -31,19 +31,21 @@ def explain(
     """Explain the decisions of a run's selector: workload, candidates, verdict.
 
     A decision for a step is taken after the step before it, from that step's workload. Without --step:
-    the last decision, and the steps at which the verdict changed. Without decisions: the reason, and what
-    was measured. Works while the run is running.
+    the last decision, and the steps at which the verdict changed. Without decisions: the reason, what
+    was measured, and what a profile would measure and could decide. Works while the run is running.
     """
     run_dir = pick_run(run, ended=True)
     run_json = run_json_of(run_dir)
     if not read_decisions(run_dir) and step is None:
+        ahead = outlook(run_dir)
         if as_json:
             workloads = {
                 name: _plain(of) for name, of in measured_workloads(run_dir).items() if stage in ("", name)
             }
-            print(json.dumps({"decisions": [], "reason": reason_for_none(run_json), "measured": workloads}))
+            reasons = {"decisions": [], "reason": reason_for_none(run_json)}
+            print(json.dumps({**reasons, "measured": workloads, "profile": ahead}))
         else:
-            print_wrapped("\n".join(unexplained_lines(run_dir, run_json, stage)))
+            print_wrapped("\n".join(unexplained_lines(run_dir, run_json, stage, ahead)))
         return
     decided = chosen_decisions(run_dir, stage)
     shown = [decision_at(lines, step, run_dir) for lines in decided.values()]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from earl.cli.lib.probes import probed_by
 from earl.cli.report.data import Record
 from earl.errors import EarlError
 from earl.models.spec import load_spec
 from earl.models.tp import legal_parallelisms
 from earl.obs.metrics import read_lines
 from earl.parallelism import Parallelism
+
+# Imports the scheduler's prediction, which the command line does without otherwise.
+OUTLOOK = "services.scheduler.profiler.outlook"
+OUTLOOK_S = 20.0
 
 
 def reason_for_none(run_json: bytes) -> str:
@@ -43,8 +49,17 @@ def measured_workloads(run_dir: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def unexplained_lines(run_dir: Path, run_json: bytes, stage: str) -> Iterator[str]:
-    """The reason, what was measured of each stage, and which parallelisms a profile would compare."""
+def outlook(run_dir: Path) -> dict[str, Any]:
+    """Asks the scheduler's code what a profile would measure and could decide: {"facts", "error"}."""
+    return asyncio.run(probed_by(OUTLOOK, str(run_dir.resolve()), timeout_s=OUTLOOK_S))
+
+
+def unexplained_lines(run_dir: Path, run_json: bytes, stage: str, ahead: Mapping[str, Any]) -> Iterator[str]:
+    """The reason, what was measured of each stage, and what a profile would measure and could decide.
+
+    ahead: as of `outlook`.
+    """
+    predicted = ahead["facts"].get("stages", {})
     yield f"The selector decided nothing in {run_dir}: {reason_for_none(run_json)}."
     stages = {name: workload for name, workload in measured_workloads(run_dir).items() if stage in ("", name)}
     for name, workload in stages.items():
@@ -59,10 +74,38 @@ def unexplained_lines(run_dir: Path, run_json: bytes, stage: str) -> Iterator[st
             yield f"  {last['memory_fraction']:.0%} of the fullest device's memory"
         if parallelism is not None:
             yield f"  {_choice(run_dir, name, parallelism)}"
+        yield from (f"  {line}" for line in outlook_lines(predicted.get(name), ahead["facts"]))
+    if ahead["error"] is not None:
+        yield f"\nWhat a profile would decide is not known: {ahead['error']['message']}."
     yield ""
     if json.loads(run_json).get("scheduler", {}).get("selector") == "static":
         yield 'To let it decide, resume with: --scheduler.selector on, or "observe" to be told alone.'
     yield f"To measure the parallelisms of this machine: earl profile {run_dir / 'run.toml'}"
+
+
+def outlook_lines(stage: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a profile of a stage would measure, how long that takes, and what is known without it.
+
+    stage: of the facts of `outlook`; None where there is nothing to choose.
+    """
+    if stage is None:
+        return
+    for layout, share in stage["excluded"].items():
+        yield (
+            f"{layout} is left out by the memory model: "
+            f"{share:.0%} of the memory of a rank at the longest context"
+        )
+    fitting = [layout for layout in stage["layouts"] if layout not in stage["excluded"]]
+    if len(fitting) == 1:
+        yield f"so the choice is {fitting[0]}, which alone fits"
+    if not stage["lacking"]:
+        yield "every layout is measured on this machine: the next launch decides by that"
+        return
+    seconds, limit_s = stage["predicted_s"], facts["profile_s"]
+    yield f"not measured yet: {', '.join(stage['lacking'])}; a short profile takes about {seconds:.0f} s"
+    if seconds > limit_s:
+        yield f"no launch takes it by itself: scheduler.profile_s allows {limit_s:g} s"
+    yield "it decides by tokens/s at the lengths of the run, among the layouts that fit"
 
 
 def _choice(run_dir: Path, stage: str, running: Parallelism) -> str:

@@ -42,9 +42,7 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="Export the version with the best evaluation.")
     ] = False,
-    latest: Annotated[
-        bool, typer.Option("--latest", help="Export the newest version.")
-    ] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Export the newest version.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16; the run's model.dtype if empty.")] = "",
     adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, as PEFT reads them.")] = False,
     as_json: AsJson = False,
@@ -76,9 +74,7 @@ def export(
         sys.stdout.write(json.dumps(values | json.loads(exported.record.encode())) + "\n")
 
 
-def write(
-    run: Path, to: Path, which: Version, dtype: str = "", *, adapter: bool = False
-) -> Export:
+def write(run: Path, to: Path, which: Version, dtype: str = "", *, adapter: bool = False) -> Export:
     """Exports one version. `to` appears whole or not at all.
 
     Raises ConfigError (no run, `to` exists, an unknown dtype) and CheckpointError.

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from earl.cli.lib.probes import probed_by
 from earl.cli.machine import doctor
-from earl.cli.machine.doctor import TRIED, examined, lines, needed, probe, probed_by, reported, verdict
+from earl.cli.machine.doctor import TRIED, examined, lines, needed, probe, reported, verdict
 from earl.cli.machine.findings import PROBES, Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.probe import file_system_of, offers

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from earl.cli.lib import switches
 from earl.cli.lib.decisions import read_decisions
 from earl.cli.show.explain import app
+from earl.cli.show.unexplained import outlook_lines
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.models.create import create_model
@@ -195,6 +196,42 @@ def test_without_decisions_it_says_what_was_measured_and_what_a_profile_would_co
     measured = json.loads(told(tmp_path, "--json"))["measured"]["rollout"]
     assert measured["parallelism"] == "dp2" and measured["last_step"]["mean_tokens"] == 900.0
     assert "rollout" not in told(tmp_path, "--stage", "trainer")
+
+
+def test_without_decisions_it_says_how_long_a_profile_takes_and_what_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EARL_CACHE", str(tmp_path / "cache"))
+    stages = {"rollout": {"engines": 2, "device": "cpu"}, "trainer": {"ranks": 2, "device": "cpu"}}
+    config = RunConfig.model_validate({"name": "r", "environment": {"name": "e"}, **stages})
+    create_model(tmp_path / "model", config.model, seed=0)
+    (tmp_path / "run.json").write_text(config.model_dump_json())
+    line = {"step": 1, "load": {"rollout": {"mean_tokens": 9.0, "max_tokens": 9}}}
+    line["parallelism"] = {"rollout": {"dp": 2, "tp": 1, "cp": 1, "pp": 1}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    text = told(tmp_path)
+    assert re.search(r"not measured yet: dp2, tp2; a short profile takes about \d+ s\n", text)
+    assert "it decides by tokens/s" in text and "left out" not in text
+    profile = json.loads(told(tmp_path, "--json"))["profile"]
+    assert profile["error"] is None and set(profile["facts"]["stages"]) == {"rollout", "trainer"}
+    (tmp_path / "run.json").write_text("{}")
+    assert "What a profile would decide is not known: its run.json is of another version." in told(tmp_path)
+
+
+def test_what_the_memory_model_leaves_out_is_told_with_what_alone_fits() -> None:
+    stage = {"layouts": ["dp2", "tp2"], "lacking": ["tp2"], "predicted_s": 41.0, "excluded": {"dp2": 1.5}}
+    assert list(outlook_lines(stage, {"profile_s": 30.0})) == [
+        "dp2 is left out by the memory model: 150% of the memory of a rank at the longest context",
+        "so the choice is tp2, which alone fits",
+        "not measured yet: tp2; a short profile takes about 41 s",
+        "no launch takes it by itself: scheduler.profile_s allows 30 s",
+        "it decides by tokens/s at the lengths of the run, among the layouts that fit",
+    ]
+    measured = {"layouts": ["dp2", "tp2"], "lacking": [], "predicted_s": 0.0, "excluded": {}}
+    assert list(outlook_lines(measured, {"profile_s": 30.0})) == [
+        "every layout is measured on this machine: the next launch decides by that"
+    ]
+    assert list(outlook_lines(None, {})) == []
 
 
 def test_steps_that_were_rolled_back_are_not_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from earl.parallelism import Parallelism
 from services.scheduler.profile.plan import LEAST, ProfilePoint
 from services.scheduler.profile.predict import predicted_s, short_points
 from services.scheduler.profiler.facts import cache_of
+from services.scheduler.profiler.outlook import outlook
 from services.scheduler.profiler.short import measure_short, short_profiles
 
 TINY = ModelSpec("llama", 128, 2, 8, 8, 16, 352, 30, max_positions=128)
@@ -47,6 +48,16 @@ def test_what_has_rows_is_not_measured_again(tmp_path: Path) -> None:
     with cache.held(fresh=False):
         cache.note_oom(Parallelism(1, 4), ProfilePoint(16, 4))
     assert short_profiles(config, TINY, tmp_path) == []
+
+
+def test_a_machine_too_small_for_a_layout_leaves_it_out(tmp_path: Path) -> None:
+    config = run(rollout={"engines": 2})
+    plenty = outlook(config, TINY, 1 << 40, tmp_path)
+    assert list(plenty) == ["rollout"] and plenty["rollout"]["excluded"] == {}
+    assert plenty["rollout"]["layouts"] == plenty["rollout"]["lacking"] == ["dp2", "tp2"]
+    assert plenty["rollout"]["predicted_s"] == short_profiles(config, TINY, tmp_path)[0].seconds
+    assert set(outlook(config, TINY, 1 << 20, tmp_path)["rollout"]["excluded"]) == {"dp2", "tp2"}
+    assert outlook(run(), TINY, 1 << 40, tmp_path) == {}
 
 
 def test_one_device_has_nothing_to_choose(tmp_path: Path) -> None:
