@@ -22,6 +22,9 @@ RUN_COMMANDS = [
     "dashboard",
     "eval",
     "chat",
+    "logs",
+    "export --to exported",
+    "sink --to tensorboard",
 ]
 # By the exit code: a command line, the message and the remedy; "…" stands for what a machine decides.
 NAME_RULE = "give a text that matches ^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -34,6 +34,8 @@ UNNAMED = [
     "resume",
     "eval",
     "chat",
+    "export --to exported",
+    "sink --to tensorboard",
 ]
 
 

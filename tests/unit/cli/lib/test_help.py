@@ -72,6 +72,20 @@ def test_commands_typed_all_the_time_import_little(command: str, tmp_path: Path)
     assert heavy & loaded == set()
 
 
+def test_the_status_on_a_terminal_without_its_characters_has_question_marks(tmp_path: Path):
+    services = {"name": "first", "scheduler": {"bind": "127.0.0.1:1"}, "gateway": {"bind": "127.0.0.1:1"}}
+    (tmp_path / "run.json").write_text(json.dumps(services), encoding="utf-8")
+    process = ProcessState("model", "done", 4.5, 0)
+    status = RunStatus(run="first", phase="done", step=3, steps=3, message="\u00fcberall trainiert")
+    write_record(tmp_path, LaunchRecord(1, "m", outcome="complete", processes=(process,), status=status))
+    locale = {"PYTHONIOENCODING": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    for environment in (locale, {"PYTHONIOENCODING": "ascii"}):
+        shown = typed("status", str(tmp_path), **environment)
+        assert shown.returncode == 20 and shown.stdout.isascii(), shown.stderr[-2000:]
+        assert "complete: ?berall trainiert" in shown.stdout and "Traceback" not in shown.stderr
+        assert re.search(r"\bmodel\W+done\W.* \? ", shown.stdout), shown.stdout
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_the_help_fits_and_breaks_no_word(columns: int):
     done = typed("--help", COLUMNS=str(columns))

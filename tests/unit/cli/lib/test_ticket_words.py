@@ -62,6 +62,7 @@ def test_a_trace_counts_tickets_by_the_same_words():
 
 
 def test_the_documentation_has_the_names_only_as_names():
-    for page in ("cli", "dashboard", "observability", "troubleshooting"):
-        text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
+    pages = ("cli", "dashboard", "observability", "troubleshooting", "operating", "quickstart", "tutorial")
+    for page in ("README.md", *(f"docs/{name}.md" for name in pages)):
+        text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / page).read_text(), flags=re.DOTALL)
         assert not NAMES.search(text), (page, NAMES.findall(text))

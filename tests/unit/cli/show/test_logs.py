@@ -90,7 +90,8 @@ def test_they_are_filtered_by_process_level_and_number(run: Path):
     worse = [line.split(" ", 2)[2].strip() for line in told(run, "--level", "warning")]
     assert worse[:2] == ["a library speaks first", "error: it failed"]
     assert worse[5:] == ["and goes on", "warning: a lease ended  worker=rollout-0"]
-    assert len(told(run, "-n", "3")) == 3
+    for option in ("-n", "--last", "--tail"):
+        assert told(run, option, "3") == told(run)[-3:]
     with pytest.raises(ConfigError, match=r"no process 'trainr'; name one of scheduler, trainer"):
         told(run, "trainr")
     with pytest.raises(ConfigError, match="'loud' is not a level; give one of debug"):
