@@ -119,6 +119,12 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
             f"task_key = {entry.section.task_key!r} of environment {entry.label} without tasks has no effect",
             "set tasks to a file with that column, or remove task_key",
         )
+    if entry.section.order == "curriculum" and not (entry.section.tasks or entry.section.instances):
+        raise ConfigError(
+            f'order = "curriculum" of environment {entry.label} without tasks or instances: endless '
+            "seeds never come back",
+            "set tasks or instances, or remove order",
+        )
     if entry.section.tasks and entry.section.instances:
         raise ConfigError(
             f"environment {entry.label} has tasks = {entry.section.tasks!r} and instances = "

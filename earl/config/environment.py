@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -93,6 +93,11 @@ class EnvironmentConfig(ConfigSection):
     #
     # Set it where one problem stands in several rows, in other words.
     task_key: str = ""
+    # The order in which tasks are trained on: "shuffled", every one once in each epoch, or "curriculum", more
+    # often those that recent groups neither always solved nor never (docs/tasks.md).
+    #
+    # Set "curriculum" where many tasks are too easy or too hard to learn from.
+    order: Literal["shuffled", "curriculum"] = "shuffled"
     # The part of `tasks` or `instances` that only evaluations play, chosen by a hash of each task's key.
     #
     # Raise it for narrower intervals of evaluations; lower it to train on more of a small set.

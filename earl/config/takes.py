@@ -1,4 +1,4 @@
-"""What a key of the run file takes, in words, where its type does not say it."""
+"""Words for the values that a key of the run file takes, where its type does not say it."""
 
 from __future__ import annotations
 

@@ -71,4 +71,6 @@ def first_step_without_weight(schedules: Sequence[Schedule]) -> int | None:
     to it too.
     """
     steps = sorted({0, *(step for schedule in schedules for step, _ in schedule)})
-    return next((step for step in steps if not any(weight_at(one, step) for one in schedules)), None)
+    return next(
+        (step for step in steps if not any(weight_at(schedule, step) for schedule in schedules)), None
+    )

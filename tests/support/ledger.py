@@ -204,6 +204,10 @@ class World:
             copy = Ticket(**{name: getattr(ticket, name) for name in Ticket.__struct_fields__})
             rollout.playing[ticket.id] = copy, -1
 
+    def reward(self, ticket: Ticket) -> float:
+        """The reward of an episode."""
+        return float(ticket.id % 3 - 1)
+
     def complete(self, rollout: Rollout, number: int, ending: EpisodeEnding, *, forget: bool = True) -> None:
         """Finishes one episode if its version allows; reports all its seats, perhaps twice.
 
@@ -220,11 +224,11 @@ class World:
             key = f"{seat}/{member.attempt}/{rollout.incarnation}"
             acted = ticket.seats == 1 or seat % 5 > 0
             result = EpisodeResult(
-                ending=ending, reward=float(seat % 3 - 1), total_tokens=5 + seat % 7,
+                ending=ending, reward=self.reward(member), total_tokens=5 + seat % 7,
                 trained_tokens=3 * acted, turns=1,
                 oldest_version=max(rollout.version, member.min_version) * acted,
                 newest_version=rollout.version * acted,
-                descriptor_key=key, metrics={"win": float(seat % 3 == 2)},
+                descriptor_key=key, metrics={"win": float(self.reward(member) > 0)},
             )  # fmt: skip
             reports.append((Attempt(seat, member.attempt, member.fence), result))
             keys.add(key)

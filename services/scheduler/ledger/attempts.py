@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 
 from services.scheduler.ledger.evaluation import baseline
+from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
 from services.scheduler.state.evaluations import EvaluationRecord
@@ -50,9 +51,10 @@ SMALLEST_SPREAD = 1e-6
 class TicketAttempts:
     """Transitions of single tickets and of matches."""
 
-    def __init__(self, rules: Rules, tables: LedgerTables) -> None:
+    def __init__(self, rules: Rules, tables: LedgerTables, successes: TaskSuccesses) -> None:
         self.rules = rules
         self.tables = tables
+        self._successes = successes
         # Tickets in a row that used up their attempts, the label of the last one's environment, and why an
         # attempt failed last.
         self.given_up = 0
@@ -71,7 +73,7 @@ class TicketAttempts:
         run.next_group += 1
         first = run.next_ticket
         run.next_ticket += size
-        instance = instance_at(self.rules, purpose, index, take)
+        instance = instance_at(self.rules, purpose, index, take, self._successes.curriculum)
         judged = self.tables.evaluations.get(evaluation)
         episodes = judged.episodes if judged else 0
         self.tables.issue(
@@ -307,6 +309,7 @@ class TicketAttempts:
                 if member.result is not None:
                     rewards.setdefault(member.seat, []).append(member.result.reward)
             if all(max(values) - min(values) < SMALLEST_SPREAD for values in rewards.values()):
+                self._successes.add_replaced(members)
                 self._substitute(ticket, Reason.NO_SIGNAL)
 
     def retry(self, ticket: Ticket) -> None:

@@ -20,6 +20,7 @@ from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketAttempts
 from services.scheduler.ledger.membership import Membership
+from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.facts import BatchPlanned
 from services.scheduler.state.rules import Rules
@@ -40,7 +41,8 @@ class Ledger:
     def __init__(self, rules: Rules, held_back: Collection[int] = ()) -> None:
         self.rules = rules
         self.tables = LedgerTables()
-        self.attempts = TicketAttempts(rules, self.tables)
+        self.successes = TaskSuccesses(rules, self.tables)
+        self.attempts = TicketAttempts(rules, self.tables, self.successes)
         self.membership = Membership(rules, self.tables, self.attempts)
         self._held_back = held_back
 
@@ -248,6 +250,7 @@ class Ledger:
         tables, run = self.tables, self.tables.run
         seats: list[int] = []
         committed = CommittedBatch(batch, [], [], seats)
+        self.successes.add_trained(batch.version, map(tables.tickets.__getitem__, batch.tickets))
         for number in batch.tickets:
             ticket = tables.tickets[number]
             if ticket.result is not None:

@@ -18,6 +18,7 @@ from earl.ticket_ranges import RangeSet
 from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
+from services.scheduler.state.outcomes import StepOutcomes
 from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.stored import LedgerChanges, RecordChange, decode, encode, ranges_of
@@ -26,6 +27,8 @@ from services.scheduler.state.tickets import BATCHED, LIVE, Issue, Purpose, Tick
 from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
+# Kinds of records whose keys are numbers.
+NUMBERED = frozenset({"group", "outcome"})
 # Fields of a ticket that indices depend on.
 INDEXED = frozenset({"id", "group", "purpose", "index", "state", "reason", "worker", "incarnation"})
 
@@ -53,10 +56,12 @@ class LedgerTables:
         self.evaluations: RecordTable[str, EvaluationRecord] = RecordTable()
         # By stage; none for a stage that nobody ever asked anything of.
         self.stages: RecordTable[str, StageRecord] = RecordTable()
+        # By step of training, what its groups came to; only with a curriculum.
+        self.outcomes: RecordTable[int, StepOutcomes] = RecordTable()
         # By kind, the tables of frozen records.
         self._frozen: dict[str, RecordTable[Any, Any]] = {
             "group": self.issues, "lives": self.incarnations, "member": self.workers,
-            "evaluation": self.evaluations, "stage": self.stages,
+            "evaluation": self.evaluations, "stage": self.stages, "outcome": self.outcomes,
         }  # fmt: skip
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: Mapping[str, RangeSet] = MappingProxyType({})
@@ -221,7 +226,7 @@ class LedgerTables:
         for kind, field, data in records:
             record: Any = decode(kind, field, data)
             if kind in self._frozen:
-                self._frozen[kind].set_unstored(int(field) if kind == "group" else field, record)
+                self._frozen[kind].set_unstored(int(field) if kind in NUMBERED else field, record)
             elif kind == "ticket":
                 self._tickets[record.id] = record
                 head = data.partition(b"|")[0].decode()

@@ -8,7 +8,8 @@ evaluation takes the environments in turns, equally often, whatever their
 shares: instance i of it is instance i // n of environment i % n.
 
 An environment with a task set plays its tasks in epochs, each in an order of its own that the seed decides.
-A task has one seed for the whole run, so its prompt is the same in every epoch.
+A task has one seed for the whole run, so its prompt is the same in every epoch. With a curriculum there are
+no epochs: curriculum.py draws the tasks of training.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from earl.config.weight import Schedule, weight_at
+from services.scheduler.state.curriculum import Curriculum
 from services.scheduler.state.rules import Rules, Share
 from services.scheduler.state.seeds import EVALUATION_BIT, MASK, derive, env_seed
 from services.scheduler.state.tickets import Purpose
@@ -37,15 +39,21 @@ class Instance:
     task: int = NO_TASK
 
 
-def instance_at(rules: Rules, purpose: Purpose, index: int, take: int = 0) -> Instance:
+def instance_at(
+    rules: Rules, purpose: Purpose, index: int, take: int = 0, curriculum: Curriculum | None = None
+) -> Instance:
     """The instance of the index-th group of a purpose; the same for the same seed and mixture.
 
-    take: 0 for the instance itself, n for its n-th substitute.
+    take: 0 for the instance itself, n for its n-th substitute. curriculum: None for that of a run that has
+    not begun.
     """
     share = share_at(rules, purpose, index)
     if not share.train:
         return Instance(share.label, env_seed(rules.seed, purpose, index, take))
-    task = _task_at(rules, share, purpose, index, take)
+    if share.curriculum and purpose is Purpose.TRAIN:
+        task = _drawn_at(rules, share, index, take, curriculum or Curriculum())
+    else:
+        task = _task_at(rules, share, purpose, index, take)
     seed = derive(rules.seed, "task", _word(share.label), task) & (EVALUATION_BIT - 1)
     return Instance(share.label, seed | EVALUATION_BIT if purpose is Purpose.EVALUATE else seed, task)
 
@@ -99,6 +107,15 @@ def _task_at(rules: Rules, share: Share, purpose: Purpose, index: int, take: int
     return share.train[order[place % count]]
 
 
+def _drawn_at(rules: Rules, share: Share, index: int, take: int, curriculum: Curriculum) -> int:
+    """The task that the curriculum draws for the index-th group of training."""
+    step = index // rules.batch_groups
+    first = step * rules.batch_groups
+    number = sum(share_at(rules, Purpose.TRAIN, place) is share for place in range(first, index))
+    seed = derive(rules.seed, "order", _word(share.label), step)
+    return curriculum.task(share.label, share.train, seed, step - rules.staleness, number, take)
+
+
 def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
     """The number of places before `index` that play the environment."""
     if len(rules.mixture) == 1:
@@ -111,7 +128,7 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
 
 
 class _Draws(NamedTuple):
-    """What decides which entry a place plays. shares: constant ones; schedules: of weights, empty for those.
+    """Decides which entry a place plays. shares: constant ones; schedules: of weights, empty for those.
 
     batch_groups: the places of a step.
     """

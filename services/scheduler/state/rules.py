@@ -30,7 +30,8 @@ class Share:
     for evaluations, where it has one. train, held_out: numbers of its tasks, both empty without a task set.
     schedule: its weight by step, where shares change during the run; then that of every environment, and
     `share` is the one at the first step. protected: evaluations judge whether it was kept; lowest: the least
-    that an episode of it may earn.
+    that an episode of it may earn. curriculum: its next task follows from successes, and otherwise from
+    epochs.
     """
 
     label: str = ""
@@ -42,6 +43,7 @@ class Share:
     schedule: Schedule = ()
     protected: bool = False
     lowest: float = 0.0
+    curriculum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     section = entry.section
     return Share(
         label, entry.share, entry.group_size, entry.seats, train, held_out, entry.schedule,
-        section.protected, entry.rewards[0],
+        section.protected, entry.rewards[0], section.order == "curriculum",
     )  # fmt: skip
 
 

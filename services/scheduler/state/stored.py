@@ -16,6 +16,7 @@ import msgspec
 from earl.ticket_ranges import RangeSet
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
+from services.scheduler.state.outcomes import StepOutcomes
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.tickets import Issue, Ticket
@@ -28,6 +29,7 @@ Record = (
     | Incarnations
     | EvaluationRecord
     | StageRecord
+    | StepOutcomes
     | RunCounters
     | Batch
     | dict[str, list[tuple[int, int]]]
@@ -44,6 +46,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("lives", ""): Incarnations,
     ("evaluation", ""): EvaluationRecord,
     ("stage", ""): StageRecord,
+    ("outcome", ""): StepOutcomes,
     ("state", "run"): RunCounters,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],

@@ -164,6 +164,10 @@ REFUSED = {
         ENTRY + "weight = [[0, 1], [5, 0]]\n" + ENTRY.replace("b", "c") + "weight = [[5, 0], [9, 1]]\n",
         r"the weights of all environments are 0 at step 5: there would be nothing to play; give one of them",
     ),
+    "a curriculum of endless seeds": (
+        ENTRY + 'order = "curriculum"\n',
+        r'order = "curriculum" of environment a/b without tasks or instances: endless seeds never come back',
+    ),
     "an unknown key": (
         ENTRY + "weigth = 2\n",
         r"there is no key weigth of \[\[environments\]\] 1; did you mean weight\?",

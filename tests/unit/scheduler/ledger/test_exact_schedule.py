@@ -73,8 +73,8 @@ class ExactWorld(World):
         return {version: next(iter(found)) for version, found in self.handed_out.items()}
 
 
-def undisturbed(rules=EXACT) -> dict[int, tuple[Ticket, ...]]:
-    world = ExactWorld(random.Random(0), rules)
+def undisturbed(rules=EXACT, world_of=ExactWorld) -> dict[int, tuple[Ticket, ...]]:
+    world = world_of(random.Random(0), rules)
     world.crash_chance = 0.0
     world.restart()
     world.attempt(world.trainer_starts, 0)
