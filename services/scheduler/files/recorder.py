@@ -20,8 +20,9 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.workers import WorkerFleet
 from services.scheduler.monitor.workload import Monitor, StepFigures
+from services.scheduler.state.mixture import epoch_at
 from services.scheduler.state.run import CommittedBatch
-from services.scheduler.state.tickets import EpisodeResult, Ticket
+from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
 
 
 class RunRecorder:
@@ -52,7 +53,9 @@ class RunRecorder:
         if ticket is None:
             return
         if ticket.transcript:
-            self._samples.observe(phases.training_steps(ledger), ticket, result, transcript)
+            trains = ticket.purpose is Purpose.TRAIN
+            epoch = epoch_at(ledger.rules, ticket.index) if trains else None
+            self._samples.observe(phases.training_steps(ledger), ticket, result, transcript, epoch)
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(

@@ -2,10 +2,10 @@
 
 A line is one trajectory: step (training steps done when it was sampled for an evaluation, the step
 that learned from it otherwise), evaluation (empty for training), version (oldest and newest of its
-tokens), ticket, group, index, environment (its label, in a mixture), task (its number in a task set),
-seat (in a match), reward, ending, tokens, and turns of role, text and tokens; `sampled` of a turn is what
-an engine sampled: ids, texts, logprobs and versions of its first tokens. What was asked for and never
-trained on has no line.
+tokens), ticket, group, index, environment (its label, in a mixture), task (its number in a task set), epoch
+(from 0, of a task that is trained in epochs), seat (in a match), reward, ending, tokens, and turns of role,
+text and tokens; `sampled` of a turn is what an engine sampled: ids, texts, logprobs and versions of its first
+tokens. What was asked for and never trained on has no line.
 A step that was rolled back appears again: its last lines count. Past LIMIT_BYTES the file keeps the first
 and the last step of training, the first and the last evaluations, and of what lies between every second,
 fourth, ... one.
@@ -41,16 +41,21 @@ class SampleFile:
         self._thinning = ExpendableFile(path)
 
     def observe(
-        self, step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[TranscriptTurn]
+        self,
+        step: int,
+        ticket: Ticket,
+        result: EpisodeResult,
+        turns: Sequence[TranscriptTurn],
+        epoch: int | None = None,
     ) -> None:
         """Takes an accepted episode. An evaluation's is written at once, training's once it is trained.
 
-        step: training steps done.
+        step: training steps done. epoch: None if the ticket's task is in none.
         """
         if not turns:
             self._waiting.pop(ticket.id, None)  # of an attempt that was taken back
             return
-        sample = line(step, ticket, result, turns)
+        sample = line(step, ticket, result, turns, epoch)
         if ticket.purpose is Purpose.EVALUATE:
             self._write([sample])
             return
@@ -78,7 +83,13 @@ class SampleFile:
                 former.close()
 
 
-def line(step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[TranscriptTurn]) -> dict[str, Any]:
+def line(
+    step: int,
+    ticket: Ticket,
+    result: EpisodeResult,
+    turns: Sequence[TranscriptTurn],
+    epoch: int | None = None,
+) -> dict[str, Any]:
     """One trajectory in the form in which it is written."""
     return {
         "step": step,
@@ -90,6 +101,7 @@ def line(step: int, ticket: Ticket, result: EpisodeResult, turns: Sequence[Trans
         **({"environment": ticket.environment} if ticket.environment else {}),
         **({"task": ticket.task} if ticket.task >= 0 else {}),
         **({"seat": ticket.seat} if ticket.seats > 1 else {}),
+        **({"epoch": epoch} if epoch is not None else {}),
         "reward": result.reward,
         "ending": result.ending.value,
         "tokens": result.total_tokens,

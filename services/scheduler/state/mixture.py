@@ -58,6 +58,14 @@ def instance_at(
     return Instance(share.label, seed | EVALUATION_BIT if purpose is Purpose.EVALUATE else seed, task)
 
 
+def epoch_at(rules: Rules, index: int) -> int | None:
+    """The epoch, from 0, in which the index-th group of training plays its task; None if there are none."""
+    share = share_at(rules, Purpose.TRAIN, index)
+    if not share.train or share.curriculum:
+        return None
+    return _drawn(rules, share, Purpose.TRAIN, index) // len(share.train)
+
+
 def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
     """The environment of the index-th group of a purpose."""
     mixture = rules.mixture

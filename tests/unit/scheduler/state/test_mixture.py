@@ -12,6 +12,7 @@ from earl.config.weight import weight_at
 from services.scheduler.state.mixture import (
     NO_TASK,
     batch_trajectories,
+    epoch_at,
     group_size_at,
     instance_at,
     share_at,
@@ -136,6 +137,23 @@ def test_every_epoch_plays_every_task_once_in_another_order(parts: list[int], se
     assert all(sorted(epoch) == sorted(share.train) for epoch in epochs)
     if count > 6:
         assert epochs[0] != epochs[1]
+
+
+@quick
+@given(weights, st.integers(0, 1 << 30), st.integers(2, 12))
+def test_a_task_is_played_once_in_each_epoch_that_a_place_names(
+    parts: list[int], seed: int, tasks: int
+) -> None:
+    rules = mixed(parts, seed, 2 * tasks)
+    played = Counter(
+        (instance.environment, epoch_at(rules, place), instance.task)
+        for place in range(400)
+        for instance in [instance_at(rules, Purpose.TRAIN, place)]
+    )
+    assert set(played.values()) == {1}
+    assert epoch_at(RULES, 3) is None
+    curriculum = replace(rules, mixture=tuple(replace(share, curriculum=True) for share in rules.mixture))
+    assert epoch_at(curriculum, 3) is None
 
 
 @quick
