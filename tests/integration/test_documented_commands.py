@@ -13,6 +13,7 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,11 @@ def learns(run: Path) -> bool:
     return metrics.is_file() and metrics.stat().st_size > 0
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def readme(me: Newcomer) -> None:
     page = Reading(me, "README.md")
     page.follow(until="earl stop")
@@ -160,6 +166,23 @@ def tutorial(me: Newcomer) -> None:
     assert "512 tasks" in page.said["earl eval first"]
     assert "walk/line, seed 3" in page.said["earl chat first --watch --seed 3"]
     assert (me.here / "walk-model" / "model.safetensors").is_file()
+
+
+def own_data(me: Newcomer) -> None:
+    path = me.clone / "docs/own-data.md"
+    page = Reading(me, "docs/own-data.md")
+    page.follow(until="python rows.py")
+    (me.here / "larger/__init__.py").write_text(page_block(path, "python"))
+    (me.here / "rows.py").write_text(page_block(path, "python", 1))
+    page.follow()
+    first, last = lines_of(me.here / "runs/first/evaluations.jsonl")
+    assert last["mean_reward"] > first["mean_reward"]
+    samples = lines_of(me.here / "runs/first/samples.jsonl")
+    trained = [sample for sample in samples if not sample["evaluation"] and "epoch" in sample]
+    assert {sample["epoch"] for sample in trained} > {0, 1}
+    held_out = {sample["task"] for sample in samples if sample["evaluation"]}
+    assert held_out.isdisjoint(sample["task"] for sample in trained)
+    assert (me.here / "larger-model" / "model.safetensors").is_file()
 
 
 def environments(me: Newcomer) -> None:
@@ -255,6 +278,7 @@ SCENARIOS: Mapping[tuple[str, ...], Callable[[Newcomer], None]] = {
     ("README.md",): readme,
     ("docs/quickstart.md",): quickstart,
     ("docs/tutorial.md",): tutorial,
+    ("docs/own-data.md",): own_data,
     ("docs/environments.md",): environments,
     ("docs/operating.md",): operating,
     ("docs/observability.md", "docs/dashboard.md"): looked_at,
