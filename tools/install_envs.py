@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from install import ROOT, made, pip
+from install import ROOT, make_environment, pip
 
 # By name: what is installed, and what must then be importable.
 ENVIRONMENTS: dict[str, tuple[list[str], str]] = {
@@ -27,7 +27,7 @@ def main() -> int:
         return 2
     packages, proof = ENVIRONMENTS[sys.argv[1]]
     target = Path(sys.argv[2])
-    python = made(target)
+    python = make_environment(target)
     print(f"install: {sys.argv[1]} into {target} (a minute)", flush=True)
     if not pip(python, "install", "--quiet", *packages):
         print("install: pip could not install it; see its message above")

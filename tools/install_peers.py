@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from install import locked_version, made, pip, torch_arguments
+from install import locked_version, make_environment, pip, torch_arguments
 
 # By name: what is measured, and what of EARL's pins must be the same there.
 PEERS: dict[str, tuple[list[str], list[str]]] = {
@@ -26,7 +26,7 @@ def main() -> int:
         return 2
     peers, same = PEERS[sys.argv[1]]
     target = Path(sys.argv[2])
-    python = made(target)
+    python = make_environment(target)
     version = locked_version("torch")
     print(f"install: torch {version} and {', '.join(peers)} into {target}", flush=True)
     if not pip(python, "install", "--quiet", *torch_arguments(python)):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from install import ROOT, locked_version, made, pip, torch_arguments
+from install import ROOT, locked_version, make_environment, pip, torch_arguments
 
 SGLANG = "sglang==0.5.23"
 # Imported while its Engine starts, beside what vLLM brings: on a CPU SGLang uses operators of vLLM's.
@@ -69,7 +69,7 @@ def main() -> int:
         print("usage: python tools/install_sglang.py DIRECTORY")
         return 2
     target = Path(sys.argv[1])
-    python = made(target)
+    python = make_environment(target)
     version = locked_version("torch")
     print(f"install: torch {version}, vLLM, EARL and {SGLANG} into {target} (4 GB)", flush=True)
     steps = (

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from install import OLDEST, ROOT, locked_version, made, pip, torch_arguments
+from install import OLDEST, ROOT, locked_version, make_environment, pip, torch_arguments
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 # Imports what the engine process imports; the first import also writes vLLM's byte code.
@@ -30,7 +30,7 @@ def main() -> int:
         print("install: use Python 3.11 or newer: make setup-vllm PYTHON=python3.11")
         return 2
     target = Path(sys.argv[1])
-    python = made(target)
+    python = make_environment(target)
     version = locked_version("torch")
     print(f"install: torch {version} into {target}", flush=True)
     if not pip(python, "install", "--quiet", *torch_arguments(python)):

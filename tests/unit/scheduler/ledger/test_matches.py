@@ -88,7 +88,7 @@ def test_warm_up_plays_all_seats_and_an_evaluation_one() -> None:
     assert work is not None and work.episodes == 6
     for match in world.matches():
         world.play(match, 1.0, -1.0)
-    assert phases.played(world.ledger) == 6
+    assert phases.episodes_played(world.ledger) == 6
     batch = phases.next_batch(world.ledger, 0.0)
     assert batch is not None and len(batch.tickets) == 6
     world.ledger.commit(batch.id, 2)
