@@ -50,7 +50,7 @@ def test_every_ticket_is_accounted_for_and_each_seat_has_figures(
     outcome, directory = undisturbed
     steps = lines(directory, "metrics.jsonl")
     last = steps[-1]
-    assert sum(step["sequences"] for step in steps) == TRAINED == last["ledger_trained"]
+    assert sum(step["sequences"] for step in steps) == TRAINED == last["ledger"]["trained"]
     for step in steps:
         sums = [step[f"seats.{seat}.reward_mean"] for seat in (0, 1)]
         assert step["reward_mean"] == pytest.approx(sum(sums) / 2)
@@ -64,9 +64,10 @@ def test_each_seat_sees_its_own_part_of_the_game(undisturbed: tuple[Outcome, Pat
     for sample in samples:
         if not sample["evaluation"]:
             seats.setdefault(sample["ticket"] - sample["seat"], {})[sample["seat"]] = sample
-    assert seats
-    for match in seats.values():
-        assert match.keys() == {0, 1}
+    # A seat that never had a turn saw and said nothing.
+    matches = [match for match in seats.values() if len(match) == 2]
+    assert matches and all(0 in match for match in seats.values())
+    for match in matches:
         seen = [[turn["text"] for turn in match[seat]["turns"] if turn["role"] == "user"] for seat in (0, 1)]
         # Seat 0 begins on an empty board, and each seat moves once between two of the other's.
         assert "x" not in seen[0][0] and len(seen[1]) in (len(seen[0]) - 1, len(seen[0]))
