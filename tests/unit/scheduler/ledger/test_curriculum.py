@@ -31,8 +31,8 @@ from tests.unit.scheduler.ledger.test_exact_schedule import EXACT, ExactWorld, u
 TASKS = range(0, 24, 2)
 HELD_OUT = range(1, 24, 2)
 SEVERAL = (
-    Share("words", 0.6, 2, TASKS, HELD_OUT, curriculum=True),
-    Share("sums", 0.4, 2, TASKS, HELD_OUT),
+    Share("words", 0.6, 2, train=TASKS, held_out=HELD_OUT, curriculum=True),
+    Share("sums", 0.4, 2, train=TASKS, held_out=HELD_OUT),
 )
 RULES_WITH = dataclasses.replace(EXACT, mixture=SEVERAL, steps=10, batch_groups=4, resample=1)
 
