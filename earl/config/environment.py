@@ -69,6 +69,10 @@ class EnvironmentConfig(ConfigSection):
     #
     # Say what this environment expects that the others do not.
     system: str = ""
+    # Names of the environment's tools that the policy may call; empty: all.
+    #
+    # Leave tools out to see what the policy does without them, or to keep prompts short.
+    tools: list[Annotated[str, StringConstraints(min_length=1)]] = []
     # Settings of the task, given to every reset. Which ones exist is up to the environment.
     #
     # Set them to make tasks easier while all rewards of a group are equal, and harder once most episodes

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 
 from earl.env.threads import in_thread
 from earl.env.tool_calls import MAX_CHARACTERS, Action, Tool, ToolCall, ToolResult
+from earl.errors import EnvironmentFailure
 
 __all__ = [
     "ISOLATIONS",
@@ -119,14 +120,15 @@ class Environment:
     each seat. seats: how many seats of a session a client may play.
     blocking: whether plain methods may take longer than about a millisecond; they then run in a
     thread of their own, so that they hold up nobody. It may also be set on the object in `reset`.
-    tools: what actions may call (earl/env/tools.py carries the calls out).
+    tools: what actions may call (earl/env/tools.py carries the calls out). selects_tools: a run may leave
+    some of them out.
     isolation: "process" for code that may crash, or never return: each episode then runs in a process
     of its own (isolation.py), whose heap memory_bytes bounds, 0 for no bound.
 
     The host makes an object for each episode, without arguments, and then sets its attributes
-    report_progress, in_thread, max_action_characters and seats_played. A subclass uses them from `reset` on,
-    and neither overrides nor sets them. Without a host, as in an environment's own tests, report_progress
-    does nothing, in_thread starts a thread, and max_action_characters and seats_played have their defaults.
+    report_progress, in_thread, max_action_characters, seats_played and tools_allowed. A subclass uses them
+    from `reset` on, and neither overrides nor sets them. Without a host, as in an environment's own tests,
+    report_progress does nothing, in_thread starts a thread, and the others have their defaults.
     """
 
     name: ClassVar[str] = ""
@@ -139,6 +141,7 @@ class Environment:
     isolation: ClassVar[Literal["thread", "process"]] = "thread"
     memory_bytes: ClassVar[int] = 0
     seats: ClassVar[int] = 1
+    selects_tools: ClassVar[bool] = False
 
     # Set by the host before `reset`: the longest action in whose text calls of tools are looked for, in
     # characters. It is the run's gateway.max_action_characters.
@@ -146,6 +149,9 @@ class Environment:
     # Set by the host before `reset`: how many seats of this session the client plays, from 1 to `seats`. With
     # several, every observation names its seat, and a StepResult has the rewards of all of them.
     seats_played: int = 1
+    # Set by the host before `reset`: names of the tools that the agent may call, all if empty. `tools` then
+    # has those alone; a `reset` that sets its own list of tools sets `self.allowed_of(tools)`.
+    tools_allowed: Sequence[str] = ()
     # Set by the host before `reset`: tells the gateway that a slow step is alive. Any thread may call it.
     report_progress: Callable[[str], None] = staticmethod(lambda message: None)
     # Set by the host before `reset`: `await self.in_thread(function, *arguments)` in async methods, for what
@@ -162,6 +168,19 @@ class Environment:
         Returns a StepResult.
         """
         raise NotImplementedError
+
+    def allowed_of(self, tools: Sequence[Any]) -> tuple[Any, ...]:
+        """Leaves out the tools that the agent may not call.
+
+        Raises EnvironmentFailure for an allowed name that none has.
+        """
+        named = {getattr(tool, "name", None) or tool.__name__: tool for tool in tools}
+        if missing := [name for name in self.tools_allowed if name not in named]:
+            raise EnvironmentFailure(
+                f"{self.name or type(self).__name__} has no tool {missing[0]!r}",
+                f"it has {', '.join(named) or 'none'}",
+            )
+        return tuple(named[name] for name in self.tools_allowed) or tuple(tools)
 
     def close(self) -> Any:
         """Releases what the episode held. Called once, also after a failure."""

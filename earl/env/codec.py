@@ -57,6 +57,8 @@ def info(name: str, environment: type[Environment] | Environment) -> env_pb2.Env
         message.min_reward, message.max_reward = environment.reward_range
     if environment.tools:
         message.tools_json = json.dumps([tool.schema() for tool in environment.tools])
+    if environment.selects_tools:
+        message.selects_tools = True
     if environment.seats != 1:
         message.seats = environment.seats
     return message

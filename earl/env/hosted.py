@@ -32,6 +32,8 @@ class HostedSession:
     traceparent: str = ""
     # How many of its seats the client plays.
     seats: int = 1
+    # Names of the tools that its agent may call; all if empty.
+    tools: tuple[str, ...] = ()
     # When the call in progress began, Unix nanoseconds.
     began_ns: int = 0
     environment: Environment | None = None

@@ -228,7 +228,12 @@ class IsolatedEnvironment(Environment):
         process.episodes += 1
         process.send(stream_codec.welcome(0.0, MAX_BYTES, (), self.max_action_characters))
         message = stream_codec.reset(
-            process.episodes, self._name, json.dumps(task), seed, seats=self.seats_played
+            process.episodes,
+            self._name,
+            json.dumps(task),
+            seed,
+            seats=self.seats_played,
+            tools=self.tools_allowed,
         )
         return await self._ask(message)
 

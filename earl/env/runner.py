@@ -123,7 +123,8 @@ class SessionRunner:
                 self._send(known.answer)
             return
         traceparent, seats = tracing.checked(message.traceparent), max(1, message.seats)
-        session = HostedSession(message.session, message.environment, traceparent, seats)
+        tools = tuple(message.tools)
+        session = HostedSession(message.session, message.environment, traceparent, seats, tools)
         refusal = self._refusal(message)
         self._sessions[session.id] = session
         self._open += 1
@@ -145,6 +146,9 @@ class SessionRunner:
         offered = self.infos[message.environment].seats
         if message.seats > max(1, offered):
             text = f"{message.environment} has {offered} seats for a client, {message.seats} were asked for"
+            return Failure(Ending.INFRA_ERROR, "EnvProtocolError", text)
+        if message.tools and not self.infos[message.environment].selects_tools:
+            text = f"{message.environment} cannot select tools, {', '.join(message.tools)} were asked for"
             return Failure(Ending.INFRA_ERROR, "EnvProtocolError", text)
         return None
 
@@ -201,6 +205,9 @@ class SessionRunner:
         environment.in_thread = self._in_thread
         environment.max_action_characters = self.max_action_characters
         environment.seats_played = session.seats
+        environment.tools_allowed = session.tools
+        if session.tools and not isinstance(environment, IsolatedEnvironment):
+            environment.tools = environment.allowed_of(environment.tools)
         return environment.reset(seed, task)
 
     def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:

@@ -26,6 +26,7 @@ import grpc
 
 from earl.env.base import MAX_SEATS, Ending, Limits, Observation
 from earl.env.codec import action_message, error_of, observation, seat_metrics
+from earl.env.conformance.offered_tools import tools_of
 from earl.env.frames import Frames
 from earl.errors import (
     DeadlineExceeded,
@@ -78,6 +79,19 @@ class StepOutcome:
         return self.observation.seat
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools of an environment by name. selectable: a session may name those that its agent may call."""
+
+    names: tuple[str, ...]
+    selectable: bool
+
+    @classmethod
+    def of(cls, info: env_pb2.EnvironmentInfo) -> OfferedTools:
+        """The tools that a host declared."""
+        return cls(tuple(tool["name"] for tool in tools_of(info)), info.selects_tools)
+
+
 def ending_of(error: EarlError) -> Ending:
     """Returns how an episode ended that failed with `error`."""
     if isinstance(error, DeadlineExceeded):
@@ -105,10 +119,12 @@ class GatewayClient:
         *,
         traceparent: str = "",
         seats: int = 1,
+        tools: Sequence[str] = (),
     ) -> Session:
         """Starts an episode; the returned session holds its first observation.
 
         seats: how many seats of it this client plays, each when an observation names it.
+        tools: names of those that the agent may call; all if empty.
         traceparent: W3C trace context of the work that the episode is a part of.
         Raises UnknownEnvironment, EnvHostLost, DeadlineExceeded, EnvProtocolError, EnvironmentFailure
         (the reset failed), ServiceUnavailable (no gateway within limits.queue_s).
@@ -121,7 +137,7 @@ class GatewayClient:
         while True:
             stream = self._connected()
             self._next += 1
-            session = Session(stream, self._next, environment, limits, seats)
+            session = Session(stream, self._next, environment, limits, seats, tools)
             try:
                 await session._opened(json.dumps(dict(task or {})), seed, traceparent)
                 return session
@@ -151,6 +167,13 @@ class GatewayClient:
         response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
         return {each.environment.name: max(1, each.environment.seats) for each in response.entries}
 
+    async def tools(self, deadline_s: float = 10.0) -> dict[str, OfferedTools]:
+        """Returns the tools of each environment of the gateway's hosts, by its name."""
+        request = env_pb2.ListEnvironmentsRequest()
+        response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
+        infos = [entry.environment for entry in response.entries if entry.hosts]
+        return {info.name: OfferedTools.of(info) for info in infos}
+
     async def close(self) -> None:
         """Ends the stream; sessions still open fail with EnvHostLost."""
         if self._stream is not None:
@@ -168,6 +191,8 @@ class Session:
     _limits: Limits
     # How many of its seats the client plays.
     seats: int = 1
+    # Names of the tools that it may call; all if empty.
+    tools: Sequence[str] = ()
     observation: Observation = field(default_factory=partial(Observation, ""))
     done: bool = False
     # What the session waits for, how long, also after each sign of life, and the loop time until
@@ -186,6 +211,7 @@ class Session:
             seed=seed,
             traceparent=traceparent,
             seats=self.seats if self.seats > 1 else 0,
+            tools=self.tools,
             **asdict(limits),
         )
         message = env_pb2.ClientMessage(open=opening)

@@ -35,8 +35,9 @@ def reset(
     deadline_s: float = 0.0,
     traceparent: str = "",
     seats: int = 0,
+    tools: Sequence[str] = (),
 ) -> env_pb2.GatewayMessage:
-    """The message that starts an episode; `deadline_s` 0 for none, `seats` 0 for one."""
+    """The message that starts an episode; `deadline_s` 0 for none, `seats` 0 for one, no `tools` for all."""
     message = env_pb2.Reset(
         session=session,
         environment=environment,
@@ -45,6 +46,7 @@ def reset(
         deadline_s=deadline_s,
         traceparent=traceparent,
         seats=seats,
+        tools=tools,
     )
     return env_pb2.GatewayMessage(reset=message)
 

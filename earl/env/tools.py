@@ -80,6 +80,7 @@ class ToolEnvironment(Environment):
     """
 
     tools: Sequence[Any] = ()
+    selects_tools = True
     tool_timeout_s: float = 20.0
     result_characters: int = 8_000
     observation_characters: int = 32_000

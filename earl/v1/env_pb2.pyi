@@ -98,7 +98,7 @@ class SessionMessage(_message.Message):
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class EnvironmentInfo(_message.Message):
-    __slots__ = ("name", "description", "schema_hash", "min_reward", "max_reward", "tools_json", "seats")
+    __slots__ = ("name", "description", "schema_hash", "min_reward", "max_reward", "tools_json", "seats", "selects_tools")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class EnvironmentInfo(_message.Message):
     MAX_REWARD_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
+    SELECTS_TOOLS_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     schema_hash: str
@@ -113,7 +114,8 @@ class EnvironmentInfo(_message.Message):
     max_reward: float
     tools_json: str
     seats: int
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., schema_hash: _Optional[str] = ..., min_reward: _Optional[float] = ..., max_reward: _Optional[float] = ..., tools_json: _Optional[str] = ..., seats: _Optional[int] = ...) -> None: ...
+    selects_tools: bool
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., schema_hash: _Optional[str] = ..., min_reward: _Optional[float] = ..., max_reward: _Optional[float] = ..., tools_json: _Optional[str] = ..., seats: _Optional[int] = ..., selects_tools: _Optional[bool] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "host", "instance", "epoch", "environments", "capacity")
@@ -158,7 +160,7 @@ class Pong(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "environment", "task_json", "seed", "queue_s", "reset_s", "step_s", "episode_s", "traceparent", "seats")
+    __slots__ = ("session", "environment", "task_json", "seed", "queue_s", "reset_s", "step_s", "episode_s", "traceparent", "seats", "tools")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     TASK_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +171,7 @@ class Open(_message.Message):
     EPISODE_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     session: int
     environment: str
     task_json: str
@@ -179,10 +182,11 @@ class Open(_message.Message):
     episode_s: float
     traceparent: str
     seats: int
-    def __init__(self, session: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., queue_s: _Optional[float] = ..., reset_s: _Optional[float] = ..., step_s: _Optional[float] = ..., episode_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., seats: _Optional[int] = ...) -> None: ...
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., queue_s: _Optional[float] = ..., reset_s: _Optional[float] = ..., step_s: _Optional[float] = ..., episode_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., seats: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("session", "seq", "environment", "task_json", "seed", "deadline_s", "traceparent", "seats")
+    __slots__ = ("session", "seq", "environment", "task_json", "seed", "deadline_s", "traceparent", "seats", "tools")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +195,7 @@ class Reset(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     session: int
     seq: int
     environment: str
@@ -199,7 +204,8 @@ class Reset(_message.Message):
     deadline_s: float
     traceparent: str
     seats: int
-    def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., deadline_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., seats: _Optional[int] = ...) -> None: ...
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., seed: _Optional[int] = ..., deadline_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., seats: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("session", "seq", "action", "deadline_s")

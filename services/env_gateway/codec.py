@@ -38,6 +38,7 @@ def reset(session: int, opening: env_pb2.Open, deadline_s: float) -> env_pb2.Gat
         deadline_s,
         traceparent,
         opening.seats,
+        opening.tools,
     )
 
 

@@ -193,9 +193,12 @@ async def _open_resources(
     wait_s: dict[str, float] = {}
     for entry in config.mixture:
         wait_s[entry.name] = max(entry.section.wait_s, wait_s.get(entry.name, 0.0))
-    hosts = HostWait(
-        gateway, wait_s, {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
-    )
+    allowed: dict[str, list[str]] = {}
+    for entry in config.mixture:
+        if entry.section.tools:
+            allowed.setdefault(entry.name, []).extend(entry.section.tools)
+    seats = {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
+    hosts = HostWait(gateway, wait_s, seats, allowed)
     weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts)
 
@@ -220,6 +223,7 @@ def episode_bounds(config: RunConfig, run_dir: Path, tokenizer: Tokenizer) -> di
             config.scheduler.turn_s,
             config.scheduler.timeout == "truncate",
             entry.rewards,
+            tuple(section.tools),
         )
     return bounds
 

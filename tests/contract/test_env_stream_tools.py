@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from earl.env import Action, Ending, StepResult, ToolCall, ToolEnvironment, tool
+from earl.env import Action, Ending, Environment, StepResult, ToolCall, ToolEnvironment, tool
 from earl.env.base import ISOLATIONS
+from earl.env.session import OfferedTools
 from earl.env.tool_calls import render
+from earl.errors import EnvironmentFailure, EnvProtocolError
 from earl.v1 import env_pb2
 from tests.contract.test_env_stream_host import LIMITS, hosting, playing, serving
 
@@ -44,6 +46,61 @@ async def test_calls_and_results_travel_as_such():
         listed = await client._client.call("ListEnvironments", request, deadline_s=10)
         (described,) = json.loads(listed.entries[0].environment.tools_json)
         assert described["function"]["parameters"]["required"] == ["a", "b"]
+
+
+class Several(ToolEnvironment):
+    """Says which tools there are."""
+
+    name = "test/several"
+
+    def reset(self, seed, task):
+        return ", ".join(tool.name for tool in self.tools)
+
+    @tool
+    async def look(self) -> str:
+        """Looks."""
+        return "a room"
+
+    @tool
+    async def take(self) -> str:
+        """Takes."""
+        return "a lamp"
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_a_client_may_leave_tools_out(isolation: str):
+    async with (
+        serving() as (_, address),
+        hosting(address, Several, isolation=isolation),
+        playing(address) as client,
+    ):
+        assert (await client.tools())["test/several"] == OfferedTools(("look", "take"), True)
+        session = await client.open("test/several", limits=LIMITS)
+        assert session.observation.text == "look, take"
+        session = await client.open("test/several", limits=LIMITS, tools=["take"])
+        assert session.observation.text == "take"
+        outcome = await session.step(render(ToolCall("take", {})))
+        assert outcome.observation.text == "a lamp"
+        outcome = await session.step(render(ToolCall("look", {})))
+        assert outcome.observation.text == "error: no tool 'look'; there is take"
+        with pytest.raises(EnvironmentFailure, match=r"test/several has no tool 'drop'; it has look, take"):
+            await client.open("test/several", limits=LIMITS, tools=["drop"])
+
+
+class Plain(Environment):
+    """An environment without tools."""
+
+    name = "test/plain"
+
+    def reset(self, seed, task):
+        return ""
+
+
+async def test_a_host_that_cannot_leave_tools_out_refuses():
+    async with serving() as (_, address), hosting(address, Plain), playing(address) as client:
+        assert (await client.tools())["test/plain"] == OfferedTools((), False)
+        with pytest.raises(EnvProtocolError, match=r"test/plain cannot select tools, look were asked for"):
+            await client.open("test/plain", limits=LIMITS, tools=["look"])
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)

@@ -89,7 +89,7 @@ class McpEnvironment(ToolEnvironment):
         self._called: list[Called] = []
         self._turns = 0
         self._connection = await self._connected(self.server)
-        self.tools = self._tools(self._connection)
+        self.tools = self.allowed_of(self._tools(self._connection))
         return Observation(f"{describe(self.tools)}\n\n{task['question']}\n{FORM}")
 
     async def answered(self, text: str) -> StepResult:

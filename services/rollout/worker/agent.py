@@ -129,7 +129,7 @@ class EnvSessions(Protocol):
 
     async def open(
         self, environment: str, task: dict, seed: int, limits: Limits, *, traceparent: str = "",
-        seats: int = 1,
+        seats: int = 1, tools: Sequence[str] = (),
     ) -> EnvSession: ...  # fmt: skip
 
 
@@ -169,7 +169,8 @@ class AgentBounds:
     limits: of a session; episode_s is replaced by the ticket's. max_context_tokens bounds a whole trajectory,
     max_new_tokens one answer. tokenizer: begins with the environment's system message. turn_s: of an answer
     and the step that it takes, in seconds, 0 for no bound. truncates: slow episodes are truncated, and do not
-    fail. rewards: the least and the most that an episode may earn.
+    fail. rewards: the least and the most that an episode may earn. tools: names of those that the policy may
+    call, all if empty.
     """
 
     limits: Limits
@@ -179,6 +180,7 @@ class AgentBounds:
     turn_s: float = 0.0
     truncates: bool = False
     rewards: tuple[float, float] = (-math.inf, math.inf)
+    tools: Sequence[str] = ()
 
 
 class EpisodeAgent:
@@ -269,7 +271,7 @@ class EpisodeAgent:
         with tracing.span("rollout open", traceparent):
             session = await self._sessions.open(
                 ticket.environment, _task(ticket), ticket.env_seed, limits, traceparent=traceparent,
-                seats=len(seats),
+                seats=len(seats), tools=bounds.tools,
             )  # fmt: skip
         try:
             observation = session.observation

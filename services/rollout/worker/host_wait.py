@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
+from earl.env.session import OfferedTools
 from earl.errors import DeadlineExceeded, ServiceUnavailable, UnknownEnvironment
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,14 @@ class HostListing(Protocol):
 
     async def offered_seats(self, deadline_s: float = ...) -> Mapping[str, int]: ...
 
+    async def tools(self, deadline_s: float = ...) -> Mapping[str, OfferedTools]: ...
+
 
 class HostWait:
     """Waits until hosts serve all environments. wait_s: by name, the most seconds to wait for it.
 
     seats: by name, how many the policy plays, where these are several.
+    tools: by name, those that the run names; the environment must have them.
     """
 
     def __init__(
@@ -40,9 +44,11 @@ class HostWait:
         gateway: HostListing,
         wait_s: Mapping[str, float],
         seats: Mapping[str, int] = MappingProxyType({}),
+        tools: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self._seats = seats
         self._gateway = gateway
+        self._tools = tools
         self._wait_s = wait_s
         self._began_s = 0.0
         self._waits = False
@@ -55,7 +61,8 @@ class HostWait:
     async def served(self) -> None:
         """Returns once all environments are served.
 
-        Raises UnknownEnvironment after the wait_s of one, and for one that offers too few seats.
+        Raises UnknownEnvironment after the wait_s of one, and for one that offers too few seats or lacks a
+        tool that the run names.
         """
         self._began_s, next_notice_s = time.monotonic(), 0.0
         self._waits = True
@@ -86,6 +93,10 @@ class HostWait:
                         f"environment.seats = {seats} of {name!r}, which offers {offered[name]}",
                         f"set seats = {offered[name]}, or serve an environment that offers {seats} seats",
                     )
+        if self._tools:
+            tools_offered = await self._gateway.tools(CALL_S)
+            for name, tools in self._tools.items():
+                _check_tools(name, tools, tools_offered.get(name))
 
     @property
     def _start(self) -> str:
@@ -97,6 +108,22 @@ class HostWait:
             return await self._gateway.environments(CALL_S)
         except (ServiceUnavailable, DeadlineExceeded):
             return ()
+
+
+def _check_tools(name: str, allowed: Sequence[str], offered: OfferedTools | None) -> None:
+    if offered is None:
+        return  # its host left just now
+    if not offered.selectable:
+        raise UnknownEnvironment(
+            f"tools = {list(allowed)} of environment {name}: its host cannot leave tools out",
+            "remove the key, or serve an environment that can",
+        )
+    # An environment that has none before its reset, as with MCP, judges the names then.
+    missing = [tool for tool in allowed if offered.names and tool not in offered.names]
+    if missing:
+        raise UnknownEnvironment(
+            f"environment {name} has no tool {missing[0]!r}", f"give some of {', '.join(offered.names)}"
+        )
 
 
 def _names_served(names: Collection[str]) -> str:

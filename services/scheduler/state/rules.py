@@ -136,4 +136,5 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
         entry.max_turns,
         entry.max_context_tokens,
         entry.max_new_tokens,
+        *(sorted(entry.section.tools) for _ in entry.section.tools[:1]),
     )

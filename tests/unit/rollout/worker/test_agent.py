@@ -127,7 +127,7 @@ class Sessions:
         self.session = Session(results)
         self.opened = []
 
-    async def open(self, environment, task, seed, limits, *, traceparent="", seats=1):
+    async def open(self, environment, task, seed, limits, *, traceparent="", seats=1, tools=()):
         self.opened.append((environment, task, seed, limits.episode_s))
         self.seats = seats
         return self.session

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from earl.env.session import OfferedTools
 from earl.errors import ServiceUnavailable, UnknownEnvironment
 from services.rollout.worker import host_wait
 from services.rollout.worker.host_wait import HostWait
@@ -25,6 +26,9 @@ class Gateway:
         self._answers = list(answers)
         self.asked = 0
         self.seats: dict[str, int] = {}
+
+    async def tools(self, deadline_s: float = 0.0) -> dict[str, OfferedTools]:
+        return {NAME: OfferedTools(("search", "read"), True), "other/game": OfferedTools((), False)}
 
     async def environments(self, deadline_s: float = 0.0) -> Collection[str]:
         answer = self._answers[min(self.asked, len(self._answers) - 1)]
@@ -47,6 +51,29 @@ async def test_a_host_that_is_there_is_not_waited_for() -> None:
     wait = HostWait(gateway, {NAME: 60.0})
     await wait.served()
     assert (gateway.asked, wait.seconds) == (1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "message"),
+    [
+        (NAME, ["read", "write"], rf"{NAME} has no tool 'write'; give some of search, read$"),
+        (
+            "other/game",
+            ["read"],
+            r"tools = .* of environment other/game: its host cannot leave tools out",
+        ),
+    ],
+)
+async def test_a_run_whose_tools_there_are_not_does_not_begin(
+    name: str, tools: list[str], message: str
+) -> None:
+    with pytest.raises(UnknownEnvironment, match=message) as raised:
+        await HostWait(Gateway([name]), {name: 60.0}, tools={name: tools}).served()
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_run_whose_tools_there_are_begins() -> None:
+    await HostWait(Gateway([NAME]), {NAME: 60.0}, tools={NAME: ["read"]}).served()
 
 
 async def test_it_waits_for_a_gateway_and_a_host_that_come_late(caplog: pytest.LogCaptureFixture) -> None:
