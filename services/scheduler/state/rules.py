@@ -37,13 +37,13 @@ class Share:
     label: str = ""
     share: float = 1.0
     group_size: int = 0
-    seats: int = 1
     train: Sequence[int] = field(default=(), repr=False)
     held_out: Sequence[int] = field(default=(), repr=False)
     schedule: Schedule = ()
     protected: bool = False
     lowest: float = 0.0
     curriculum: bool = False
+    seats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     train, held_out = (tasks.train, tasks.held_out) if tasks is not None else ((), ())
     section = entry.section
     return Share(
-        label, entry.share, entry.group_size, entry.seats, train, held_out, entry.schedule,
-        section.protected, entry.rewards[0], section.order == "curriculum",
+        label, entry.share, entry.group_size, train, held_out, entry.schedule,
+        section.protected, entry.rewards[0], section.order == "curriculum", entry.seats,
     )  # fmt: skip
 
 

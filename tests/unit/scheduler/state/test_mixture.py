@@ -30,8 +30,8 @@ def mixed(parts: list[int], seed: int = 0, tasks: int = 0) -> Rules:
     """Rules with environments of these weights; half of the tasks of each are held out."""
     shares = tuple(
         Share(
-            f"e{number}", weight / sum(parts), number + 2, 1 + number % 2,
-            tuple(range(0, tasks, 2)), tuple(range(1, tasks, 2)),
+            f"e{number}", weight / sum(parts), number + 2,
+            tuple(range(0, tasks, 2)), tuple(range(1, tasks, 2)), seats=1 + number % 2,
         )
         for number, weight in enumerate(parts)
     )  # fmt: skip
