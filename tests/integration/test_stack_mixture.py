@@ -101,6 +101,7 @@ def assert_played(run: Launched, figures: dict) -> None:
     assert re.search(r"\n  as o: win rate .* gain .* over the start", run.said)
 
 
+@pytest.mark.slow
 def test_a_version_that_loses_a_protected_environment_is_neither_best_nor_exported(tmp_path: Path) -> None:
     """A learning rate that no policy survives: the later versions are refused, the first one is the model."""
     with launch_in(tmp_path) as run:
