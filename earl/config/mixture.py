@@ -42,7 +42,7 @@ class MixtureEntry:
     section: EnvironmentConfig
 
     def evaluation_task(self, number: int) -> dict[str, Any]:
-        """What is laid over the task of the environment's number-th instance in an evaluation."""
+        """The keys laid over the task of the environment's number-th instance in an evaluation."""
         return self.evaluation_tasks[number % len(self.evaluation_tasks)] if self.evaluation_tasks else {}
 
     @property

@@ -75,7 +75,6 @@ UNITS = {
     "temperature": "",
     "weight_decay": "",
     "held_out": "",
-    "weight": "",
     "protected_kl": "",
     "protected_loss": "",
 }

@@ -101,7 +101,7 @@ def test_make_installs_only_what_has_a_hash(monkeypatch: pytest.MonkeyPatch, tmp
     """EARL is built from this checkout by a locked setuptools, and the model's package has a hash too."""
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(install, "pip", lambda python, *arguments: commands.append(arguments) is None)
-    monkeypatch.setattr(install, "made", lambda target: target)
+    monkeypatch.setattr(install, "make_environment", lambda target: target)
     monkeypatch.setattr(install, "torch_arguments", lambda python: ["torch==2.13.0"])
     monkeypatch.setattr("sys.argv", ["install.py", str(tmp_path)])
     assert install.main() == 0

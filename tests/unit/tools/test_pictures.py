@@ -22,6 +22,7 @@ SOURCE = "earl/cli/show/status.py"
 FIND_RUNS = {
     "earl/cli/lib/completion.py",
     "earl/cli/lib/find_run.py",
+    "earl/cli/lib/probes.py",
     "earl/cli/lib/run_directory.py",
     "earl/cli/lib/run_services.py",
     "earl/cli/report/data.py",

@@ -35,7 +35,7 @@ def test_the_last_version_is_told_where_it_is_refused() -> None:
 
 
 def test_it_is_told_where_no_later_version_is_retained() -> None:
-    both = JudgedVersion("final", 9, LOST.metrics | figures("a.b/c", 0.5, retained=False))
+    both = JudgedVersion("final", 9, dict(LOST.metrics) | figures("a.b/c", 0.5, retained=False))
     assert retention_lines([START, LOST, both], 1) == [
         "version 9 is refused: of the first score, old 0.91 [0.89, 0.93] and a.b/c 0.50 [0.48, 0.52] is left",
         "no later version kept every protected environment: the best one, which `earl export` takes, is 1, "
@@ -52,7 +52,9 @@ def test_a_part_without_bounds_and_one_that_is_not_known() -> None:
 STATUS = RunStatus(
     evaluations=(
         EvaluationStatus("start", 1, 8, 8, 0.5, 0.3, dict(START.metrics)),
-        EvaluationStatus("final", 9, 8, 8, 0.9, 0.8, LOST.metrics | {"environments.old.mean_reward": 0.8}),
+        EvaluationStatus(
+            "final", 9, 8, 8, 0.9, 0.8, dict(LOST.metrics) | {"environments.old.mean_reward": 0.8}
+        ),
     ),
     best_version=1,
 )
