@@ -22,7 +22,6 @@ RUN_COMMANDS = [
     "dashboard",
     "eval",
     "chat",
-    "logs",
     "export --to exported",
     "sink --to tensorboard",
 ]
@@ -79,7 +78,7 @@ CASES = {
             "train two.toml",
             "two.toml: trainer.lr = -1 is wrong; give a number, more than 0. Also: scheduler.group_size = 0 "
             "is wrong",
-            "give a whole number of trajectories, at least 1",
+            "give a whole number of episodes, at least 1",
         ),
         (
             "train text.toml",

@@ -155,7 +155,7 @@ async def test_an_engine_that_refuses_to_generate_gets_no_requests(monkeypatch):
     async with running(engines=1) as (pool, made, _):
         await pool.load(published(1))
         with monkeypatch.context() as patch:
-            patch.setattr(InMemory, "commit", incomplete)
+            patch.setattr(InMemory, "load_weights", incomplete)
             with pytest.raises(WeightsIncomplete):
                 await pool.load(published(2))
         waiting = asyncio.create_task(pool.generate(request("a")))
@@ -166,5 +166,5 @@ async def test_an_engine_that_refuses_to_generate_gets_no_requests(monkeypatch):
         assert (await waiting).versions == [2]
 
 
-async def incomplete(self, version):
+async def incomplete(self, version, keys, deadline_s):
     raise WeightsIncomplete(f"version {version}")
