@@ -30,6 +30,8 @@ def keys(**more: str) -> str:
     return shlex.join(text for key, value in given.items() for text in (f"--{key}", value))
 
 
+# Trains to its end on a busy machine.
+TRAIN_S = 480.0
 # What README and quickstart have; who reads another page has read one of them.
 ACTIVATE = ". .venv/bin/activate"
 SYNOPSIS = "[--name N] [--section.key VALUE ...]"
@@ -114,6 +116,13 @@ class Reading:
                 self.said[text] = done
         assert self._ahead or not until, f"{self.page} has no command that begins with {until!r}"
 
+    def wait_for_next(self) -> None:
+        """Types the next command and waits until it ends by itself, however long it trains."""
+        self.me.longest_s = TRAIN_S
+        text = self._ahead.pop(0)
+        self.said[text] = self.me.says(self.typed(text))
+        print(f"$ {text}\n{self.said[text]}")
+
 
 def learns(run: Path) -> bool:
     """Returns whether it has taken a step, so that there is something to keep and to look at."""
@@ -174,6 +183,8 @@ def own_data(me: Newcomer) -> None:
     page.follow(until="python rows.py")
     (me.here / "larger/__init__.py").write_text(page_block(path, "python"))
     (me.here / "rows.py").write_text(page_block(path, "python", 1))
+    page.follow(until="earl train")
+    page.wait_for_next()
     page.follow()
     first, last = lines_of(me.here / "runs/first/evaluations.jsonl")
     assert last["mean_reward"] > first["mean_reward"]
