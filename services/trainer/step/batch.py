@@ -177,8 +177,7 @@ class MicroBatch:
         mine = slice(first + count * tensor.rank // ranks, first + count * (tensor.rank + 1) // ranks)
         rows = {"tokens": whole.tokens[start:stop], "positions": whole.positions[start:stop]}
         if not len(whole.column_places) or mine.start == mine.stop:
-            nothing = replace(EMPTY, reference=None if whole.reference is None else EMPTY.weights)
-            return replace(nothing, **rows, lengths=whole.lengths, shared=whole.shared)
+            return replace(EMPTY, **rows, lengths=whole.lengths, shared=whole.shared)
         return replace(
             whole,
             **rows,
@@ -188,7 +187,8 @@ class MicroBatch:
         )
 
 
-# A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches.
+# A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches. Its
+# reference log-prob is so low that the KL to it, exp(reference - policy), stays finite for any policy.
 EMPTY = MicroBatch(
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
@@ -196,7 +196,8 @@ EMPTY = MicroBatch(
     [0],
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
-    *(np.zeros(1, np.float32) for _ in range(5)),
+    *(np.zeros(1, np.float32) for _ in range(4)),
+    reference=np.full(1, -1e4, np.float32),
 )
 
 

@@ -230,7 +230,7 @@ class Stepper:
             trainer.importance == "truncated",
             trainer.importance_cap,
         )
-        # Without a reference no token here is of a protected environment.
+        # Without a reference no token here is of a protected environment. What counts nothing always has one.
         protects = trainer.protected_kl > 0.0 and micro.reference is not None
         return losses.policy_gradient(
             *outputs,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from earl.errors import TrainerError
 from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gradient
 from services.trainer.ranks.process_group import Group
-from services.trainer.step.batch import Columns
+from services.trainer.step.batch import EMPTY, Columns
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from tests.support.policy import (
     alone,
@@ -166,3 +166,24 @@ def test_a_protected_sequence_without_reference_logprobs_is_refused(group: Group
     plan = plan_of([replace(item, protected_kl=WEIGHT) for item in items_of(1, 4)], 1)
     with pytest.raises(TrainerError, match=r"without reference log-probs.*protected_kl 0\.5"):
         stepper.train(plan, columns_of(plan))
+
+
+@pytest.mark.parametrize("protected_kl", [None, torch.zeros(1)])
+def test_a_pass_that_counts_nothing_is_finite_however_unlikely_its_token_is(
+    protected_kl: torch.Tensor | None,
+) -> None:
+    logprobs = torch.full((1,), -200.0, requires_grad=True)
+    assert EMPTY.reference is not None
+    nothing = policy_gradient(
+        logprobs,
+        torch.zeros(1),
+        torch.from_numpy(EMPTY.behaviour),
+        torch.from_numpy(EMPTY.advantages),
+        torch.from_numpy(EMPTY.weights),
+        PolicyGradient(0.2, 0.2, kl_coefficient=WEIGHT),
+        reference=torch.from_numpy(EMPTY.reference),
+        protected_kl=protected_kl,
+    )
+    nothing.loss.backward()
+    assert nothing.loss.item() == 0 and logprobs.grad is not None and logprobs.grad.item() == 0
+    assert all(value == 0 for value in nothing.stats.tolist())
