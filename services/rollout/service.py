@@ -46,7 +46,8 @@ from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.tokenizer_cache import TokenizerCache
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
-from services.rollout.worker.agent import AgentBounds, EpisodeAgent
+from services.rollout.worker.actions import AgentBounds
+from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.metrics import figures

@@ -16,7 +16,8 @@ from earl.models.create import create_model
 from earl.models.tokenizer import Tokenizer
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.tokenizer_cache import TokenizerCache
-from services.rollout.worker.agent import AgentBounds, EpisodeAgent
+from services.rollout.worker.actions import AgentBounds
+from services.rollout.worker.agent import EpisodeAgent
 from services.trainer.checkpoint.export import write
 from tests.integration.test_play_checkpoint import earl, folder
 from tests.support.chat_checkpoint import QWEN, chat_model

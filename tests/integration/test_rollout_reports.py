@@ -27,8 +27,8 @@ from earl.scheduler_client import SchedulerClient
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from services.rollout.episode import columns
-from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.reporter import Reporter
+from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.ticket_client import TicketClient
 
 KEY = "trajectories/rollout-0/1#{}/1"

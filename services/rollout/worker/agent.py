@@ -17,101 +17,29 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
-from earl.errors import ContextTooLong, DeadlineExceeded, EarlError, EngineError, EnvironmentFailure
+from earl.errors import DeadlineExceeded, EarlError, EnvironmentFailure
 from earl.obs import tracing
-from earl.transcript import TranscriptTurn
 from earl.waiting import deadline
-from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.columns import TokenColumns
-from services.rollout.episode.tokenizer_cache import TokenizerCache
 from services.rollout.episode.transcript import conversation
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EpisodeTicket:
-    """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits.
-
-    others: in a match the tickets of the seats from 1 on; this one has seat 0.
-    """
-
-    ticket_id: int
-    attempt: int
-    fence: int
-    publish: bool  # the trainer gets its columns
-    scripted: bool  # actions are drawn from the legal ones, without an engine
-    environment: str
-    label: str
-    task_json: str
-    env_seed: int
-    sample_seed: int
-    min_version: int
-    temperature: float
-    episode_s: float
-    lease_s: float
-    max_turns: int
-    transcript: bool = False  # the conversation is reported as text
-    traceparent: str = ""  # "" if it is not traced
-    others: tuple[EpisodeTicket, ...] = ()
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.ticket_id, self.attempt
-
-    @property
-    def seats(self) -> tuple[EpisodeTicket, ...]:
-        """The tickets of all seats."""
-        return self, *self.others
-
-
-@dataclass(slots=True)
-class EpisodeOutcome:
-    """The outcome of an attempt. reward: sum of the steps' rewards. message: one line, for failures and
-    truncations. metrics: numbers of the environment's last result. others: in a match the outcomes of the
-    seats from 1 on, with the same ending and message; this one is of seat 0."""
-
-    ending: Ending
-    reward: float = 0.0
-    columns: TokenColumns = field(default_factory=TokenColumns)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    message: str = ""
-    transcript: Sequence[TranscriptTurn] = ()
-    others: Sequence[EpisodeOutcome] = ()
-
-    @property
-    def trainable(self) -> bool:
-        return self.ending in (Ending.OK, Ending.TRUNCATED)
-
-    @property
-    def seats(self) -> tuple[EpisodeOutcome, ...]:
-        """The outcomes of all seats."""
-        return self, *self.others
-
-    @property
-    def acted(self) -> bool:
-        """Returns whether any seat acted, so that there is something to train on."""
-        return any(seat.columns.trained_tokens for seat in self.seats)
-
-
-class SamplingPolicy(Protocol):
-    """Samples tokens: the pool of engines, as the agent uses it."""
-
-    @property
-    def version(self) -> int: ...
-
-    async def wait_version(self, version: int) -> None: ...
-
-    async def generate(self, request: GenerateRequest) -> Generation: ...
-
-    async def release(self, session: str) -> None: ...
+from services.rollout.worker.actions import (
+    AgentBounds,
+    Choose,
+    SamplingPolicy,
+    Truncated,
+    sampled,
+    scripted,
+    session_name,
+)
+from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
 
 class EnvSession(Protocol):
@@ -139,8 +67,6 @@ class _SlowTurn(DeadlineExceeded):
 
 # Part of an episode's reward by which rounding may lead it out of its range.
 REWARD_MARGIN = 1e-6
-# Chooses the action for an observation, and appends both to the columns.
-Choose = Callable[[Observation, TokenColumns], Awaitable[str]]
 
 
 @dataclass(slots=True)
@@ -156,31 +82,6 @@ class _Seat:
     @property
     def columns(self) -> TokenColumns:
         return self.outcome.columns
-
-
-class _Truncated(Exception):
-    """The episode ends here and is trained on; its text is the outcome's message."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentBounds:
-    """The bounds of an environment's episodes.
-
-    limits: of a session; episode_s is replaced by the ticket's. max_context_tokens bounds a whole trajectory,
-    max_new_tokens one answer. tokenizer: begins with the environment's system message. turn_s: of an answer
-    and the step that it takes, in seconds, 0 for no bound. truncates: slow episodes are truncated, and do not
-    fail. rewards: the least and the most that an episode may earn. tools: names of those that the policy may
-    call, all if empty.
-    """
-
-    limits: Limits
-    max_context_tokens: int
-    max_new_tokens: int
-    tokenizer: TokenizerCache
-    turn_s: float = 0.0
-    truncates: bool = False
-    rewards: tuple[float, float] = (-math.inf, math.inf)
-    tools: Sequence[str] = ()
 
 
 class EpisodeAgent:
@@ -224,7 +125,7 @@ class EpisodeAgent:
                     await self._policy.wait_version(version)
                 outcome.message = ""
                 await self._episode(ticket, seats, bounds, traceparent)
-        except _Truncated as truncated:
+        except Truncated as truncated:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(truncated)
         except TimeoutError:
             if not outcome.message:  # the episode had begun
@@ -260,7 +161,7 @@ class EpisodeAgent:
                 seat.columns.sit_out(self._policy.version)
 
     def _seat(self, ticket: EpisodeTicket, bounds: AgentBounds) -> _Seat:
-        choose = self._scripted(ticket, bounds) if ticket.scripted else self._sampled(ticket, bounds)
+        choose = (scripted if ticket.scripted else sampled)(ticket, bounds, self._policy)
         return _Seat(ticket, EpisodeOutcome(Ending.INFRA_ERROR), choose, [] if ticket.transcript else None)
 
     async def _episode(
@@ -278,7 +179,7 @@ class EpisodeAgent:
             while True:
                 seat = seats[observation.seat]
                 if seat.columns.turns_taken >= ticket.max_turns:
-                    raise _Truncated(f"max_turns {ticket.max_turns} reached")
+                    raise Truncated(f"max_turns {ticket.max_turns} reached")
                 if seat.observed is not None:
                     seat.observed.append((observation.role, observation.text))
                 result = await self._turn(session, seat, observation, bounds.turn_s, traceparent)
@@ -293,7 +194,7 @@ class EpisodeAgent:
         finally:
             for seat in seats:
                 if not ticket.scripted:
-                    await self._policy.release(_session_name(seat.ticket))
+                    await self._policy.release(session_name(seat.ticket))
             await session.close()
 
     async def _turn(
@@ -335,75 +236,6 @@ class EpisodeAgent:
             self._spans.leave("env", now_ns)
             self.step_wait_s += (now_ns - before_ns) * 1e-9
             self.steps += 1
-
-    def _observe(self, observation, columns: TokenColumns, bounds: AgentBounds) -> int:
-        """Appends the observation; returns the tokens left for the action, at least 1."""
-        tokens = columns.tokens
-        after = tokens[-1] if tokens else None
-        ids = bounds.tokenizer.encode_observation(observation.text, not tokens, observation.role, after)
-        left = bounds.max_context_tokens - len(columns.tokens) - len(ids)
-        if left < 1:
-            raise _Truncated(
-                f"context full: {len(columns)} tokens and an observation of {len(ids)}"
-                f" exceed {bounds.max_context_tokens}"
-            )
-        columns.observe(ids, self._policy.version)
-        return left
-
-    def _sampled(self, ticket: EpisodeTicket, bounds: AgentBounds) -> Choose:
-        """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
-        most, tokenizer, name = bounds.max_new_tokens, bounds.tokenizer, _session_name(ticket)
-
-        async def choose(observation, columns: TokenColumns) -> str:
-            left = self._observe(observation, columns, bounds)
-            request = GenerateRequest(
-                request_id=f"{name}/{columns.turns_taken}",
-                ids=columns.tokens,
-                max_new_tokens=min(most, left),
-                temperature=ticket.temperature,
-                seed=ticket.sample_seed,
-                session=name,
-            )
-            try:
-                answer = await self._policy.generate(request)
-            except ContextTooLong as error:
-                raise _Truncated(str(error)) from error
-            if answer.finish == "abort":
-                raise EngineError(f"generation {request.request_id} was aborted by its engine")
-            columns.act(answer.ids, answer.logprobs, answer.versions)
-            if answer.finish == "length" and left < most:
-                raise _Truncated(f"context full: {len(columns)} of {bounds.max_context_tokens} tokens")
-            # Special tokens are not part of the text; a stop token that is a word of the action is.
-            return tokenizer.opening + tokenizer.decode(answer.ids)
-
-        return choose
-
-    def _scripted(self, ticket: EpisodeTicket, bounds: AgentBounds) -> Choose:
-        """Returns the function that chooses actions: drawn uniformly from the legal ones, reproducible from
-        ticket.sample_seed."""
-        draw = random.Random(ticket.sample_seed).random
-
-        async def choose(observation, columns: TokenColumns) -> str:
-            legal = observation.legal_actions
-            if not legal:
-                raise EnvironmentFailure(
-                    f"environment {ticket.environment} lists no legal actions",
-                    "scripted play needs Observation.legal_actions",
-                )
-            left = self._observe(observation, columns, bounds)
-            text = legal[int(draw() * len(legal))]
-            ids = bounds.tokenizer.encode_action(text)
-            if len(ids) > left:
-                raise _Truncated(f"context full: an action of {len(ids)} tokens exceeds the {left} left")
-            columns.act_scripted(ids, self._policy.version)
-            return text
-
-        return choose
-
-
-def _session_name(ticket: EpisodeTicket) -> str:
-    """The name of a seat's context at the engines."""
-    return f"{ticket.ticket_id}/{ticket.attempt}"
 
 
 def _pay(ticket: EpisodeTicket, seats: Sequence[_Seat], result: Any) -> None:

@@ -12,7 +12,8 @@ from earl.worker_report import BusySpan, TransferTotals, totals_by_path
 from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
-from services.rollout.worker.agent import EpisodeAgent, EpisodeOutcome
+from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.ticket import EpisodeOutcome
 
 # Spans of one engine that one heartbeat carries.
 ENGINE_SPANS = 4

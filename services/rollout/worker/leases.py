@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.rollout.worker.agent import EpisodeTicket
+from services.rollout.worker.ticket import EpisodeTicket
 
 # A lease is renewed when this fraction of it has passed, so that two renewals may fail.
 RENEW_FRACTION = 1 / 3

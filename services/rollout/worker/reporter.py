@@ -23,7 +23,7 @@ from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.env.base import Ending
 from earl.errors import ArenaFull
 from services.rollout.episode import columns
-from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
+from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.ticket_client import AttemptReport, TicketClient
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from earl.scheduler_client import SchedulerClient
 from earl.v1 import scheduler_pb2
-from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
+from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.ticket_codec import decode_episodes, encode_ref, encode_result
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from earl.episode_contract import one_line
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
-from services.rollout.worker.agent import EpisodeOutcome, EpisodeTicket
+from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
 _SAME = {field.name for field in fields(EpisodeTicket)} - {"publish", "scripted", "traceparent", "others"}
 

@@ -32,11 +32,12 @@ from earl.errors import EarlError
 from earl.scheduler_client import SchedulerClient
 from earl.waiting import until_first
 from services.rollout.pool.pool import EnginePool
-from services.rollout.worker.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
+from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges, WorkerLoad
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.reporter import Reporter
+from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.ticket_client import TicketClient
 from services.rollout.worker.weight_follower import WeightFollower
 

@@ -5,7 +5,7 @@ from earl.transcript import TOKENS, TURNS
 from earl.v1 import scheduler_pb2
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.transcript import conversation
-from services.rollout.worker.agent import EpisodeOutcome
+from services.rollout.worker.ticket import EpisodeOutcome
 from services.rollout.worker.ticket_codec import decode_ticket, encode_result
 from services.scheduler.api.codec_transcripts import decode_transcript
 

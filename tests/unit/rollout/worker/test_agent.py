@@ -12,7 +12,9 @@ from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLos
 from services.rollout.engines.contract.engine import Generation
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.tokenizer_cache import TokenizerCache
-from services.rollout.worker.agent import AgentBounds, EpisodeAgent, EpisodeTicket
+from services.rollout.worker.actions import AgentBounds
+from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.ticket import EpisodeTicket
 
 TICKET = EpisodeTicket(
     ticket_id=7,

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from services.rollout.worker.agent import EpisodeTicket
 from services.rollout.worker.leases import Leases
+from services.rollout.worker.ticket import EpisodeTicket
 
 TICKET = EpisodeTicket(
     ticket_id=1,

@@ -1,0 +1,136 @@
+"""Chooses a seat's actions: an engine samples them, or they are drawn from the legal ones.
+
+    observation ─► ids (mask 0) ─► action ids (mask 1) ─► text
+
+Each appends to the seat's columns what it observed and did. What no longer fits truncates the episode.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from earl.env.base import Limits, Observation
+from earl.errors import ContextTooLong, EngineError, EnvironmentFailure
+from services.rollout.engines.contract.engine import GenerateRequest, Generation
+from services.rollout.episode.columns import TokenColumns
+from services.rollout.episode.tokenizer_cache import TokenizerCache
+from services.rollout.worker.ticket import EpisodeTicket
+
+# Chooses the action for an observation, and appends both to the columns.
+Choose = Callable[[Observation, TokenColumns], Awaitable[str]]
+
+
+class SamplingPolicy(Protocol):
+    """Samples tokens: the pool of engines, as the agent uses it."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def wait_version(self, version: int) -> None: ...
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+    async def release(self, session: str) -> None: ...
+
+
+class Truncated(Exception):
+    """The episode ends here and is trained on; its text is the outcome's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentBounds:
+    """The bounds of an environment's episodes.
+
+    limits: of a session; episode_s is replaced by the ticket's. max_context_tokens bounds a whole trajectory,
+    max_new_tokens one answer. tokenizer: begins with the environment's system message. turn_s: of an answer
+    and the step that it takes, in seconds, 0 for no bound. truncates: slow episodes are truncated, and do not
+    fail. rewards: the least and the most that an episode may earn. tools: names of those that the policy may
+    call, all if empty.
+    """
+
+    limits: Limits
+    max_context_tokens: int
+    max_new_tokens: int
+    tokenizer: TokenizerCache
+    turn_s: float = 0.0
+    truncates: bool = False
+    rewards: tuple[float, float] = (-math.inf, math.inf)
+    tools: Sequence[str] = ()
+
+
+def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: SamplingPolicy) -> Choose:
+    """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
+    most, tokenizer, name = bounds.max_new_tokens, bounds.tokenizer, session_name(ticket)
+
+    async def choose(observation: Observation, columns: TokenColumns) -> str:
+        left = _observe(observation, columns, bounds, policy)
+        request = GenerateRequest(
+            request_id=f"{name}/{columns.turns_taken}",
+            ids=columns.tokens,
+            max_new_tokens=min(most, left),
+            temperature=ticket.temperature,
+            seed=ticket.sample_seed,
+            session=name,
+        )
+        try:
+            answer = await policy.generate(request)
+        except ContextTooLong as error:
+            raise Truncated(str(error)) from error
+        if answer.finish == "abort":
+            raise EngineError(f"generation {request.request_id} was aborted by its engine")
+        columns.act(answer.ids, answer.logprobs, answer.versions)
+        if answer.finish == "length" and left < most:
+            raise Truncated(f"context full: {len(columns)} of {bounds.max_context_tokens} tokens")
+        # Special tokens are not part of the text; a stop token that is a word of the action is.
+        return tokenizer.opening + tokenizer.decode(answer.ids)
+
+    return choose
+
+
+def scripted(ticket: EpisodeTicket, bounds: AgentBounds, policy: SamplingPolicy) -> Choose:
+    """Returns the function that chooses actions: drawn uniformly from the legal ones, reproducible from
+    ticket.sample_seed."""
+    draw = random.Random(ticket.sample_seed).random
+
+    async def choose(observation: Observation, columns: TokenColumns) -> str:
+        legal = observation.legal_actions
+        if not legal:
+            raise EnvironmentFailure(
+                f"environment {ticket.environment} lists no legal actions",
+                "scripted play needs Observation.legal_actions",
+            )
+        left = _observe(observation, columns, bounds, policy)
+        text = legal[int(draw() * len(legal))]
+        ids = bounds.tokenizer.encode_action(text)
+        if len(ids) > left:
+            raise Truncated(f"context full: an action of {len(ids)} tokens exceeds the {left} left")
+        columns.act_scripted(ids, policy.version)
+        return text
+
+    return choose
+
+
+def session_name(ticket: EpisodeTicket) -> str:
+    """The name of a seat's context at the engines."""
+    return f"{ticket.ticket_id}/{ticket.attempt}"
+
+
+def _observe(
+    observation: Observation, columns: TokenColumns, bounds: AgentBounds, policy: SamplingPolicy
+) -> int:
+    """Appends the observation; returns the tokens left for the action, at least 1."""
+    tokens = columns.tokens
+    after = tokens[-1] if tokens else None
+    ids = bounds.tokenizer.encode_observation(observation.text, not tokens, observation.role, after)
+    left = bounds.max_context_tokens - len(columns.tokens) - len(ids)
+    if left < 1:
+        raise Truncated(
+            f"context full: {len(columns)} tokens and an observation of {len(ids)}"
+            f" exceed {bounds.max_context_tokens}"
+        )
+    columns.observe(ids, policy.version)
+    return left

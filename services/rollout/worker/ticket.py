@@ -1,0 +1,79 @@
+"""One episode as a worker plays it: the ticket that asks for it, and its outcome.
+
+Where the policy has several seats of a session (a match), the ticket and the outcome of seat 0 hold those of
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from earl.env.base import Ending
+from earl.transcript import TranscriptTurn
+from services.rollout.episode.columns import TokenColumns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeTicket:
+    """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits.
+
+    others: in a match the tickets of the seats from 1 on; this one has seat 0.
+    """
+
+    ticket_id: int
+    attempt: int
+    fence: int
+    publish: bool  # the trainer gets its columns
+    scripted: bool  # actions are drawn from the legal ones, without an engine
+    environment: str
+    label: str
+    task_json: str
+    env_seed: int
+    sample_seed: int
+    min_version: int
+    temperature: float
+    episode_s: float
+    lease_s: float
+    max_turns: int
+    transcript: bool = False  # the conversation is reported as text
+    traceparent: str = ""  # "" if it is not traced
+    others: tuple[EpisodeTicket, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.ticket_id, self.attempt
+
+    @property
+    def seats(self) -> tuple[EpisodeTicket, ...]:
+        """The tickets of all seats."""
+        return self, *self.others
+
+
+@dataclass(slots=True)
+class EpisodeOutcome:
+    """The outcome of an attempt. reward: sum of the steps' rewards. message: one line, for failures and
+    truncations. metrics: numbers of the environment's last result. others: in a match the outcomes of the
+    seats from 1 on, with the same ending and message; this one is of seat 0."""
+
+    ending: Ending
+    reward: float = 0.0
+    columns: TokenColumns = field(default_factory=TokenColumns)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+    transcript: Sequence[TranscriptTurn] = ()
+    others: Sequence[EpisodeOutcome] = ()
+
+    @property
+    def trainable(self) -> bool:
+        return self.ending in (Ending.OK, Ending.TRUNCATED)
+
+    @property
+    def seats(self) -> tuple[EpisodeOutcome, ...]:
+        """The outcomes of all seats."""
+        return self, *self.others
+
+    @property
+    def acted(self) -> bool:
+        """Returns whether any seat acted, so that there is something to train on."""
+        return any(seat.columns.trained_tokens for seat in self.seats)
