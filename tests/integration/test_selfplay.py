@@ -68,10 +68,12 @@ def test_each_seat_sees_its_own_part_of_the_game(undisturbed: tuple[Outcome, Pat
     matches = [match for match in seats.values() if len(match) == 2]
     assert matches and all(0 in match for match in seats.values())
     for match in matches:
-        seen = [[turn["text"] for turn in match[seat]["turns"] if turn["role"] == "user"] for seat in (0, 1)]
+        first, second = (
+            [turn["text"] for turn in match[seat]["turns"] if turn["role"] == "user"] for seat in (0, 1)
+        )
         # Seat 0 begins on an empty board, and each seat moves once between two of the other's.
-        assert "x" not in seen[0][0] and len(seen[1]) in (len(seen[0]) - 1, len(seen[0]))
-        assert not set(seen[0]) & set(seen[1])
+        assert "x" not in first[0] and len(second) in (len(first) - 1, len(first))
+        assert not set(first) & set(second)
     # Evaluations play one seat, x and o in turns, and no ticket of theirs has a seat.
     judged = [sample for sample in samples if sample["evaluation"] == "final"]
     openings = {sample["index"]: sample["turns"][0]["text"] for sample in judged}

@@ -136,5 +136,6 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
         entry.max_turns,
         entry.max_context_tokens,
         entry.max_new_tokens,
-        *(sorted(entry.section.tools) for _ in entry.section.tools[:1]),
+        # Only where some are named: the settings of runs without are those of before.
+        *([sorted(entry.section.tools)] if entry.section.tools else []),
     )

@@ -91,10 +91,10 @@ async def test_scripted_seats_draw_from_seeds_of_their_own():
 async def test_transcripts_hold_what_each_seat_saw():
     asked = replace(MATCH, transcript=True, others=(replace(MATCH.others[0], transcript=True),))
     first = await agent(Says(["x.", "y."]), Sessions(turn("cd", 1), over(1.0, -1.0))).play(asked)
-    said = [
+    conversations = [
         [(each.role, each.text) for each in seat.transcript if each.role != "system"] for seat in first.seats
     ]
-    assert said == [[("user", "ab"), ("assistant", "x.")], [("user", "cd"), ("assistant", "y.")]]
+    assert conversations == [[("user", "ab"), ("assistant", "x.")], [("user", "cd"), ("assistant", "y.")]]
 
 
 @pytest.mark.parametrize("seat", [0, 1])

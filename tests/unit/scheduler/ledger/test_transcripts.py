@@ -22,12 +22,12 @@ from tests.support.ledger import RULES
 
 @given(st.integers(1, 200), st.integers(0, 20))
 def test_the_chosen_are_as_many_as_wanted_with_the_first_and_the_last(total: int, wanted: int) -> None:
-    found = [position for position in range(total) if is_chosen(position, total, wanted)]
-    assert len(found) == min(wanted, total)
+    chosen = [position for position in range(total) if is_chosen(position, total, wanted)]
+    assert len(chosen) == min(wanted, total)
     if wanted:
-        assert found[0] == 0
+        assert chosen[0] == 0
     if wanted > 1:
-        assert found[-1] == total - 1
+        assert chosen[-1] == total - 1
 
 
 def test_every_batch_and_every_evaluation_is_asked_in_the_same_places() -> None:
