@@ -16,7 +16,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "containers.py"
 @pytest.fixture(scope="session")
 def image() -> str:
     """The CPU image. Its layers are kept, so that only what changed is built again."""
-    if missing := containers.tool.missing():
+    if missing := containers.tool.missing_programs():
         needs.lacking("; ".join(missing))
     done = subprocess.run(
         [sys.executable, str(TOOL), "build"], capture_output=True, text=True, timeout=1800, check=False
