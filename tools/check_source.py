@@ -58,7 +58,8 @@ KEYWORDS = {"trust_remote_code": "never run code from a checkpoint", "allow_pick
 GENERATED = re.compile(r"^earl/v1/")
 STUB_IMPORTERS = re.compile(
     r"^(earl/(rpc|bus|v1)/|tests/|benchmarks/|(earl|services)/(.*/)?"
-    r"([a-z_]+_)?(codec|service|servicer|host|session|store|registry|client|membership|events)[a-z_]*\.py$)"
+    r"([a-z_]+_)?(codec|service|servicer|host|session|store|registry|client|membership|events|gateway|"
+    r"admission|streams)[a-z_]*\.py$)"
 )
 
 # Clocks, I/O, tasks and threads, generated stubs. pyproject.toml refuses the same for whole folders.

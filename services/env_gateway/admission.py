@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from earl.env.base import MAX_SEATS
 from earl.env.conformance.offered_tools import fault_in_tools
 from earl.errors import EnvProtocolError
+from earl.v1 import env_pb2
 from services.env_gateway import codec
 from services.env_gateway.state.sessions import limits_of
 
@@ -17,7 +17,7 @@ MAX_CAPACITY = 65_536
 MAX_NAME = 256
 
 
-def check_hello(hello: Any) -> None:
+def check_hello(hello: env_pb2.Hello) -> None:
     """Raises EnvProtocolError naming what is wrong."""
     if hello.protocol != codec.PROTOCOL:
         text = f"host {hello.host[:MAX_NAME]!r} speaks protocol {hello.protocol}"
@@ -39,7 +39,7 @@ def check_hello(hello: Any) -> None:
             raise EnvProtocolError(text, "correct this environment in the Hello; `earl env test` checks it")
 
 
-def _fault_in(info: Any) -> str:
+def _fault_in(info: env_pb2.EnvironmentInfo) -> str:
     if not info.name or len(info.name) > MAX_NAME or not info.name.isprintable():
         return f"a name has 1 to {MAX_NAME} printable characters"
     low, high = info.min_reward, info.max_reward
@@ -54,7 +54,7 @@ def _fault_in(info: Any) -> str:
     return f"its tools_json {wrong}" if wrong else ""
 
 
-def opening_limits(opening: Any, max_bytes: int) -> dict[str, float]:
+def opening_limits(opening: env_pb2.Open, max_bytes: int) -> dict[str, float]:
     """The limits that an Open asks for, in seconds. Raises ValueError naming what is wrong with it."""
     if opening.ByteSize() > max_bytes:
         raise ValueError(f"Open of {opening.ByteSize()} bytes is larger than {max_bytes}")

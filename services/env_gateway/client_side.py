@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from earl.obs.tracing import checked
+from earl.v1 import env_pb2
 from services.env_gateway import codec
 from services.env_gateway.admission import opening_limits
 from services.env_gateway.episodes import Episodes
@@ -25,7 +24,7 @@ class ClientSide:
         # Set when no new session may be opened.
         self.draining = False
 
-    def handle(self, client: ClientStream, message: Any) -> None:
+    def handle(self, client: ClientStream, message: env_pb2.ClientMessage) -> None:
         """Handles one message of a client."""
         kind = message.WhichOneof("message")
         if kind == "step":
@@ -51,7 +50,7 @@ class ClientSide:
         for number in queued_first:
             self._close(client, number)
 
-    def _open(self, client: ClientStream, opening: Any) -> None:
+    def _open(self, client: ClientStream, opening: env_pb2.Open) -> None:
         number = opening.session
         limits_s, wrong = self._opening_limits(client, opening)
         if wrong:
@@ -80,7 +79,7 @@ class ClientSide:
         client.opened(session)
         self._episodes.begin(session)
 
-    def _opening_limits(self, client: ClientStream, opening: Any) -> tuple[dict[str, float], str]:
+    def _opening_limits(self, client: ClientStream, opening: env_pb2.Open) -> tuple[dict[str, float], str]:
         """The limits, or what is wrong with the Open."""
         if wrong := client.refusal(opening.session):
             return {}, wrong
@@ -93,7 +92,7 @@ class ClientSide:
         except ValueError as error:
             return {}, str(error)
 
-    def _step(self, client: ClientStream, step: Any) -> None:
+    def _step(self, client: ClientStream, step: env_pb2.Step) -> None:
         number, seq = step.session, step.seq
         session = client.sessions.get(number)
         if session is None:

@@ -9,10 +9,10 @@ into outboxes, `clock` tells the time, `sweep` is called often and enforces ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from earl.config.environment import GatewayConfig
 from earl.env import stream_codec
+from earl.v1 import env_pb2
 from services.env_gateway import codec
 from services.env_gateway.client_side import ClientSide
 from services.env_gateway.episodes import Episodes, Quarantined
@@ -106,10 +106,10 @@ class Gateway:
             if session.state is SessionState.QUEUED:
                 self._episodes.fail(session, INFRA_ERROR, "EnvHostLost", "the gateway is stopping")
 
-    def listing(self) -> Any:
+    def listing(self) -> env_pb2.ListEnvironmentsResponse:
         """ListEnvironmentsResponse of what hosts serve and sessions wait for."""
         return codec.listing(self.pool.listed(self._clock()), self.counts)
 
-    def hosts(self) -> Any:
+    def hosts(self) -> env_pb2.ListHostsResponse:
         """ListHostsResponse of who is attached and what was counted."""
         return codec.hosts(self.pool, self.counts, self._clock())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 from earl.env import stream_codec
 from earl.errors import EarlError, EnvHostLost, EnvProtocolError
+from earl.rpc.outbox import Outbox
+from earl.v1 import env_pb2
 from services.env_gateway import codec
 from services.env_gateway.admission import MAX_CAPACITY, check_hello
 from services.env_gateway.episodes import Episodes
@@ -36,7 +37,7 @@ class HostSide:
 
     # --- streams -----------------------------------------------------------------------------
 
-    def attach(self, hello: Any, outbox: Any) -> HostState:
+    def attach(self, hello: env_pb2.Hello, outbox: Outbox) -> HostState:
         """Accepts a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         try:
             check_hello(hello)
@@ -114,7 +115,7 @@ class HostSide:
         if host.epoch == epoch:
             host.last_seen_s = self._episodes.clock()
 
-    def handle(self, host: HostState, epoch: int, message: Any) -> None:
+    def handle(self, host: HostState, epoch: int, message: env_pb2.HostMessage) -> None:
         """Handles one message of a host. Raises EnvProtocolError on a fenced stream."""
         if host.epoch != epoch:
             self._counts.refused["fenced"] += 1
@@ -133,7 +134,7 @@ class HostSide:
         elif kind != "pong":
             self._refuse(host, "", f"unexpected {kind or 'empty message'}")
 
-    def _result(self, host: HostState, result: Any) -> None:
+    def _result(self, host: HostState, result: env_pb2.Result) -> None:
         session = self._expecting(host, result)
         if session is None:
             return
@@ -149,7 +150,7 @@ class HostSide:
         else:
             self._pass_on(session, result)
 
-    def _expecting(self, host: HostState, result: Any) -> GatewaySession | None:
+    def _expecting(self, host: HostState, result: env_pb2.Result) -> GatewaySession | None:
         """The session that waits for just this result; None if it was refused."""
         session = self._episodes.sessions.get(result.session)
         if session is None:
@@ -165,7 +166,7 @@ class HostSide:
             self._refuse(host, session.environment, "wrong_seq")
         return session if arrival is Arrival.ANSWER else None
 
-    def _pass_on(self, session: GatewaySession, result: Any) -> None:
+    def _pass_on(self, session: GatewaySession, result: env_pb2.Result) -> None:
         host = session.host
         result.session = session.number
         result.queue_s = session.queue_s if session.seq == 0 else 0.0
@@ -184,7 +185,7 @@ class HostSide:
                 self._episodes.fault(host, session.environment, result.message)
             self._episodes.release(session)
 
-    def _reset_again(self, session: GatewaySession, result: Any) -> None:
+    def _reset_again(self, session: GatewaySession, result: env_pb2.Result) -> None:
         """The client acts on what the lost host showed: the same, or the session cannot continue."""
         if result.done or result.observation != session.answer.result.observation:
             text = f"its host was lost before the first step, and {session.host.name} does not show the same"
@@ -199,7 +200,7 @@ class HostSide:
             session.start_step(message, now)
             session.host.outbox.put(message)
 
-    def _progress(self, host: HostState, progress: Any) -> None:
+    def _progress(self, host: HostState, progress: env_pb2.Progress) -> None:
         session = self._episodes.sessions.get(progress.session)
         now = self._episodes.clock()
         if session is None or session.host is not host or not session.progressed(progress.seq, now):

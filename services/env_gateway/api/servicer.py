@@ -7,6 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
+
 from earl.env.frames import Frames
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2, env_pb2_grpc
@@ -52,16 +54,16 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
         for host in list(gateway.pool.hosts.values()):
             host.outbox.close()
 
-    async def Attach(self, request_iterator: Any, context: Any) -> None:
+    async def Attach(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
         """Serves the stream of an environment host."""
         await serve_host(self._gateway, Frames(context, env_pb2.AttachResponse))
 
-    async def Play(self, request_iterator: Any, context: Any) -> None:
+    async def Play(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
         """Serves the stream of a client."""
         gateway = self._gateway
         client = ClientStream(Outbox())
 
-        def handle(messages: Sequence[Any]) -> None:
+        def handle(messages: Sequence[env_pb2.ClientMessage]) -> None:
             for message in messages:
                 gateway.handle_client(client, message)
 
@@ -74,10 +76,14 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
             client.outbox.close()
             gateway.client_left(client)
 
-    async def ListEnvironments(self, request: Any, context: Any) -> env_pb2.ListEnvironmentsResponse:
+    async def ListEnvironments(
+        self, request: env_pb2.ListEnvironmentsRequest, context: grpc.aio.ServicerContext
+    ) -> env_pb2.ListEnvironmentsResponse:
         """Lists the environments that attached hosts serve now, and what waits."""
         return self._gateway.listing()
 
-    async def ListHosts(self, request: Any, context: Any) -> env_pb2.ListHostsResponse:
+    async def ListHosts(
+        self, request: env_pb2.ListHostsRequest, context: grpc.aio.ServicerContext
+    ) -> env_pb2.ListHostsResponse:
         """The attached hosts one by one."""
         return self._gateway.hosts()

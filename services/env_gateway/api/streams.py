@@ -12,6 +12,7 @@ from typing import Any
 from earl.env.frames import Frames
 from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError
 from earl.rpc.outbox import Outbox
+from earl.v1 import env_pb2
 from earl.waiting import deadline, until_first
 from services.env_gateway.gateway import Gateway
 
@@ -48,7 +49,7 @@ async def serve_host(gateway: Gateway, frames: Frames) -> None:
     host = gateway.attach(hello, outbox)
     epoch = host.epoch
 
-    def handle(messages: Sequence[Any]) -> None:
+    def handle(messages: Sequence[env_pb2.HostMessage]) -> None:
         gateway.mark_alive(host, epoch)
         for message in messages:
             gateway.handle_host(host, epoch, message)
@@ -66,7 +67,7 @@ async def serve_host(gateway: Gateway, frames: Frames) -> None:
         gateway.detach(host, epoch)
 
 
-async def _hello(frames: Frames) -> tuple[Any, Sequence[Any]]:
+async def _hello(frames: Frames) -> tuple[env_pb2.Hello, Sequence[env_pb2.HostMessage]]:
     late = DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting", "send it first")
     async with deadline(HELLO_S, late):
         messages = await frames.read()
