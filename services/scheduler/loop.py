@@ -60,16 +60,20 @@ class RunLoop:
         # By the label of the environment.
         self.task_sets = task_sets
         self.ledger = ledger
-        self.recorder = recorder = RunRecorder(config, run_dir)
+        self.recorder = RunRecorder(config, run_dir)
         self.step_clock = StepClock()
-        self.monitor, self.fleet = recorder.monitor, recorder.fleet
-        self.report, self.endings = recorder.report, recorder.endings
         self.stop_reason: str | None = None
         self._bus = bus
         self.journal = Journal(ledger.tables, store)
         self.traces = TicketTraces(ledger.tables, tickets_of(config))
         self.parallelism = ParallelismController(
-            config, run_dir, self.monitor, ledger.tables, self.report, self.journal.durable, access
+            config,
+            run_dir,
+            self.recorder.monitor,
+            ledger.tables,
+            self.recorder.report,
+            self.journal.durable,
+            access,
         )
         self.columns = columns
         # Whether tickets were leased since the last tick.
@@ -167,7 +171,7 @@ class RunLoop:
         self.step_clock.observe(phases.work(self.ledger), self.elapsed_s)
         consumers.follow(self.columns, self.ledger)
         self.traces.moved()
-        self.monitor.playing(self.ledger.tables.buckets[TicketState.LEASED], time.monotonic())
+        self.recorder.monitor.playing(self.ledger.tables.buckets[TicketState.LEASED], time.monotonic())
         if self.stopping:
             self.tickets_available.notify()
         elif self.ledger.tables.pending:

@@ -107,10 +107,10 @@ class Scheduler:
         record = self.loop.ledger.membership.worker(*worker)
         before = record.version
         self.loop.ledger.membership.mark_alive(*worker, report.received_s, report.version)
-        self.loop.fleet.reported(worker.name, report)
-        self.loop.monitor.reported(record.stage_name, worker.name, report.gauges)
+        self.loop.recorder.fleet.reported(worker.name, report)
+        self.loop.recorder.monitor.reported(record.stage_name, worker.name, report.gauges)
         self.loop.parallelism.heartbeat(record, parallelism, epoch, report.gauges, now=report.received_s)
-        self.loop.report.spans(worker.name, spans)
+        self.loop.recorder.report.spans(worker.name, spans)
         if report.version != before:
             # It may take tickets that want those weights.
             self.loop.tickets_available.notify_name(worker.name)
@@ -131,7 +131,9 @@ class Scheduler:
         self.loop.tickets_taken = True
         if self.loop.ledger.tables.pending:
             self.loop.tickets_available.notify_one()
-        self.loop.monitor.playing(self.loop.ledger.tables.buckets[TicketState.LEASED], time.monotonic())
+        self.loop.recorder.monitor.playing(
+            self.loop.ledger.tables.buckets[TicketState.LEASED], time.monotonic()
+        )
         self.loop.traces.moved(ticket.id for ticket in tickets)
         await self.loop.journal.durable()
         return tickets, False
@@ -166,7 +168,9 @@ class Scheduler:
                     self.loop.recorder.accepted(self.loop.ledger, known, result, transcript)
         self.loop.traces.moved(attempt.ticket_id for attempt, _ in results)
         await self.loop.settled()
-        self.loop.report.evaluations(self.loop.ledger.tables.evaluations.values(), self.loop.elapsed_s)
+        self.loop.recorder.report.evaluations(
+            self.loop.ledger.tables.evaluations.values(), self.loop.elapsed_s
+        )
         return [verdicts[place] for place in range(len(results))]
 
     def _episodes(self, results: Sequence[tuple[Attempt, EpisodeResult]]) -> list[list[int]]:

@@ -107,10 +107,10 @@ class MetricFigures:
 
 def status_of(loop: RunLoop) -> SchedulerStatus:
     """The status now."""
-    ledger, tables, lengths = loop.ledger, loop.ledger.tables, loop.monitor.lengths
+    ledger, tables, lengths = loop.ledger, loop.ledger.tables, loop.recorder.monitor.lengths
     phase, (step, steps) = phases.phase(ledger), phases.step(ledger)
     elapsed_s = loop.elapsed_s
-    left_s = loop.report.remaining.seconds(phase, step, steps, elapsed_s)
+    left_s = loop.recorder.report.remaining.seconds(phase, step, steps, elapsed_s)
     return SchedulerStatus(
         run=loop.config.name,
         phase=phase,
@@ -120,11 +120,11 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         counts=tables.counts(),
         issued=tables.run.next_ticket - 1,
         worker_views=_workers(loop),
-        judged=loop.report.judgements.judged(tables.evaluations.values()),
+        judged=loop.recorder.report.judgements.judged(tables.evaluations.values()),
         best_version=best_version(tables.evaluations.values()),
         episode_tokens=lengths.episodes.summary(),
         turn_tokens=lengths.turns.summary(),
-        metrics=loop.report.latest
+        metrics=loop.recorder.report.latest
         | ({} if left_s is None else {"phase_left_s": left_s})
         | step_figures(loop, elapsed_s),
         elapsed_s=elapsed_s,
@@ -169,7 +169,10 @@ def _trained(loop: RunLoop, spent_s: float) -> float | None:
     None before its first heartbeat since the batch was planned, or since the trainer was started again.
     """
     tables = loop.ledger.tables
-    report, worker = loop.fleet.reports.get(tables.run.trainer), tables.workers.get(tables.run.trainer)
+    report, worker = (
+        loop.recorder.fleet.reports.get(tables.run.trainer),
+        tables.workers.get(tables.run.trainer),
+    )
     if report is None or worker is None or report.incarnation != worker.incarnation:
         return None
     if report.train_fraction is None or time.monotonic() - report.received_s >= spent_s:
@@ -181,8 +184,8 @@ def metric_figures_of(loop: RunLoop) -> MetricFigures:
     """The figures of metrics alone, now."""
     return MetricFigures(
         published=loop.ledger.tables.run.published,
-        since_commit_s=max(0.0, loop.elapsed_s - (loop.report.last_step_s or loop.opened_s)),
-        episodes=loop.endings.totals,
+        since_commit_s=max(0.0, loop.elapsed_s - (loop.recorder.report.last_step_s or loop.opened_s)),
+        episodes=loop.recorder.endings.totals,
         failing_tickets=loop.ledger.attempts.given_up,
         switches=_switches(loop),
     )
@@ -193,7 +196,7 @@ def _workers(loop: RunLoop) -> list[WorkerView]:
     now = time.monotonic()
     views = []
     for name, worker in sorted(loop.ledger.tables.workers.items()):
-        report = loop.fleet.reports.get(name)
+        report = loop.recorder.fleet.reports.get(name)
         if report is None or report.incarnation != worker.incarnation:
             report = None
         views.append(WorkerView(worker, report, now - report.received_s if report is not None else 0.0))
@@ -211,7 +214,7 @@ def _stages(loop: RunLoop) -> list[StageView]:
 
 def _switches(loop: RunLoop) -> list[StageSwitches]:
     """The switches of every stage that a run may have."""
-    switching, report = loop.parallelism.switching, loop.report
+    switching, report = loop.parallelism.switching, loop.recorder.report
     return [
         StageSwitches(
             stage,

@@ -90,7 +90,7 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
 
 async def test_a_report_that_is_repeated_is_counted_once(tmp_path: Path) -> None:
     async with played(tmp_path) as scheduler:
-        sketch = scheduler.loop.monitor.lengths.episodes
+        sketch = scheduler.loop.recorder.monitor.lengths.episodes
         assert sketch.weight == 16
         ticket = next(one for one in scheduler.loop.ledger.tables.tickets.values() if one.result is not None)
         assert ticket.result is not None

@@ -18,9 +18,8 @@ from tests.unit.scheduler.ledger.test_ledger import TRAIN_ONLY, batch_of, begun,
 
 
 def loop_of(rules: Rules = TRAIN_ONLY, **changes: Any) -> Any:
-    return SimpleNamespace(
-        ledger=begun(rules, **changes), step_clock=StepClock(), fleet=SimpleNamespace(reports={})
-    )
+    recorder = SimpleNamespace(fleet=SimpleNamespace(reports={}))
+    return SimpleNamespace(ledger=begun(rules, **changes), step_clock=StepClock(), recorder=recorder)
 
 
 def test_a_step_that_is_played_then_trained():
@@ -35,9 +34,9 @@ def test_a_step_that_is_played_then_trained():
     batch_of(loop.ledger)
     assert step_figures(loop, 45.0) == {"step_spent_s": 0.0, "step_played": 4.0, "step_episodes": 4.0}
 
-    loop.fleet.reports["t"] = reported(0.5)
+    loop.recorder.fleet.reports["t"] = reported(0.5)
     assert step_figures(loop, 55.0)["step_trained"] == 0.5
-    loop.fleet.reports["t"] = reported(0.75)
+    loop.recorder.fleet.reports["t"] = reported(0.75)
     assert step_figures(loop, 65.0)["step_left_s"] == pytest.approx(20.0 / 3)
 
 
@@ -57,7 +56,7 @@ def training() -> Any:
 @pytest.mark.parametrize(("said", "shown"), [(1.5, 1.0), (-0.5, 0.0)])
 def test_a_fraction_that_a_trainer_reports_is_bounded(said: float, shown: float):
     loop = training()
-    loop.fleet.reports["t"] = reported(said)
+    loop.recorder.fleet.reports["t"] = reported(said)
     figures = step_figures(loop, 65.0)
     assert figures["step_trained"] == shown and "step_left_s" not in figures
 
@@ -74,13 +73,13 @@ def test_a_report_that_is_not_of_this_batch_tells_no_fraction(
     fraction: float | None, age_s: float, incarnation: int
 ):
     loop = training()
-    loop.fleet.reports["t"] = reported(fraction, age_s=age_s, incarnation=incarnation)
+    loop.recorder.fleet.reports["t"] = reported(fraction, age_s=age_s, incarnation=incarnation)
     assert "step_trained" not in step_figures(loop, 55.0)
 
 
 def test_the_last_report_of_a_trainer_that_was_lost_tells_no_fraction():
     loop = training()
-    loop.fleet.reports["t"] = reported(0.5)
+    loop.recorder.fleet.reports["t"] = reported(0.5)
     loop.ledger.membership.leave("t", "lost")
     assert "step_trained" not in step_figures(loop, 55.0)
 
