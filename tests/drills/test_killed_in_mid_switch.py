@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,10 +80,18 @@ class Fleet:
             time.sleep(0.1)
         pytest.fail(f"{stage} did not settle: {state}; the run said:\n{self._launched.said}")
 
-    def kill(self, part: str, *, child: int | None = None) -> None:
+    def process(self, part: str) -> psutil.Process:
+        """The process with `part` in its command line, once it is there: it may have been killed just now."""
+        ends = time.monotonic() + SETTLE_S
+        while not (pids := [pid for pid, command in self._launched.processes().items() if part in command]):
+            if time.monotonic() > ends:
+                pytest.fail(f"no process of {part} came back; the run said:\n{self._launched.said}")
+            time.sleep(0.05)
+        return psutil.Process(min(pids))
+
+    def kill(self, part: str, child: int | None) -> None:
         """SIGKILL to the process with `part` in its command line, or to that one of its descendants."""
-        processes = self._launched.processes()
-        process = psutil.Process(min(pid for pid, command in processes.items() if part in command))
+        process = self.process(part)
         if child is not None:
             below = [*process.children(recursive=True), *started_by(process.pid)]
             born = sorted(below, key=lambda one: one.create_time())
@@ -93,14 +101,15 @@ class Fleet:
 
 # The default suite kills one of them, once.
 DEFAULT = "an old engine"
-# What is killed, and the stage that is switched meanwhile.
-VICTIMS: dict[str, tuple[str, Callable[[Fleet], None]]] = {
-    DEFAULT: ("rollout", lambda fleet: fleet.kill("services.rollout ", child=1)),
-    "the newest process of the worker": ("rollout", lambda fleet: fleet.kill("services.rollout ", child=-1)),
-    "the worker": ("rollout", lambda fleet: fleet.kill("services.rollout ")),
-    "the scheduler": ("rollout", lambda fleet: fleet.kill("services.scheduler ")),
-    "a rank of the trainer": ("trainer", lambda fleet: fleet.kill("services.trainer ", child=-1)),
-    "the env host": ("rollout", lambda fleet: fleet.kill("earl.env.host ")),
+# The stage that is switched; a part of the command line of what is killed meanwhile, and which of its
+# descendants that is, oldest first, unless it is the process itself.
+VICTIMS: dict[str, tuple[str, str, int | None]] = {
+    DEFAULT: ("rollout", "services.rollout ", 1),
+    "the newest process of the worker": ("rollout", "services.rollout ", -1),
+    "the worker": ("rollout", "services.rollout ", None),
+    "the scheduler": ("rollout", "services.scheduler ", None),
+    "a rank of the trainer": ("trainer", "services.trainer ", -1),
+    "the env host": ("rollout", "earl.env.host ", None),
 }
 
 
@@ -116,7 +125,7 @@ def test_the_fleet_keeps_one_parallelism_and_trains_on(
     launched: Launched, victim: str, moments: Sequence[float], ranks: int
 ) -> None:
     """ranks: of the trainer; a switch of rollout does not touch them."""
-    stage, kill = VICTIMS[victim]
+    stage, part, child = VICTIMS[victim]
     launched.start(
         scheduler__steps="99999",
         scheduler__profile_s="0",
@@ -133,12 +142,14 @@ def test_the_fleet_keeps_one_parallelism_and_trains_on(
     assert 0 < left_alone.seconds < SETTLE_S
 
     for moment in moments:
+        # A step may have been trained, and the stage have settled, without what was killed last.
+        fleet.process(part)
         before = fleet.stage(stage).running
         # What it has not: after a switch that was rolled back there would be none to kill something in.
         wanted, tp = ("dp2", 1) if before == "tp2" else ("tp2", 2)
         epoch = fleet.ask(stage, tp)
         time.sleep(moment * left_alone.seconds)
-        kill(fleet)
+        fleet.kill(part, child)
         state = fleet.settled(stage, epoch)
         assert state.last is not None
         assert state.running == (before if state.last.rolled_back else wanted), state
