@@ -76,8 +76,12 @@ def result_word(runs: Sequence[RecordedRun]) -> str:
 
 def labels_in(runs: Sequence[RecordedRun]) -> list[str]:
     """The environments that the runs' mixtures have, in the order of the first run that has each."""
-    records = (record for run in runs for record in run.evaluations)
-    return list(dict.fromkeys(label for record in records for label in by_environment(numbers_of(record))))
+    labels: list[str] = []
+    for run in runs:
+        entries = run.config.mixture
+        labels += [entry.label for entry in entries if len(entries) > 1]
+        labels += [label for record in run.evaluations for label in by_environment(numbers_of(record))]
+    return list(dict.fromkeys(labels))
 
 
 def numbers_of(record: Record) -> dict[str, float]:
@@ -86,16 +90,36 @@ def numbers_of(record: Record) -> dict[str, float]:
 
 
 def of_environments(labels: Sequence[str], result: str) -> Iterator[Figure]:
-    """The last evaluation of each environment of a mixture: its reward, and its gain over the first."""
+    """Each environment of a mixture: its last evaluation with the gain over the first, and its last steps."""
     for environment in labels:
-        for key, title, shown in (("mean_reward", result, number), ("gain", "gain", signed)):
-            name = f"environments.{environment}.{key}"
+        prefix = f"environments.{environment}."
+        for key, title, shown in (
+            ("mean_reward", result, number),
+            ("win_rate", "win rate", percent),
+            ("gain", "gain", signed),
+        ):
             yield Figure(
-                f"last_evaluation_{name}",
+                f"last_evaluation_{prefix}{key}",
                 f"{environment}, last evaluation: {title}",
-                partial(evaluated, which="last", key=name),
+                partial(evaluated, which="last", key=f"{prefix}{key}"),
                 shown,
             )
+        for key, name, title, shown in (
+            ("reward_mean", "reward_last", f"mean {result}", number),
+            ("length_mean", "mean_tokens_last", "mean context", count),
+            ("staleness_mean", "staleness_last", "mean staleness", number),
+        ):
+            yield Figure(
+                f"{prefix}{name}",
+                f"{environment}, last steps: {title}",
+                partial(windowed, key=f"{prefix}{key}", part="last"),
+                shown,
+            )
+        yield Figure(
+            f"{prefix}truncated_trained",
+            f"{environment}: truncated, yet trained on",
+            partial(truncated_trained, key=f"{prefix}truncated_episodes"),
+        )
 
 
 def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figure]:
@@ -144,6 +168,12 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
     for name, title in FAILURES.items():
         yield Figure(f"episodes_{name}", title, partial(ended_episodes, names=(name,)))
     yield Figure("truncated_trained", "truncated, yet trained on", truncated_trained)
+    yield Figure(
+        "staleness_last",
+        "mean staleness, last steps",
+        partial(windowed, key="staleness_mean", part="last"),
+        number,
+    )
     for stage in STAGES:
         yield Figure(f"parallelism_{stage}", f"parallelism of {stage}", partial(parallelisms, stage=stage))
     for stage in STAGES:
@@ -274,8 +304,8 @@ def ended_episodes(run: RecordedRun, names: Sequence[str]) -> Value:
     return MeasuredFigure(sum(counts)) if counts else None
 
 
-def truncated_trained(run: RecordedRun) -> Value:
-    values = [value for _, value in run.points("truncated_episodes", phase=TRAIN)]
+def truncated_trained(run: RecordedRun, key: str = "truncated_episodes") -> Value:
+    values = [value for _, value in run.points(key, phase=TRAIN)]
     return MeasuredFigure(sum(values)) if values else None
 
 

@@ -70,7 +70,16 @@ def test_each_environment_of_a_mixture_is_compared(runs: tuple[Path, Path]) -> N
     figures = {"mean_reward": 0.5, "gain": 0.25, "gain_low": 0.2, "gain_high": 0.3}
     lines[-1] |= {f"environments.as x.{name}": value for name, value in figures.items()}
     write(moved / "evaluations.jsonl", lines)
+    steps = list(read_lines(moved / "metrics.jsonl"))
+    for line in steps[-4:]:
+        line |= {"environments.as x.staleness_mean": 0.75, "environments.as x.length_mean": 120.0}
+        line["environments.as x.truncated_episodes"] = 2.0
+    write(moved / "metrics.jsonl", steps)
     text = told(fixed, moved)
+    assert row(text, "as x, last steps: mean staleness")[:2] == ["–", "0.75"]
+    assert row(text, "as x, last steps: mean context")[:2] == ["–", "120"]
+    assert row(text, "as x: truncated, yet trained on")[:2] == ["–", "8"]
+    assert row(text, "mean staleness, last steps")[:2] == ["0.5", "0.5"]
     assert row(text, "as x, last evaluation: gain")[:2] == ["–", "+0.25 [+0.2, +0.3]"]
     assert row(text, "as x, last evaluation: reward")[:2] == ["–", "0.5"]
     compared = json.loads(told(fixed, moved, "--json"))["runs"]
