@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from earl.cli.lib.concerns import concerns, faults, quarantines, waits
 from earl.cli.lib.figures import status_retention
 from earl.cli.lib.gateway_codec import HostLatency
-from earl.cli.lib.mixture_figures import by_environment
+from earl.cli.lib.mixture_figures import by_environment, by_seat
 from earl.cli.lib.snapshot import NOWHERE, RunSnapshot, RunState
 from earl.cli.lib.status_table import StatusTable, numbers
 from earl.cli.lib.status_text import (
@@ -272,8 +272,7 @@ def learning(status: RunStatus) -> StatusTable:
     """The last step's figures, in one row; staleness is of its trajectories, in versions."""
     metrics = status.metrics
     figures = [(label, text) for name, label, text in learning_figures(status) if name in LEARNING]
-    if "staleness_mean" in metrics:
-        stale = f"{metrics['staleness_mean']:.2f} (max {metrics.get('staleness_max', 0.0):.0f})"
+    if (stale := _staleness(metrics)) != NONE:
         figures.append(("staleness", stale))
     if status.episode_tokens.max:
         lengths = status.episode_tokens
@@ -289,28 +288,63 @@ def mixture(status: RunStatus) -> StatusTable:
     """The last step's figures of each environment of a mixture, and its gain in the last evaluation, with the
     part of its first score that a protected one has kept.
 
-    A step that had no group of an environment leaves its row without figures of the step.
+    A step that had no group of an environment leaves its row without figures of the step. Staleness is in
+    versions, of the step's trajectories; truncated is the part of them that a bound ended.
     """
     judged = [evaluation for evaluation in status.evaluations if evaluation.done]
     gains = by_environment(judged[-1].metrics) if judged else {}
     steps = by_environment(status.metrics)
     protects = any("kept" in figures for figures in gains.values())
+    columns = (
+        "mixture", "trajectories", "reward", "win rate", "tokens", "truncated", "staleness", "gain",
+        *(["kept"] if protects else []),
+    )  # fmt: skip
     rows = tuple(
-        (
-            label,
-            _figure(steps.get(label, {}), "sequences", "{:,.0f}"),
-            _figure(steps.get(label, {}), "reward_mean", "{:+.3f}"),
-            _figure(steps.get(label, {}), "win_rate", "{:.1%}") if status.has_winners else NONE,
-            _figure(steps.get(label, {}), "length_mean", "{:,.0f}"),
-            _figure(gains.get(label, {}), "gain", "{:+.3f}"),
-            *([_figure(gains.get(label, {}), "kept", "{:.1%}")] if protects else []),
-        )
+        (label, *_mixture_cells(status, steps.get(label, {}), gains.get(label, {}), protects=protects))
         for label in dict.fromkeys((*gains, *steps))
     )
-    columns = ("mixture", "episodes", "reward", "win rate", "tokens", "gain", *(["kept"] if protects else []))
-    return StatusTable(
-        "mixture", columns, rows, numbers=frozenset(columns[1:]), least=("tokens", "episodes", "win rate")
-    )
+    least = ("tokens", "truncated", "trajectories", "staleness", "win rate")
+    return StatusTable("mixture", columns, rows, numbers=frozenset(columns[1:]), least=least)
+
+
+def _mixture_cells(
+    status: RunStatus, step: Mapping[str, float], gain: Mapping[str, float], *, protects: bool
+) -> Iterator[str]:
+    yield _figure(step, "sequences", "{:,.0f}")
+    yield _figure(step, "reward_mean", "{:+.3f}")
+    yield _figure(step, "win_rate", "{:.1%}") if status.has_winners else NONE
+    yield _figure(step, "length_mean", "{:,.0f}")
+    played = step.get("sequences", 0.0)
+    yield f"{step.get('truncated_episodes', 0.0) / played:.1%}" if played else NONE
+    yield _staleness(step)
+    yield _figure(gain, "gain", "{:+.3f}")
+    if protects:
+        yield _figure(gain, "kept", "{:.1%}")
+
+
+def _staleness(figures: Mapping[str, float]) -> str:
+    """The staleness of a batch's trajectories, for example "0.50 (max 1)"."""
+    if "staleness_mean" not in figures:
+        return NONE
+    return f"{figures['staleness_mean']:.2f} (max {figures.get('staleness_max', 0.0):.0f})"
+
+
+def seat_lines(status: RunStatus) -> Iterator[str]:
+    """A line for each environment that the policy plays from several seats: how each seat did in the last
+    step.
+
+    For example "self-play: seat 0 wins 55.0% (reward +0.100), seat 1 wins 41.3% (reward -0.100)".
+    """
+    for label, seats in by_seat(status.metrics).items():
+        shown = ", ".join(f"seat {seat} {_seat(figures, status)}" for seat, figures in seats.items())
+        yield f"self-play{' of ' if label else ''}{label}: {shown}"
+
+
+def _seat(figures: Mapping[str, float], status: RunStatus) -> str:
+    reward = f"{figures.get('reward_mean', 0.0):+.3f}"
+    if not status.has_winners:
+        return f"scores {reward}"
+    return f"wins {figures.get('win_rate', 0.0):.1%} (reward {reward})"
 
 
 def _figure(figures: Mapping[str, float], name: str, form: str) -> str:

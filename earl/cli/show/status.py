@@ -99,6 +99,8 @@ def parts(snapshot: RunSnapshot, cells: int) -> Iterator[RenderableType]:
     yield Text(panels.headline(snapshot), style=panels.STYLES[snapshot.state])
     if step := panels.step_line(snapshot):
         yield Text(step)
+    for line in panels.seat_lines(snapshot.status):
+        yield Text(line)
     if snapshot.directory != NOWHERE:
         yield Text(str(snapshot.directory), style="grey50")
     reason, style = panels.ending_line(snapshot)

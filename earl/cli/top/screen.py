@@ -37,6 +37,7 @@ HISTORY = 48
 ORDER = (
     "stages",
     "learning",
+    "mixture",
     "tickets",
     "queues",
     "playing",
@@ -131,6 +132,7 @@ class Top(App[None]):
     CSS = """
     #headline { height: auto; padding: 0 1; text-style: bold; }
     #step { height: auto; padding: 0 1; }
+    #seats { height: auto; padding: 0 1; }
     #trend { height: 1; padding: 0 1; color: $text-muted; }
     #ending { height: auto; padding: 0 1; }
     #problems { height: auto; max-height: 4; padding: 0 1; color: $error; }
@@ -151,6 +153,7 @@ class Top(App[None]):
     def compose(self) -> ComposeResult:
         yield Static("connecting …", id="headline", markup=False)
         yield Static("", id="step", markup=False)
+        yield Static("", id="seats", markup=False)
         yield Static("", id="trend", markup=False)
         yield Static("", id="ending", markup=False)
         yield Static("", id="problems", markup=False)
@@ -192,6 +195,7 @@ class Top(App[None]):
         headline = Text(panels.headline(snapshot) + paused, style=panels.STYLES[snapshot.state])
         write(base.query_one("#headline", Static), headline)
         write(base.query_one("#step", Static), Text(panels.step_line(snapshot)))
+        write(base.query_one("#seats", Static), Text("\n".join(panels.seat_lines(snapshot.status))))
         self._trend(base, snapshot.status)
         write(base.query_one("#ending", Static), Text(*panels.ending_line(snapshot)))
         problems = [*panels.problems(snapshot), *([self._refusal] if self._refusal else [])]

@@ -94,6 +94,18 @@ async def test_the_first_screen_answers_at_every_width(size: tuple[int, int]):
             assert answer in text, answer
 
 
+async def test_a_mixture_and_its_seats_are_on_the_screen():
+    figures = {"sequences": 8.0, "reward_mean": 0.5, "staleness_mean": 1.25, "staleness_max": 2.0}
+    metrics = {f"environments.as x.{name}": value for name, value in figures.items()}
+    metrics |= {f"environments.self.{name}": 0.25 for name in (*figures, "seats.0.reward_mean")}
+    status = replace(STATUS, metrics={**STATUS.metrics, **metrics})
+    app = Top(Snapshots([replace(SNAPSHOT, status=status)]), every_s=60.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await app.workers.wait_for_complete()
+        text = await shown_with(app, pilot, "as x")
+        assert "1.25 (max 2)" in text and "self-play of self: seat 0 scores +0.250" in text
+
+
 class Painted(Top):
     """Remembers which lines of the screen were drawn, update by update."""
 

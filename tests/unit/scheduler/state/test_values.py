@@ -184,7 +184,12 @@ def test_a_plan_gives_the_kl_of_protected_environments_to_their_sequences_alone(
 def test_a_summary_of_a_mixture_has_the_figures_of_each_environment() -> None:
     batch, tickets = planned([1, -1, 1, 1], 2)
     results = [one.result for one in tickets.values() if one.result is not None]
+    results[1].oldest_version = results[3].oldest_version = 1
+    results[2].trained_tokens = 0  # it has no token to be stale
     numbers = summary(CommittedBatch(batch, results, ["a/b", "c", "a/b", "a/b"]))
+    assert numbers["staleness_mean"] == 5 / 3 and numbers["staleness_max"] == 2
+    assert numbers["environments.a/b.staleness_mean"] == 1.5
+    assert numbers["environments.a/b.staleness_max"] == numbers["environments.c.staleness_mean"] == 2
     assert numbers["reward_mean"] == 0.5 and numbers["sequences"] == 4
     assert numbers["environments.a/b.reward_mean"] == 1 and numbers["environments.a/b.sequences"] == 3
     assert numbers["environments.c.reward_mean"] == -1 and numbers["environments.c.win_rate"] == 0
