@@ -157,14 +157,15 @@ class Scheduler:
             tickets = [self.loop.ledger.tables.tickets.get(attempt.ticket_id) for attempt, _ in reports]
             first = all(ticket is not None and ticket.state is TicketState.LEASED for ticket in tickets)
             (attempt, result), *others = reports
+            environment = tickets[0].environment if tickets[0] is not None else ""
             answer = self.loop.ledger.attempts.complete(*worker, attempt, result, others)
+            if first and answer[0] is not TicketVerdict.REFUSED:
+                self.loop.recorder.ended(result, environment)
             for place, ticket in zip(places, tickets, strict=True):
                 verdicts[place] = answer
-                result, transcript = results[place][1], transcripts[place]
-                if first and answer[0] is not TicketVerdict.REFUSED:
-                    self.loop.recorder.ended(result)
                 if answer[0] is TicketVerdict.ACCEPTED:
                     known = ticket if first else None
+                    result, transcript = results[place][1], transcripts[place]
                     self.loop.recorder.accepted(self.loop.ledger, known, result, transcript)
         self.loop.traces.moved(attempt.ticket_id for attempt, _ in results)
         await self.loop.settled()

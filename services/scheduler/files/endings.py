@@ -1,9 +1,10 @@
 """endings.jsonl: how episodes ended, over the run's time; what failed and was tried again is counted too.
 
 A line is some seconds in which episodes ended: time_s at their end, and a count by ending. Some of those
-of infra_error are counted as out_of_memory besides: their engine was lost to it. Its sums over all lines
-are those of the run: nothing is taken back with a step that is rolled back. What ended in the seconds
-before a scheduler was killed is in no line.
+of infra_error are counted as out_of_memory besides: their engine was lost to it. A match of self-play is one
+episode. In a mixture `environments` has the same counts by label. The sums over all lines are those of the
+run: nothing is taken back with a step that is rolled back. What ended in the seconds before a scheduler was
+killed is in no line.
 """
 
 from __future__ import annotations
@@ -28,16 +29,25 @@ class Endings:
     def __init__(self, directory: Path) -> None:
         self._file = LineFile(directory / NAME)
         self._counts: Counter[str] = Counter()
+        # By the label of the environment, in a mixture.
+        self._by_label: dict[str, Counter[str]] = {}
         # Since this process began.
         self.totals: Counter[str] = Counter()
         self._written_s = 0.0
 
-    def count(self, result: EpisodeResult) -> None:
-        """An attempt ended, whether it may be trained or comes to nothing."""
-        self._add(result.ending)
+    def count(self, result: EpisodeResult, environment: str = "") -> None:
+        """An attempt at an episode ended, whether it may be trained or comes to nothing.
+
+        environment: its label; "" in a run that has only one.
+        """
+        names: list[str] = [result.ending]
         # An error's name precedes its message: see services.rollout.worker.agent.
         if result.message.startswith(_OUT_OF_MEMORY):
-            self._add(OUT_OF_MEMORY)
+            names.append(OUT_OF_MEMORY)
+        self._counts.update(names)
+        self.totals.update(names)
+        if environment:
+            self._by_label.setdefault(environment, Counter()).update(names)
 
     def write(self, time_s: float) -> None:
         """Writes the counts, if the last line is PERIOD_S old."""
@@ -49,15 +59,18 @@ class Endings:
         self._write(time_s)
         self._file.close()
 
-    def _add(self, name: str) -> None:
-        self._counts[name] += 1
-        self.totals[name] += 1
-
     def _write(self, time_s: float) -> None:
         if not self._counts:
             return
-        names = (*(ending.value for ending in EpisodeEnding), OUT_OF_MEMORY)
-        counts = {name: self._counts[name] for name in names}
-        if self._file.write({"time_s": round(time_s, 3), **counts}):
+        line: dict[str, object] = {"time_s": round(time_s, 3), **_all(self._counts)}
+        if self._by_label:
+            line["environments"] = {label: _all(counts) for label, counts in self._by_label.items()}
+        if self._file.write(line):
             self._counts.clear()
+            self._by_label.clear()
         self._written_s = time_s
+
+
+def _all(counts: Counter[str]) -> dict[str, int]:
+    """The count of every ending, also of those that there were none of."""
+    return {name: counts[name] for name in (*(ending.value for ending in EpisodeEnding), OUT_OF_MEMORY)}

@@ -38,9 +38,9 @@ class RunRecorder:
         self._masks_truncated = config.scheduler.truncated == "mask"
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
 
-    def ended(self, result: EpisodeResult) -> None:
-        """An attempt ended, whether it may be trained or comes to nothing."""
-        self.endings.count(result)
+    def ended(self, result: EpisodeResult, environment: str) -> None:
+        """An attempt at an episode ended, whether it may be trained or comes to nothing."""
+        self.endings.count(result, environment)
 
     def accepted(
         self,

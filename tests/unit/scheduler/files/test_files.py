@@ -164,3 +164,18 @@ def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_pat
         {"time_s": 15.0, **zero, "infra_error": 1},
         {"time_s": 20.0, **zero, "env_error": 1},
     ]
+
+
+def test_endings_of_a_mixture_are_counted_by_environment(tmp_path: Path) -> None:
+    endings = Endings(tmp_path)
+    endings.count(EpisodeResult(), "a/b")
+    endings.count(EpisodeResult(ending=EpisodeEnding.TIMEOUT), "c")
+    endings.count(EpisodeResult(), "a/b")
+    endings.write(PERIOD_S)
+    endings.count(EpisodeResult(), "c")
+    endings.close(2 * PERIOD_S)
+    first, second = read_lines(tmp_path / "endings.jsonl")
+    assert first["ok"] == 2 and first["timeout"] == 1
+    counts = {label: (of["ok"], of["timeout"]) for label, of in first["environments"].items()}
+    assert counts == {"a/b": (2, 0), "c": (0, 1)}
+    assert second["environments"].keys() == {"c"} and endings.totals["ok"] == 3
