@@ -34,7 +34,7 @@ class Event(_message.Message):
     def __init__(self, time_ns: _Optional[int] = ..., source: _Optional[str] = ..., trajectory_ready: _Optional[_Union[TrajectoryReady, _Mapping]] = ..., batch_planned: _Optional[_Union[BatchPlanned, _Mapping]] = ..., batch_committed: _Optional[_Union[BatchCommitted, _Mapping]] = ..., weights_published: _Optional[_Union[WeightsPublished, _Mapping]] = ..., parallelism_changed: _Optional[_Union[ParallelismChanged, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., environment_quarantined: _Optional[_Union[EnvironmentQuarantined, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ...) -> None: ...
 
 class TrajectoryReady(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "prompt_tokens", "total_tokens", "turns", "reward", "oldest_version", "newest_version", "ending", "worker", "purpose")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "prompt_tokens", "total_tokens", "turns", "reward", "oldest_version", "newest_version", "ending", "worker", "purpose", "environment", "task", "env_seed", "seat")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,10 @@ class TrajectoryReady(_message.Message):
     ENDING_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ENV_SEED_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -59,7 +63,11 @@ class TrajectoryReady(_message.Message):
     ending: _common_pb2.Ending
     worker: str
     purpose: _common_pb2.Purpose
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., reward: _Optional[float] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., worker: _Optional[str] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ...) -> None: ...
+    environment: str
+    task: int
+    env_seed: int
+    seat: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., reward: _Optional[float] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., worker: _Optional[str] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., environment: _Optional[str] = ..., task: _Optional[int] = ..., env_seed: _Optional[int] = ..., seat: _Optional[int] = ...) -> None: ...
 
 class BatchPlanned(_message.Message):
     __slots__ = ("batch_id", "version", "sequences", "tokens")

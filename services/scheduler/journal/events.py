@@ -26,7 +26,7 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
     """The bus event that states a fact of the ledger."""
     event = events_pb2.Event()
     match fact:
-        case TrajectoryReady(ticket_id, attempt, worker, purpose, result):
+        case TrajectoryReady(ticket_id, attempt, worker, purpose, result, environment, task, env_seed, seat):
             # Field by field in place: this is done once for every episode of the run.
             ready = event.trajectory_ready
             ready.ticket_id, ready.attempt, ready.worker = ticket_id, attempt, worker
@@ -35,6 +35,9 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
             ready.oldest_version, ready.newest_version = result.oldest_version, result.newest_version
             ready.ending, ready.purpose = ENDING_NUMBERS[result.ending], PURPOSES[purpose]
             ready.turns = result.turns
+            ready.environment, ready.env_seed, ready.seat = environment, env_seed, seat
+            if task >= 0:
+                ready.task = task
         case BatchPlanned():
             fill(event.batch_planned, fact)
         case BatchCommitted():

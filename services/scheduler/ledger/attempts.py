@@ -174,7 +174,10 @@ class TicketAttempts:
         for member, outcome in played:
             floor = outcome.oldest_version if outcome.trained_tokens else member.floor
             self.tables.move(member, TicketState.READY, result=outcome, floor=floor)
-            ready = TrajectoryReady(member.id, member.attempt, name, member.purpose, outcome)
+            ready = TrajectoryReady(
+                member.id, member.attempt, name, member.purpose, outcome, member.environment, member.task,
+                member.env_seed, member.seat,
+            )  # fmt: skip
             self.tables.record_fact(ready)
         self._resample(ticket)
         return TicketVerdict.ACCEPTED, ""

@@ -13,11 +13,17 @@ from services.scheduler.state.workers import WorkerRecord
 
 
 class TrajectoryReady(msgspec.Struct, frozen=True, gc=False):
+    """An attempt was accepted. environment, task, env_seed, seat: of its ticket."""
+
     ticket_id: int
     attempt: int
     worker: str
     purpose: Purpose
     result: EpisodeResult
+    environment: str = ""
+    task: int = -1
+    env_seed: int = 0
+    seat: int = 0
 
 
 @dataclass(frozen=True, slots=True)

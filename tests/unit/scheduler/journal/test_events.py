@@ -38,6 +38,15 @@ def test_a_trajectory_is_stated_with_its_ending_and_its_purpose(purpose: Purpose
     assert common_pb2.Ending.Name(ready.ending) == f"ENDING_{ending.name}"
 
 
+def test_a_trajectory_names_its_environment_its_task_and_its_seat():
+    fact = TrajectoryReady(3, 2, "w", Purpose.TRAIN, EpisodeResult(), "relay/digits", 0, 1 << 63, 1)
+    ready = encode_fact(fact).trajectory_ready
+    assert (ready.environment, ready.HasField("task"), ready.task) == ("relay/digits", True, 0)
+    assert (ready.env_seed, ready.seat) == (1 << 63, 1)
+    without = encode_fact(TrajectoryReady(3, 2, "w", Purpose.TRAIN, EpisodeResult())).trajectory_ready
+    assert without.environment == "" and not without.HasField("task")
+
+
 def test_purposes_and_endings_have_numbers_of_their_own():
     assert len(set(PURPOSES.values())) == len(Purpose)
     assert {ENDINGS[number] for number in ENDING_NUMBERS.values()} == set(EpisodeEnding)

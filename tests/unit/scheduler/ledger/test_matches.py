@@ -10,6 +10,7 @@ import pytest
 from services.scheduler.batches.batch_plan import split_batch, summary
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.state.facts import TrajectoryReady
 from services.scheduler.state.rules import Rules, Share
 from services.scheduler.state.tickets import (
     Attempt,
@@ -95,6 +96,21 @@ def test_warm_up_plays_all_seats_and_an_evaluation_one() -> None:
     world.advance()
     judged = [each for each in world.ledger.tables.tickets.values() if each.purpose is Purpose.EVALUATE]
     assert len(judged) == 4 and {each.seats for each in judged} == {1}
+
+
+def test_each_seat_of_a_match_is_stated_with_its_task() -> None:
+    share = Share(label="game", seats=2, train=(4, 7))
+    world = Matches(dataclasses.replace(SELF_PLAY, mixture=(share,)))
+    match, *_ = world.matches()
+    world.ledger.tables.take_changes()
+    world.play(match, 1.0, -1.0)
+    facts = [fact for fact in world.ledger.tables.take_changes().facts if isinstance(fact, TrajectoryReady)]
+    assert [(fact.ticket_id, fact.seat, fact.environment) for fact in facts] == [
+        (1, 0, "game"),
+        (2, 1, "game"),
+    ]
+    assert {(fact.task, fact.env_seed) for fact in facts} == {(match[0].task, match[0].env_seed)}
+    assert match[0].task in (4, 7)
 
 
 def test_credit_counts_matches_and_a_match_goes_to_one_worker() -> None:
