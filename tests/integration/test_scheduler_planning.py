@@ -98,3 +98,11 @@ async def test_a_report_that_is_repeated_is_counted_once(tmp_path: Path) -> None
         # Its worker never got the answer to the first report.
         assert await scheduler.complete(WORKER, [again], [()]) == [(TicketVerdict.ACCEPTED, "")]
         assert sketch.weight == 16
+
+
+async def test_a_match_ends_once_though_each_seat_is_reported(tmp_path: Path) -> None:
+    async with played(tmp_path, environment={"seats": 2}) as scheduler:
+        assert scheduler.loop.ledger.tables.buckets["ready"] == 32
+        assert scheduler.metric_figures().episodes["ok"] == 16
+        status = scheduler.status()
+        assert (status.metrics["step_played"], status.metrics["step_episodes"]) == (16.0, 16.0)

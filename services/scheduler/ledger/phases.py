@@ -27,7 +27,7 @@ from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.mixture import batch_trajectories, group_size_at
+from services.scheduler.state.mixture import batch_episodes, group_size_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import Purpose, Reason, TicketState
@@ -80,7 +80,7 @@ def work(ledger: Ledger) -> StepWork | None:
     """The part of its step that the run is in; None before a trainer is there, and once all is done."""
     rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
     if tables.batch is not None:
-        return StepWork(Doing.TRAINING, version, len(tables.batch.tickets), tables.batch.purpose)
+        return StepWork(Doing.TRAINING, version, _episodes_of(ledger, tables.batch), tables.batch.purpose)
     if not version:
         return None
     evaluation = in_progress(tables.evaluations.values(), version)
@@ -89,20 +89,18 @@ def work(ledger: Ledger) -> StepWork | None:
     phase_name = phase(ledger)
     if phase_name == WARMUP:
         first = steps_done(ledger) * rules.warmup_episodes
-        return StepWork(
-            Doing.PLAYING, version, batch_trajectories(rules, Purpose.WARMUP, first), Purpose.WARMUP
-        )
+        episodes = batch_episodes(rules, Purpose.WARMUP, first)
+        return StepWork(Doing.PLAYING, version, episodes, Purpose.WARMUP)
     if phase_name == TRAIN:
         first = training_steps(ledger) * rules.batch_groups
-        return StepWork(
-            Doing.PLAYING, version, batch_trajectories(rules, Purpose.TRAIN, first), Purpose.TRAIN
-        )
+        episodes = batch_episodes(rules, Purpose.TRAIN, first)
+        return StepWork(Doing.PLAYING, version, episodes, Purpose.TRAIN)
     return None
 
 
 def episodes_played(ledger: Ledger) -> int:
     """Episodes of the batch to come that have been played: of the groups that are furthest, for those may go
-    ahead, and of those that no batch may leave out."""
+    ahead, and of those that no batch may leave out. A match is one episode."""
     rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
     warms_up = phase(ledger) == WARMUP
     purpose = Purpose.WARMUP if warms_up else Purpose.TRAIN
@@ -119,7 +117,23 @@ def episodes_played(ledger: Ledger) -> int:
         return may_be_left_out(group), -tables.ready[group]
 
     count = rules.warmup_episodes if warms_up else rules.batch_groups
-    return sum(tables.ready[group] for group in sorted(groups, key=order)[:count])
+    furthest = sorted(groups, key=order)[:count]
+    if _plays_alone(rules):
+        return sum(tables.ready[group] for group in furthest)
+    return sum(tables.ready[group] // len(tables.tickets[groups[group][0]].match) for group in furthest)
+
+
+def _plays_alone(rules: Rules) -> bool:
+    """Returns whether every episode has one ticket: the policy has one seat in each environment."""
+    return all(share.seats == 1 for share in rules.mixture)
+
+
+def _episodes_of(ledger: Ledger, batch: Batch) -> int:
+    """The episodes of a planned batch: fewer than its tickets where the policy plays several seats."""
+    if _plays_alone(ledger.rules):
+        return len(batch.tickets)
+    tickets = map(ledger.tables.tickets.__getitem__, batch.tickets)
+    return sum(ticket.id == ticket.match.start for ticket in tickets)
 
 
 def episodes_evaluated(ledger: Ledger) -> int:

@@ -89,6 +89,14 @@ def group_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
     return seats_at(rules, purpose, index)
 
 
+def batch_episodes(rules: Rules, purpose: Purpose, first: int) -> int:
+    """The episodes, and matches, of the batch whose groups are those of the places from `first` on."""
+    if purpose is not Purpose.TRAIN:
+        return rules.warmup_episodes
+    places = range(first, first + rules.batch_groups)
+    return sum(share_at(rules, purpose, index).group_size or rules.group_size for index in places)
+
+
 def batch_trajectories(rules: Rules, purpose: Purpose, first: int) -> int:
     """The trajectories of the batch whose groups are those of the places from `first` on."""
     count = rules.batch_groups if purpose is Purpose.TRAIN else rules.warmup_episodes

@@ -86,16 +86,30 @@ def test_warm_up_plays_all_seats_and_an_evaluation_one() -> None:
     world = Matches(rules)
     assert [ticket.seat for ticket in world.ledger.tables.tickets.values()] == [0, 1] * 3
     work = phases.work(world.ledger)
-    assert work is not None and work.episodes == 6
+    assert work is not None and work.episodes == 3
     for match in world.matches():
         world.play(match, 1.0, -1.0)
-    assert phases.episodes_played(world.ledger) == 6
+    assert phases.episodes_played(world.ledger) == 3
     batch = phases.next_batch(world.ledger, 0.0)
     assert batch is not None and len(batch.tickets) == 6
+    work = phases.work(world.ledger)
+    assert work is not None and work.episodes == 3
     world.ledger.commit(batch.id, 2)
     world.advance()
     judged = [each for each in world.ledger.tables.tickets.values() if each.purpose is Purpose.EVALUATE]
     assert len(judged) == 4 and {each.seats for each in judged} == {1}
+
+
+def test_a_step_counts_its_matches_once() -> None:
+    world = Matches(dataclasses.replace(SELF_PLAY, staleness=0))
+    work = phases.work(world.ledger)
+    assert work is not None and work.episodes == SELF_PLAY.group_size * SELF_PLAY.batch_groups
+    match, other, *_ = world.matches()
+    assert phases.episodes_played(world.ledger) == 0
+    world.play(match, 1.0, -1.0)
+    assert phases.episodes_played(world.ledger) == 1
+    world.play(other, 1.0, -1.0)
+    assert phases.episodes_played(world.ledger) == 2
 
 
 def test_each_seat_of_a_match_is_stated_with_its_task() -> None:
