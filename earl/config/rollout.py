@@ -72,8 +72,8 @@ class RolloutConfig(ConfigSection):
     #
     # "keep" is faster; set "recompute" to make every token depend on the new weights alone.
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    # Episodes that one worker plays at once. 0: as many as its engines hold sequences, one for each seat of
-    # the policy.
+    # Episodes that one worker plays at once; a match of self-play is one. 0: as many as its engines hold
+    # sequences, of which an episode takes one for each seat of the policy.
     #
     # Raise it if the environment is slow and engines wait for it.
     episodes: int = Field(default=0, ge=0)

@@ -50,6 +50,7 @@ from services.rollout.worker.actions import AgentBounds
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
+from services.rollout.worker.leases import Leases
 from services.rollout.worker.metrics import figures
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
@@ -114,7 +115,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting(config.obs.traces, name, config.name))
         resources = await _open_resources(stack, config, run_dir, name, addresses)
-        worker = RolloutWorker(config, resources, capacity(config))
+        worker = RolloutWorker(config, resources, bounded_leases(config))
         server = Server(
             name,
             config.rollout.bind,
@@ -139,10 +140,28 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 
 def capacity(config: RunConfig) -> int:
-    """Episodes that one worker plays at once. Engines keep the context of each seat between its turns."""
-    seats = max(entry.seats for entry in config.mixture)
-    sequences = config.rollout.engines * config.rollout.max_sequences
-    return config.rollout.episodes or max(1, sequences // seats)
+    """Episodes that one worker plays at once, at most: a match of self-play is one of them.
+
+    Without rollout.episodes, as many as its engines hold contexts if each has the fewest seats. An evaluation
+    plays one.
+    """
+    least = 1 if config.evaluation.episodes else min(entry.seats for entry in config.mixture)
+    return config.rollout.episodes or max(1, _contexts(config) // least)
+
+
+def bounded_leases(config: RunConfig) -> Leases:
+    """The empty leases of a worker.
+
+    Only one seat of a match acts at a time, but engines keep the context of each between its turns: with
+    more contexts than they hold, every turn would compute its context again. So a match takes a context for
+    each of its seats, unless the run file says how many episodes are played.
+    """
+    contexts = 0 if config.rollout.episodes else _contexts(config)
+    return Leases(capacity(config), contexts, max(entry.seats for entry in config.mixture))
+
+
+def _contexts(config: RunConfig) -> int:
+    return config.rollout.engines * config.rollout.max_sequences
 
 
 async def _open_resources(

@@ -45,6 +45,7 @@ from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
+from services.rollout.worker.leases import Leases
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 from services.scheduler.api import servicer as scheduler_servicer
@@ -173,7 +174,7 @@ async def _rollout(
     hosts = HostWait(gateway, {entry.name: 1.0 for entry in config.mixture})
     rejoined = asyncio.Event()
     resources = WorkerResources(scheduler, bus, sequences, pool, agent, gauges, weights, rejoined, hosts)
-    worker = RolloutWorker(config, resources, 1)
+    worker = RolloutWorker(config, resources, Leases(1))
     server.add(
         add_RolloutServiceServicer_to_server, RolloutServicer(worker, resources), rollout_service.SERVICE
     )

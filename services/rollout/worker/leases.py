@@ -11,11 +11,16 @@ RENEW_FRACTION = 1 / 3
 
 
 class Leases:
-    """The episodes that a worker holds: from their lease until the scheduler has their report. capacity: how
-    many at once. A match is one of them."""
+    """The episodes that a worker holds: from their lease until the scheduler has their report.
 
-    def __init__(self, capacity: int) -> None:
+    capacity: how many at once; a match is one of them. contexts: how many the engines hold at once, of which
+    an episode takes one for each seat; 0 if they bound nothing. seats: the most of an episode.
+    """
+
+    def __init__(self, capacity: int, contexts: int = 0, seats: int = 1) -> None:
         self.capacity = capacity
+        self._contexts = contexts
+        self._seats = seats
         self._held: dict[tuple[int, int], tuple[EpisodeTicket, float]] = {}
 
     def __len__(self) -> int:
@@ -27,8 +32,15 @@ class Leases:
 
     @property
     def free(self) -> int:
-        """Returns how many more tickets the worker can take: its credit."""
-        return max(0, self.capacity - len(self._held))
+        """Returns how many more episodes the worker can take, whichever they are: its credit.
+
+        An idle worker takes one, even if that has more seats than the engines hold contexts.
+        """
+        free = self.capacity - len(self._held)
+        if self._contexts:
+            taken = sum(len(ticket.seats) for ticket, _ in self._held.values())
+            free = min(free, (self._contexts - taken) // self._seats)
+        return max(free, 0 if self._held else 1)
 
     def take(self, ticket: EpisodeTicket, now_s: float) -> None:
         """Holds the ticket, whose lease began or was renewed at now_s."""

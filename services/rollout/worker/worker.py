@@ -69,9 +69,9 @@ class WorkerResources:
 
 
 class RolloutWorker:
-    """Leases tickets and plays them until it is stopped. capacity: episodes at once."""
+    """Leases tickets and plays them until it is stopped. leases: bounds the episodes at once."""
 
-    def __init__(self, config: RunConfig, resources: WorkerResources, capacity: int) -> None:
+    def __init__(self, config: RunConfig, resources: WorkerResources, leases: Leases) -> None:
         self._config = config
         self._scheduler = resources.scheduler
         self._tickets = TicketClient(resources.scheduler)
@@ -80,7 +80,7 @@ class RolloutWorker:
         self._pool = resources.pool
         self._agent = resources.agent
         self._gauges = resources.gauges
-        self.leases = Leases(capacity)
+        self.leases = leases
         self.reporter = Reporter(resources.store, self._tickets, self._reported)
         self._weights = resources.weights
         self._rejoined = resources.rejoined

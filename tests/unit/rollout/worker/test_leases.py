@@ -1,9 +1,14 @@
 """Credit and renewal accounting of a worker's leases."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from services.rollout.service import bounded_leases
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.ticket import EpisodeTicket
+from tests.support.runs import tictactoe
 
 TICKET = EpisodeTicket(
     ticket_id=1,
@@ -33,6 +38,58 @@ def test_credit_is_free_capacity_until_reported():
     leases.give_up(TICKET)
     leases.give_up(TICKET)
     assert leases.free == 1
+
+
+MATCH = replace(TICKET, ticket_id=3, others=(replace(TICKET, ticket_id=4),))
+
+
+def test_a_match_is_one_episode_and_takes_a_context_for_each_seat():
+    leases = Leases(8, contexts=8, seats=2)
+    assert leases.free == 4  # whichever come: all may be matches
+    leases.take(MATCH, 0.0)
+    leases.take(MATCH, 0.0)  # renewed
+    assert (leases.free, len(leases)) == (3, 1)
+    for number in range(10, 15):
+        leases.take(replace(TICKET, ticket_id=number), 0.0)
+    assert (leases.free, len(leases)) == (0, 6)
+    leases.give_up(MATCH)
+    assert leases.free == 1
+
+
+def test_an_explicit_number_of_episodes_counts_a_match_once():
+    leases = Leases(2, seats=2)
+    leases.take(MATCH, 0.0)
+    assert leases.free == 1
+    leases.take(TICKET, 0.0)
+    assert leases.free == 0
+
+
+def test_an_idle_worker_takes_a_match_that_is_larger_than_its_engines():
+    leases = Leases(1, contexts=1, seats=2)
+    assert leases.free == 1
+    leases.take(MATCH, 0.0)
+    assert leases.free == 0
+
+
+@pytest.mark.parametrize(
+    ("seats", "episodes", "evaluated", "capacity", "free"),
+    [
+        pytest.param(1, 0, 4, 64, 64, id="one seat"),
+        pytest.param(2, 0, 0, 32, 32, id="matches alone"),
+        pytest.param(2, 0, 4, 64, 32, id="matches, and evaluations of one seat"),
+        pytest.param(2, 40, 4, 40, 40, id="as many as the run file says"),
+    ],
+)
+def test_a_worker_takes_what_its_engines_hold(
+    seats: int, episodes: int, evaluated: int, capacity: int, free: int, tmp_path: Path
+):
+    sections = {
+        "environment": {"seats": seats},
+        "rollout": {"engines": 2, "max_sequences": 32, "episodes": episodes},
+        "evaluation": {"episodes": evaluated},
+    }
+    leases = bounded_leases(tictactoe(tmp_path, **sections))
+    assert (leases.capacity, leases.free) == (capacity, free)
 
 
 def test_renewal_is_due_after_a_third_of_the_lease_and_again():
