@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from earl.config.load import load_run
+from earl.config.run import RunConfig
 from earl.transcript import Sampled, TranscriptTurn
 from earl.worker_report import BusySpan, TransferTotals
+from services.scheduler.batches.batch_plan import summary
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.endings import Endings
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.monitor.workload import Monitor
 from services.scheduler.state.evaluations import EvaluationRecord
+from services.scheduler.state.run import Batch, CommittedBatch
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 from services.scheduler.state.workers import WorkerRecord
 from tests.support.selection import selecting
@@ -24,9 +27,13 @@ TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 TASKS = 64
 
 
-def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> EvaluationRecord:
+def evaluation(
+    name: str, version: int, rewards: Sequence[float | None], environments: Sequence[str] = ()
+) -> EvaluationRecord:
     """An evaluation with these rewards by instance; None for an episode that failed."""
-    result = EvaluationRecord(name=name, version=version, episodes=len(rewards))
+    result = EvaluationRecord(
+        name=name, version=version, episodes=len(rewards), environments=list(environments)
+    )
     for index, reward in enumerate(rewards):
         if reward is None:
             result = result.with_failure()
@@ -45,12 +52,18 @@ def recorded(
     overrides: Sequence[tuple[str, str]] = (),
     seed: int = 0,
     layout: tuple[int, int, int, int] = (2, 1, 1, 1),
+    environments: Sequence[str] = (),
 ) -> None:
     """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`,
     and decisions for a rollout that is cut so and would be cut otherwise from a mean of 100 tokens on; in the
-    last three steps episodes are truncated, and in the last one an engine runs out of memory."""
+    last three steps episodes are truncated, and in the last one an engine runs out of memory.
+
+    environments: labels of a mixture, each with twice the weight of the one before; of the last the
+    policy plays two seats."""
     draw = random.Random(seed)
     config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
+    if environments:
+        config = mixed(config, environments)
     (directory / "run.json").write_text(config.model_dump_json())
     report, samples = RunReport(directory), SampleFile(directory / "samples.jsonl")
     endings = Endings(directory)
@@ -64,7 +77,7 @@ def recorded(
             number += 1
             one = ticket(number, Purpose.EVALUATE, index, step + 3, rewards[index], name)
             samples.observe(step, one, one.result or EpisodeResult(), talk(text, rewards[index]))
-        return evaluation(name, step + 3, rewards)
+        return evaluation(name, step + 3, rewards, environments)
 
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
@@ -82,11 +95,15 @@ def recorded(
         for at, count in enumerate(tokens):
             monitor.observe(count, [count])
             endings.count(
-                EpisodeResult(ending=EpisodeEnding.TRUNCATED if at < truncated else EpisodeEnding.OK)
+                EpisodeResult(ending=EpisodeEnding.TRUNCATED if at < truncated else EpisodeEnding.OK),
+                environments[at % len(environments)] if environments else "",
             )
         if step == steps:
             endings.count(
-                EpisodeResult(ending=EpisodeEnding.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone")
+                EpisodeResult(
+                    ending=EpisodeEnding.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone"
+                ),
+                environments[0] if environments else "",
             )
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
@@ -106,6 +123,7 @@ def recorded(
                 "length_mean": sum(tokens) / 64, "length_max": float(max(tokens)),
                 "trained_tokens": sum(tokens) / 2, "truncated_episodes": float(truncated),
                 "staleness_mean": 0.5, "staleness_max": 1.0,
+                **figures_of(environments, step, tokens),
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
@@ -122,6 +140,42 @@ def recorded(
     selection.close()
     result = {"seconds": 60.0, "run_seconds": 125.0, "best_version": steps + 3}
     (directory / "result.json").write_text(json.dumps(result))
+
+
+def mixed(config: RunConfig, environments: Sequence[str]) -> RunConfig:
+    """The run with a mixture of its environment under these labels."""
+    given = config.model_dump()
+    section = given.pop("environment")
+    sections = [
+        section | {"label": label, "weight": float(2**place), "seats": 1 + (place == len(environments) - 1)}
+        for place, label in enumerate(environments)
+    ]
+    return RunConfig.model_validate(given | {"environments": sections})
+
+
+def figures_of(environments: Sequence[str], step: int, tokens: Sequence[int]) -> dict[str, float]:
+    """The figures of each environment of a step whose trajectories play them in turns, the last one in two
+    seats."""
+    if not environments:
+        return {}
+    labels = [environments[place % len(environments)] for place in range(len(tokens))]
+    results = [
+        EpisodeResult(
+            reward=float(label != environments[0]), total_tokens=count, trained_tokens=4,
+            oldest_version=step + 2 - (label == environments[0]), metrics={"win": float(place % 3 == 0)},
+        )
+        for place, (label, count) in enumerate(zip(labels, tokens, strict=True))
+    ]  # fmt: skip
+    seats = [
+        place // len(environments) % 2 if label == environments[-1] else 0
+        for place, label in enumerate(labels)
+    ]
+    batch = Batch(
+        id=step, version=step + 2, purpose=Purpose.TRAIN, tickets=list(range(len(results))), publish=True,
+        checkpoint=False, progress=0.0, first_of_phase=False,
+    )  # fmt: skip
+    every = summary(CommittedBatch(batch, results, labels, seats))
+    return {name: value for name, value in every.items() if name.startswith(("environments.", "seats."))}
 
 
 def ticket(

@@ -158,7 +158,8 @@ class Monitor:
         self._played.add(total_tokens)
 
     def playing(self, sequences: int, now_s: float) -> None:
-        """Records that `sequences` episodes are leased as of `now_s`."""
+        """Records that so many sequences are leased as of `now_s`: one for each seat of an episode, since
+        engines hold the context of each."""
         self._playing.set(sequences, now_s)
 
     def reported(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:

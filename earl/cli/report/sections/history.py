@@ -20,6 +20,7 @@ from earl.cli.report.sections.faults import FaultTable
 from earl.cli.report.sections.layouts import bands, layout_text
 from earl.cli.report.sections.lengths import columns
 from earl.cli.report.sections.missing import not_measured
+from earl.cli.report.sections.mixture import MixtureTable
 from earl.cli.report.sections.series import fewer, thinned
 from earl.config.run import RunConfig
 from earl.obs.tail import Tail
@@ -48,6 +49,7 @@ class RunHistory:
         self._endings: dict[str, int] = {}
         self._chosen = Chosen()
         self._faults = FaultTable()
+        self._mixture = MixtureTable(config)
         self._stores = {
             "metrics": self._metrics,
             "evaluations": self._evaluations,
@@ -76,6 +78,9 @@ class RunHistory:
         sections: dict[str, Any] = {}
         if changed & {"metrics", "evaluations"}:
             sections["learning"] = self._learning()
+        if changed & {"metrics", "evaluations", "endings"}:
+            evaluations = judged(self._evaluations, self.newest)
+            sections["mixture"] = self._mixture.section(evaluations, winners=self._winners)
         if changed & {"metrics", "switches", "decisions"}:
             sections["lengths"] = self._lengths()
         if "decisions" in changed:
@@ -96,7 +101,9 @@ class RunHistory:
         new = tail.read()
         if tail.renewed:
             self._stores[name].clear()
+            self._mixture.clear(name)
         if name == "metrics" and new:
+            self._mixture.add_steps(new)
             steps = surviving([*self._metrics, *map(page_figures, new)])
             self._metrics[:] = fewer(steps, STEPS)
         elif name == "evaluations":
@@ -112,6 +119,7 @@ class RunHistory:
         elif name == "faults":
             self._faults.add(new)
         elif name == "endings":
+            self._mixture.add_endings(new)
             for counts in new:
                 for kind, count in counts.items():
                     if kind != "time_s" and isinstance(count, int):

@@ -4,7 +4,7 @@ import { Chart, smooth } from "./chart.js";
 import { at, empty, h, put, table } from "./dom.js";
 import { listed } from "./route.js";
 import { scheme } from "./scheme.js";
-import { number } from "./text.js";
+import { metricName, number } from "./text.js";
 
 const FIRST = ["reward_mean", "win_rate", "loss", "tokens_per_s"];
 const MOST = 8;
@@ -41,7 +41,8 @@ async function choice() {
   for (const name of state.runs) for (const key of (await ask(`/api/runs/${encodeURIComponent(name)}/keys`))?.keys ?? []) keys.add(key);
   const add = h("input", { type: "search", list: "metrics", placeholder: "add a metric", "aria-label": "add a metric" });
   add.addEventListener("change", () => {
-    if (keys.has(add.value) && !state.metrics.includes(add.value)) state.metrics = [...state.metrics, add.value];
+    const key = [...keys].find((name) => name === add.value || metricName(name) === add.value);
+    if (key && !state.metrics.includes(key)) state.metrics = [...state.metrics, key];
     draw();
   });
   const over = h("select", { "aria-label": "over" }, h("option", { value: "step", selected: state.over === "step" }, "steps"),
@@ -57,7 +58,7 @@ async function choice() {
       },
     }, name))),
     h("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
-      h("label", {}, h("span", {}, "metrics"), add), h("datalist", { id: "metrics" }, [...keys].sort().map((key) => h("option", { value: key }))),
+      h("label", {}, h("span", {}, "metrics"), add), h("datalist", { id: "metrics" }, [...keys].sort().map((key) => h("option", { value: metricName(key) }))),
       h("label", {}, h("span", {}, "over"), over), h("label", {}, h("span", {}, "mean of"), wide)));
   await draw();
 }
@@ -68,11 +69,11 @@ async function draw() {
   asked.set("over", state.over);
   const answers = await Promise.all(state.runs.map((name) => ask(`/api/runs/${encodeURIComponent(name)}/series?${asked}`)));
   put(at("curves"), state.metrics.map((metric) => {
-    const remove = h("button", { type: "button", class: "remove", "aria-label": `remove ${metric}`, onclick: () => {
+    const remove = h("button", { type: "button", class: "remove", "aria-label": `remove ${metricName(metric)}`, onclick: () => {
       state.metrics = state.metrics.filter((one) => one !== metric);
       draw();
     } }, "×");
-    const chart = charts.get(metric) ?? new Chart(metric, "", remove);
+    const chart = charts.get(metric) ?? new Chart(metricName(metric), "", remove);
     charts.set(metric, chart);
     chart.update({
       series: state.runs.map((name, index) => ({ name, colour: index, points: smooth(answers[index]?.series?.[metric] ?? [], state.wide) })),

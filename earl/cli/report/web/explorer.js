@@ -1,11 +1,13 @@
 // Any number of metrics.jsonl as a chart: chosen by name, smoothed, over steps or seconds, on a linear or a
-// logarithmic axis. What is chosen stands in the address, so that a link shows the same.
+// logarithmic axis. What is chosen stands in the address, so that a link shows the same. In a run of several
+// environments a figure can be chosen of each of them at once.
 
 import { Chart, smooth } from "./chart.js";
 import { at, h, put } from "./dom.js";
-import { count, number } from "./text.js";
+import { count, metricName, number, partOf } from "./text.js";
 
 const MOST = 6;
+const EACH = "each environment: ";
 const SMOOTHINGS = [1, 4, 8, 16, 32, 64];
 
 export class Explorer {
@@ -13,6 +15,8 @@ export class Explorer {
   constructor(api) {
     this.api = api;
     this.names = [];
+    // What can be typed → the numbers that it adds.
+    this.offers = new Map();
     this.points = new Map();
     const kept = new URLSearchParams(location.hash.split("?")[1] ?? "");
     this.chosen = (kept.get("metrics") ?? "length_mean").split(",").filter(Boolean);
@@ -43,15 +47,19 @@ export class Explorer {
   async update() {
     const answer = await this.api("keys");
     if (!answer) return;
-    this.names = answer.keys;
-    if (this.list.children.length !== this.names.length) put(this.list, this.names.map((name) => h("option", { value: name })));
+    if (this.names.length !== answer.keys.length) {
+      this.names = answer.keys;
+      this.offers = offers(this.names);
+      put(this.list, [...this.offers.keys()].map((name) => h("option", { value: name })));
+    }
     await this.load();
   }
 
-  add(name) {
+  add(text) {
     this.search.value = "";
-    if (!this.names.includes(name) || this.chosen.includes(name)) return;
-    this.chosen = [...this.chosen, name].slice(-MOST);
+    const names = this.offers.get(text) ?? this.names.filter((name) => name === text);
+    if (!names.some((name) => !this.chosen.includes(name))) return;
+    this.chosen = [...new Set([...this.chosen.filter((name) => !names.includes(name)), ...names])].slice(-MOST);
     this.load();
   }
 
@@ -66,13 +74,13 @@ export class Explorer {
 
   draw() {
     put(this.chips, this.chosen.map((name) => h("button", {
-      type: "button", title: `remove ${name}`, onclick: () => { this.chosen = this.chosen.filter((one) => one !== name); this.load(); },
-    }, name, " ×")));
+      type: "button", title: `remove ${metricName(name)}`, onclick: () => { this.chosen = this.chosen.filter((one) => one !== name); this.load(); },
+    }, metricName(name), " ×")));
     const taken = (name) => (this.points.get(name) ?? []).filter(([, y]) => !this.log || y > 0);
     this.chart.update({
       series: this.chosen.flatMap((name, index) => [
-        { name: this.wide > 1 ? `${name}, mean of ${this.wide}` : name, points: smooth(taken(name), this.wide), colour: index },
-        ...(this.wide > 1 ? [{ name, points: taken(name), colour: index, faint: true }] : []),
+        { name: this.wide > 1 ? `${metricName(name)}, mean of ${this.wide}` : metricName(name), points: smooth(taken(name), this.wide), colour: index },
+        ...(this.wide > 1 ? [{ name: metricName(name), points: taken(name), colour: index, faint: true }] : []),
       ]),
       x: this.over === "step" ? "training step" : "second", format: this.over === "step" ? number : (value) => number(value),
       log: this.log && 10, absent: this.chosen.length ? "This run has no such numbers yet." : "Choose a metric.",
@@ -81,4 +89,16 @@ export class Explorer {
     this.link = `#learning?${kept}`;
     this.shown = count(this.names.length);
   }
+}
+
+/** What can be chosen: first a figure of every environment at once, then each number by its name. */
+function offers(names) {
+  const each = new Map();
+  for (const name of names) {
+    const part = partOf(name);
+    if (!part?.label) continue;
+    const text = EACH + [part.seat, part.figure].filter(Boolean).join(", ");
+    each.set(text, [...(each.get(text) ?? []), name]);
+  }
+  return new Map([...[...each].filter(([, keys]) => keys.length > 1), ...names.map((name) => [metricName(name), [name]])]);
 }

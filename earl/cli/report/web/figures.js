@@ -20,7 +20,7 @@ const CARDS = [
   ["training", "Truncated episodes", "Ended by a bound, of a batch.", [["truncated_episodes", "truncated"]], number],
   ["machine", "Memory in use", "Of what each stage may have.", [["load.rollout.memory_fraction", "rollout"], ["load.trainer.memory_fraction", "trainer"]], share],
   ["machine", "KV cache", "Tokens that are held, of those that fit.", [["load.rollout.kv.used_fraction", "in use"]], share],
-  ["machine", "Episodes at once", "Played at the same time.", [["load.rollout.concurrency", "episodes"]], number],
+  ["machine", "Sequences at once", "Of the episodes being played, one for each seat of the policy.", [["load.rollout.concurrency", "sequences"]], number],
   ["machine", "Seconds of a step", "Of the trainer’s own work.", [["train_s", "training"], ["publish_s", "publishing weights"], ["read_s", "reading samples"]], duration],
 ];
 

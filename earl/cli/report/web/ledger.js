@@ -1,7 +1,7 @@
 // Where every trajectory is: counts that add up to what was issued, and the tickets in progress.
 
 import { at, empty, h, head, put, s, table } from "./dom.js";
-import { count, duration } from "./text.js";
+import { ENDINGS, count, duration } from "./text.js";
 import { ROLES, TICKETS } from "./words.js";
 
 // Each state as { name, word, meaning, colour, live }: the word is shown, the name is that of the data.
@@ -9,7 +9,6 @@ const STATES = TICKETS.map(([name, word, meaning, , colour, live]) => ({ name, w
 const LIVE = STATES.filter((state) => state.live);
 // Shown first until the reader chooses: pending tickets are the least interesting.
 const PREFERRED = [...LIVE.slice(1), LIVE[0]];
-const ENDINGS = { ok: "ok", truncated: "truncated", env_error: "environment’s error", infra_error: "infrastructure’s error", timeout: "timeout" };
 
 export class Ledger {
   constructor() {

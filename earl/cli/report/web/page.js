@@ -11,6 +11,7 @@ import { Fleet } from "./fleet.js";
 import { Learning } from "./learning.js";
 import { Ledger } from "./ledger.js";
 import { Lengths } from "./lengths.js";
+import { Mixture } from "./mixture.js";
 import { Overview } from "./overview.js";
 import { Panels } from "./panels.js";
 import { scheme } from "./scheme.js";
@@ -26,6 +27,7 @@ export function assembled(ask, grown, logs = true) {
   const overview = new Overview();
   const learning = new Learning();
   const evaluations = new Evaluations();
+  const mixture = new Mixture();
   const busy = new Busy(ask);
   const alerts = new Alerts(ask);
   // What is asked for when the run has grown.
@@ -49,6 +51,7 @@ export function assembled(ask, grown, logs = true) {
       busy.phases(value.phases);
       grown();
     },
+    mixture: (value) => mixture.update(value),
     missing: (value) => evaluations.unmeasured(value),
     lengths: (value) => lengths.update(value),
     decisions: (value) => decisions.update(value),

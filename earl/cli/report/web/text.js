@@ -9,6 +9,9 @@ export const PHASES = {
   done: "done",
 };
 
+/** Endings of an episode. */
+export const ENDINGS = { ok: "ok", truncated: "truncated", env_error: "environment’s error", infra_error: "infrastructure’s error", timeout: "timeout" };
+
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** 12,345 or 12.3k; "–" for what is not known. */
@@ -68,4 +71,24 @@ export const plural = (amount, what) => `${count(amount)} ${what}${amount === 1 
 /** 512, 4K: a power of two of tokens. */
 export function tokens(value) {
   return value >= 1024 && value % 1024 === 0 ? `${value / 1024}K` : count(value);
+}
+
+const FIGURES = {
+  sequences: "trajectories", reward_mean: "mean reward", win_rate: "win rate", tokens: "tokens", trained_tokens: "tokens trained on",
+  length_mean: "mean length", length_max: "longest", turns_mean: "mean turns", truncated_episodes: "truncated",
+  staleness_mean: "mean staleness", staleness_max: "most staleness",
+};
+const PARTS = /^(?:environments\.(.+?)\.)?(?:seats\.(\d+)\.)?([^.]+)$/;
+
+/** The environment, the seat and the figure of a metric, each as a person reads it; null for one of the whole run. */
+export function partOf(key) {
+  const [, label = "", number, figure] = PARTS.exec(key) ?? [];
+  if (!label && !number) return null;
+  return { label, seat: number ? `seat ${number}` : "", figure: FIGURES[figure] ?? figure.replaceAll("_", " ") };
+}
+
+/** The name of a metric as a person reads it: "relay/digits, seat 0: win rate". */
+export function metricName(key) {
+  const part = partOf(key);
+  return part ? `${[part.label, part.seat].filter(Boolean).join(", ")}: ${part.figure}` : key;
 }
