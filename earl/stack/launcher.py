@@ -32,6 +32,7 @@ from earl.stack.endpoints import Endpoints
 from earl.stack.ports import binds, resolve_all
 from earl.stack.record import LaunchRecorder, read_record
 from earl.stack.rundir import RunDirectory, run_path
+from earl.stack.start_times import StartTimes
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
 from earl.waiting import until_first
@@ -109,7 +110,9 @@ async def launch(
             on_taken(directory)
         directory.write(config, launched)
         addresses = plan.StackAddresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
-        supervisor = Supervisor(plan.plan(launched, directory.run_json), directory, addresses, config.stack)
+        starts = StartTimes(config.model)
+        specs = plan.plan(launched, directory.run_json)
+        supervisor = Supervisor(specs, directory, addresses, config.stack, starts.last())
         leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
         recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at, earlier_s)
 
@@ -120,7 +123,7 @@ async def launch(
         async with LaunchGuard(supervisor.mark, leaves):
             supervisor.sockets.mkdir(mode=0o700)
             endpoints = Endpoints(directory.path, config.name)
-            stack = Launch(launched, supervisor, signals, updated, endpoints, earlier_s)
+            stack = Launch(launched, supervisor, signals, updated, endpoints, starts, earlier_s)
             try:
                 outcome = await stack.run(directory.path, started_at)
             except EarlError as failure:
@@ -193,6 +196,7 @@ class Launch:
         signals: Signals,
         on_update: OnUpdate,
         endpoints: Endpoints,
+        starts: StartTimes,
         earlier_s: float,
     ) -> None:
         """earlier_s: seconds that earlier launches of the run took."""
@@ -203,6 +207,7 @@ class Launch:
         self._signals = signals
         self._on_update = on_update
         self._endpoints = endpoints
+        self._starts = starts
         self._status = RunStatus(run=config.name, elapsed_s=earlier_s)
         self._scheduler = OperatorClient(config.scheduler.bind, Access.of(Role.OPERATOR))
         self._stop_s = config.stack.stop_s
@@ -243,7 +248,9 @@ class Launch:
         supervisor = self._supervisor
         answered_s = time.monotonic()
         while True:
-            self._was_ready = self._was_ready or supervisor.all_ready
+            if supervisor.all_ready and not self._was_ready:
+                self._was_ready = True
+                self._starts.keep(supervisor.start_seconds())
             if supervisor.processes[plan.SCHEDULER].ready.is_set():
                 try:
                     self._status = await self._scheduler.status(STATUS_S)

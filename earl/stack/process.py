@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -36,6 +37,9 @@ class StackProcess:
         # Where it serves GET /metrics; "" if it does not.
         self.metrics = ""
         self.restarts = 0
+        # Seconds from its start, or from `begin` if it was held, until it was ready; 0 before that.
+        self.start_s = 0.0
+        self._began_at = 0.0
         self.ready = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -54,6 +58,7 @@ class StackProcess:
         held: it loads what it imports, and then waits until `begin` is called because what it needs is ready.
         """
         self.state = "waiting" if held else "starting"
+        self._began_at = time.monotonic()
         self.ready.clear()
         variables = {**environment, **self.spec.environment, **({AWAIT_VARIABLE: "1"} if held else {})}
         with self._open_log() as log:
@@ -74,6 +79,7 @@ class StackProcess:
         """Starts the process's work, as what it needs is ready: adds variables to those of its start."""
         if not self.ready.is_set():  # one that did not wait may serve already
             self.state = "starting"
+            self._began_at = time.monotonic()
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps(dict(environment)).encode() + b"\n")
             self._process.stdin.close()
@@ -102,8 +108,12 @@ class StackProcess:
                     log.flush()
                     continue
                 self.address, self.metrics = address, metrics_address(line)
-                self.state = "ready"
-                self.ready.set()
+                self.become_ready("ready")
+
+    def become_ready(self, state: str) -> None:
+        """Lets those begin that need it. state: "ready", or "done" for a job."""
+        self.state, self.start_s = state, time.monotonic() - self._began_at
+        self.ready.set()
 
     async def wait(self) -> int:
         """Waits for the process's end and its last output. Returns the exit code, negative for a signal."""

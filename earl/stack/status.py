@@ -203,7 +203,8 @@ class ProcessState:
     """One process of the stack. state: waiting, starting, ready, restarting, done, failed, stopped.
 
     seconds: since it came into that state. pid: 0 before it was started. expendable: the run continues
-    without it should it fail.
+    without it should it fail. usual_s: seconds that it took to start the last time with the run's model on
+    this machine, 0 if that is not known; most_s: seconds that it may take, 0 without a bound.
     """
 
     name: str
@@ -212,6 +213,8 @@ class ProcessState:
     restarts: int
     pid: int = 0
     expendable: bool = False
+    usual_s: float = 0.0
+    most_s: float = 0.0
 
     @property
     def is_settled(self) -> bool:

@@ -20,7 +20,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from earl.config.run import StackConfig
@@ -50,7 +50,9 @@ class Supervisor:
         directory: RunDirectory,
         addresses: StackAddresses,
         limits: StackConfig,
+        usual_s: Mapping[str, float] | None = None,
     ) -> None:
+        """usual_s: seconds that processes took to start the last time, by name."""
         self.mark = secrets.token_hex(8)
         # For sockets of the run: their paths must be short. The launcher makes and removes it.
         self.sockets = Path("/tmp") / f"earl-{self.mark}"
@@ -60,6 +62,7 @@ class Supervisor:
         self.run_ended = asyncio.Event()
         self._addresses = addresses
         self._limits = limits
+        self._usual_s = usual_s or {}
         self._stopping = False
         self._keepers: list[asyncio.Task[None]] = []
         self._since = dict.fromkeys(self.processes, time.monotonic())
@@ -85,11 +88,23 @@ class Supervisor:
                 self._states[name] = process.state
                 self._since[name] = now
             seconds = now - self._since[name]
-            expendable = process.spec.expendable
             shown.append(
-                ProcessState(name, process.state, seconds, process.restarts, process.pid, expendable)
+                ProcessState(
+                    name,
+                    process.state,
+                    seconds,
+                    process.restarts,
+                    process.pid,
+                    expendable=process.spec.expendable,
+                    usual_s=self._usual_s.get(name, 0.0),
+                    most_s=self._limits.start_s,
+                )
             )
         return shown
+
+    def start_seconds(self) -> dict[str, float]:
+        """Returns the seconds that each process which is ready, or done, took to start."""
+        return {name: process.start_s for name, process in self.processes.items() if process.ready.is_set()}
 
     # --- keeping ----------------------------------------------------------------------------
 
@@ -123,8 +138,7 @@ class Supervisor:
             code = await process.wait()
             if not served:
                 if begun and process.spec.job and code == 0:
-                    process.state = "done"
-                    process.ready.set()
+                    process.become_ready("done")
                     return
                 first = not process.restarts and not process.spec.expendable
                 if self._stopping or first:

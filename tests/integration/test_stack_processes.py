@@ -73,6 +73,24 @@ def marked(supervisor: Supervisor) -> list[psutil.Process]:
     return found
 
 
+async def test_a_start_is_timed_from_when_it_may_begin(directory: RunDirectory):
+    """Time that a process waits for others is not its own; the next start is told of it."""
+    slow = "import time; time.sleep(0.3)\n"
+    model, worker = script("model", slow, job=True), script("worker", GATE + SERVE, needs=("model",))
+    supervisor = supervise(directory, model, worker)
+    try:
+        await ready(supervisor, "model", "worker")
+        seconds = supervisor.start_seconds()
+        began, serves = supervisor.processes["model"], supervisor.processes["worker"]
+        assert seconds.keys() == {"model", "worker"} and seconds["model"] >= 0.3
+        assert serves._began_at >= began._began_at + seconds["model"]
+    finally:
+        await supervisor.stop(1.0)
+    again = Supervisor([model], directory, ADDRESSES, StackConfig(start_s=20.0), seconds)
+    [state] = again.states()
+    assert (state.usual_s, state.most_s) == (seconds["model"], 20.0)
+
+
 async def test_each_begins_when_what_it_needs_is_ready_and_all_end(directory: RunDirectory):
     trace = directory.path / "trace"
     step = (

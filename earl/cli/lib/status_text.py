@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from earl.cli.lib.ticket_words import ROLES, TICKETS
-from earl.stack.status import LedgerStatus, RoleState, RunStatus, Transfers
+from earl.stack.status import LedgerStatus, ProcessState, RoleState, RunStatus, Transfers
 
 PHASES = {
     "warmup": "warm-up: imitate random legal play",
@@ -44,6 +45,20 @@ def time_left(status: RunStatus) -> str:
     """About how long the phase will still take, ", about 3:10 left"; "" while nobody knows."""
     left_s = status.metrics.get("phase_left_s")
     return f", about {clock(left_s)} left" if left_s is not None else ""
+
+
+def start_text(process: ProcessState) -> str:
+    """Seconds that a process has been starting, and those that it will still take as far as they are known.
+
+    "4 s, about 23 s left" by the last start with the same model; "4 s of at most 60 s" without one.
+    """
+    seconds = f"{process.seconds:.0f} s"
+    if process.state != "starting":
+        return seconds
+    if process.usual_s > process.seconds:
+        return f"{seconds}, about {math.ceil(process.usual_s - process.seconds)} s left"
+    most = f"{seconds} of at most {process.most_s:.0f} s" if process.most_s else seconds
+    return f"{most}, the last start took {process.usual_s:.0f} s" if process.usual_s else most
 
 
 def shutdown_text(status: RunStatus) -> str:

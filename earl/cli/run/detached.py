@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal
 
@@ -51,13 +51,15 @@ class LaunchNews(BaseModel):
     """One line from the launcher to `earl up`.
 
     "taken": the run's directory is this launch's. "processes": their states. "ready": all of them are, but
-    for those that failed and that the run continues without.
+    for those that failed and that the run continues without. left_s: until those that are starting are ready,
+    by the last start with the same model; 0 if that is not known.
     "failed": nothing is left running; error is the catalogue's name.
     """
 
     kind: Literal["taken", "processes", "ready", "failed"]
     directory: str = ""
     states: dict[str, str] = {}
+    left_s: float = 0.0
     seconds: float = 0.0
     error: str = ""
     message: str = ""
@@ -105,7 +107,7 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
         if not channel.open or states == reported:
             return
         reported.update(states)
-        channel.send(LaunchNews(kind="processes", states=states))
+        channel.send(LaunchNews(kind="processes", states=states, left_s=left_s(processes)))
         if all(process.is_settled for process in processes) and not signals.stop.is_set():
             loop.remove_reader(sys.stdin.fileno())
             channel.send(LaunchNews(kind="ready", seconds=time.monotonic() - started_at))
@@ -126,6 +128,12 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
         on_taken=taken,
         on_failed=lambda reason: logger.info("earl: %s", reason),
     )
+
+
+def left_s(processes: Iterable[ProcessState]) -> float:
+    """Seconds until the processes that are starting are ready, by the last start; 0 if that is not known."""
+    starting = (process for process in processes if process.state == "starting")
+    return max((process.usual_s - process.seconds for process in starting if process.usual_s), default=0.0)
 
 
 def stop_orphaned(signals: Signals) -> None:

@@ -27,6 +27,7 @@ from earl.cli.lib.status_text import (
     role_figures,
     shutdown_text,
     sparkline,
+    start_text,
     ticket_figures,
     time_left,
     transfer,
@@ -154,7 +155,7 @@ class LiveView(RunView):
                 mark = self._spinners.setdefault(state.name, Spinner("dots"))
             else:
                 mark = Text({"ready": "✓", "done": "✓", "failed": "✗"}.get(state.state, "·"))
-            seconds = f"{state.seconds:.0f} s" if state.state == "starting" else ""
+            seconds = start_text(state) if state.state == "starting" else ""
             table.add_row(mark, state.name, state.state, seconds)
         ready = sum(state.state in ("ready", "done") for state in self._processes)
         bar = ProgressBar(total=max(1, len(self._processes)), completed=ready, width=BAR_CELLS)

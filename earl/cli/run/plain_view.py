@@ -19,6 +19,7 @@ from earl.cli.lib.status_text import (
     progress_of,
     role_figures,
     shutdown_text,
+    start_text,
     time_left,
 )
 from earl.cli.lib.step_text import step_text
@@ -89,7 +90,7 @@ class PlainView(RunView):
         waits = waiting_line(processes)
         if status.phase and (status.phase != self._phase or quiet_s >= self._every_s):
             self._phase = status.phase
-            facts = without_times(waits) or status_line(without_time_left(status))
+            facts = waiting_line(processes, timed=False) or status_line(without_time_left(status))
             if facts != self._facts:
                 self._facts, self._last_line_at, self._notice_s = facts, now, self._shortest_s
                 self._say(waits or status_line(status))
@@ -117,19 +118,14 @@ class LoggedView(PlainView):
         log.info("%s", text)
 
 
-def waiting_line(processes: Sequence[ProcessState]) -> str:
-    """Names the processes that the run waits for; "" once every process is ready."""
+def waiting_line(processes: Sequence[ProcessState], *, timed: bool = True) -> str:
+    """Names the processes that the run waits for, with their times if `timed`; "" once all are ready."""
     begun = [
-        f"{process.name} ({process.state} {process.seconds:.0f} s)"
+        f"{process.name} ({process.state}{f' {start_text(process)}' if timed else ''})"
         for process in processes
         if process.state in BEGUN
     ]
     return f"waiting for {', '.join(begun)}" if begun else ""
-
-
-def without_times(waits: str) -> str:
-    """A waiting line without the seconds of its processes."""
-    return re.sub(r" \d+ s\)", ")", waits)
 
 
 def without_time_left(status: RunStatus) -> RunStatus:

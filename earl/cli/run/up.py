@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import sys
 import time
@@ -109,8 +110,8 @@ class StartedRun:
         return [f"hosts of {self.awaited} connect with: earl env serve MODULE:CLASS --gateway {gateway}"]
 
 
-# Shows the processes' states; seconds since one of them changed.
-Show = Callable[[Mapping[str, str], float], None]
+# Shows the processes' states; seconds since one of them changed, and until they are ready (0: not known).
+Show = Callable[[Mapping[str, str], float, float], None]
 
 
 async def start(
@@ -185,7 +186,7 @@ async def follow_launch(
                     + (f", waiting for {waits}" if waits else ""),
                     "see logs/ in the run's directory",
                 ) from None
-            show(last.states, quiet_s)
+            show(last.states, quiet_s, max(0.0, last.left_s - quiet_s))
             continue
         if not line:
             return last
@@ -193,7 +194,7 @@ async def follow_launch(
         if last.kind in ("ready", "failed"):
             return last
         if last.states:
-            show(last.states, 0.0)
+            show(last.states, 0.0, last.left_s)
 
 
 def waited_for(states: Mapping[str, str]) -> str:
@@ -251,8 +252,9 @@ def shown_on(console: Console) -> Show:
     """Shows progress: on a terminal in one line, elsewhere in a line for each change of a process's state."""
     reported: dict[str, str] = {}
 
-    def show(states: Mapping[str, str], quiet_s: float) -> None:
+    def show(states: Mapping[str, str], quiet_s: float, left_s: float) -> None:
         waits = waited_for(states)
+        left = f", about {math.ceil(left_s)} s left" if left_s > 0 else ""
         changed = [f"{name} {state}" for name, state in states.items() if reported.get(name) != state]
         reported.update(states)
         if not console.is_terminal:
@@ -260,10 +262,11 @@ def shown_on(console: Console) -> Show:
                 if not text.endswith("waiting"):
                     console.print(text, highlight=False)
             if not changed:
-                console.print(notice(f"waiting for {waits or 'the launcher'}", quiet_s), highlight=False)
+                text = notice(f"waiting for {waits or 'the launcher'}", quiet_s)
+                console.print(f"{text}{left}", highlight=False)
             return
         ready = sum(state in ("ready", "done") for state in states.values())
-        text = f"{ready}/{len(states)} ready, waiting for {waits}" if waits else ""
+        text = f"{ready}/{len(states)} ready{left}, waiting for {waits}" if waits else ""
         if text and quiet_s:
             text += f" ({quiet_s:.0f} s)"
         console.file.write(f"\r\x1b[K{text[: console.width - 1]}")

@@ -100,6 +100,29 @@ def test_seconds_of_a_start_alone_are_no_news(caplog: pytest.LogCaptureFixture):
     assert logged(caplog, starting) == [0, 0, 30, 90]
 
 
+# A process that has been starting for 4 s; seconds that its last start took, and the line's times.
+STARTS = [
+    (0.0, "4 s of at most 60 s"),
+    (27.5, "4 s, about 24 s left"),
+    (3.0, "4 s of at most 60 s, the last start took 3 s"),
+]
+
+
+@pytest.mark.parametrize(("usual_s", "times"), STARTS)
+def test_a_start_says_how_far_it_is_and_how_long_still(usual_s: float, times: str):
+    lines, clock = io.StringIO(), Ticking()
+    process = ProcessState("model", "starting", 4.0, 0, usual_s=usual_s, most_s=60.0)
+    view = PlainView(lines, now_s=clock)
+    for clock.now_s in (0.0, 5.0):
+        view.update([process], RunStatus(run="first"))
+    assert lines.getvalue().splitlines()[-1].endswith(f"waiting for model (starting {times})")
+    console = Console(file=io.StringIO(), width=80, record=True)
+    screen = LiveView(console)
+    screen.update([process], RunStatus(run="first"))
+    console.print(screen._render())
+    assert times in console.export_text()
+
+
 def test_a_run_that_has_ended_says_that_its_workers_save():
     ended = replace(FIRST_STEP, done=True, message="all 60 steps are trained")
     assert told([(0.0, ended), (6.0, ended)])[1] == ("all 60 steps are trained: the workers save and exit")

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 from earl.cli.run import stop, up
+from earl.cli.run.detached import left_s
 from earl.cli.run.launch import handle_signals
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
@@ -29,7 +30,7 @@ from earl.stack.launcher import Signals, launch
 from earl.stack.record import LaunchRecord, LaunchRecorder, read_record, write_record
 from earl.stack.run_files import FAILURE
 from earl.stack.rundir import RunDirectory
-from earl.stack.status import RunStatus
+from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
 from tests.support.disk import full_at
 from tests.support.notices import heard_notices
@@ -85,7 +86,7 @@ async def test_up_gives_a_silent_launcher_up():
     stream = asyncio.StreamReader()
     stream.feed_data(b'{"kind": "processes", "states": {"valkey": "ready", "model": "starting"}}\n')
     with pytest.raises(ProcessFailed, match=r"nothing new for 0\.05 s, waiting for model"):
-        await up.follow_launch(stream, lambda states, quiet_s: None, 0.05, 0.01)
+        await up.follow_launch(stream, lambda states, quiet_s, left_s: None, 0.05, 0.01)
 
 
 async def test_up_says_again_what_it_waits_for_while_nothing_changes():
@@ -94,8 +95,8 @@ async def test_up_says_again_what_it_waits_for_while_nothing_changes():
     console = Console(file=io.StringIO(), width=80)
     show, shown = up.shown_on(console), asyncio.Event()
 
-    def count(states: Mapping[str, str], quiet_s: float) -> None:
-        show(states, quiet_s)
+    def count(states: Mapping[str, str], quiet_s: float, left_s: float) -> None:
+        show(states, quiet_s, left_s)
         if console.file.getvalue().count("waiting for model") >= 2:  # pyright: ignore
             shown.set()
 
@@ -103,6 +104,22 @@ async def test_up_says_again_what_it_waits_for_while_nothing_changes():
     await asyncio.wait_for(shown.wait(), 20.0)
     stream.feed_data(b'{"kind": "ready", "seconds": 1.0}\n')
     assert (await hearing).kind == "ready"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_up_says_how_long_a_start_will_still_take_by_the_last_one(terminal: bool):
+    starting = ProcessState("trainer", "starting", 4.0, 0, usual_s=30.5, most_s=60.0)
+    first = ProcessState("model", "starting", 4.0, 0, most_s=60.0)
+    assert left_s([first]) == 0.0 and left_s([first, starting]) == 26.5
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal)
+    show = up.shown_on(console)
+    show({"model": "ready", "trainer": "starting"}, 0.0, 26.5)
+    show({"model": "ready", "trainer": "starting"}, 6.0, 20.5)
+    told = console.file.getvalue()  # pyright: ignore
+    expected = "1/2 ready, about 21 s left, waiting for trainer (6 s)"
+    assert told.endswith(expected if terminal else "waiting for trainer: 6 s, about 21 s left\n")
+    show({"model": "ready", "trainer": "starting"}, 40.0, 0.0)
+    assert "left" not in console.file.getvalue().removeprefix(told)  # pyright: ignore
 
 
 @pytest.mark.parametrize(("now", "first"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
