@@ -61,11 +61,11 @@ def checkpoint(directory: Path, template: str) -> Path:
     return directory
 
 
-def chat_model(directory: Path, template: str = CHATML) -> Path:
-    """A whole model with that tokenizer: a Llama of random weights."""
+def chat_model(directory: Path, template: str = CHATML, head_size: int = 8) -> Path:
+    """A whole model with that tokenizer: a Llama of random weights, two heads of head_size."""
     vocabulary = len(pre_tokenizers.ByteLevel.alphabet()) + 4 + len(SPECIALS)
     scratch = ScratchModel(
-        hidden_size=16,
+        hidden_size=2 * head_size,
         intermediate_size=16,
         layers=1,
         heads=2,
