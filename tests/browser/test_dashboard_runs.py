@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page
 
+from earl.stack.record import LaunchRecord, write_record
 from earl.stack.run_files import LOGS
+from earl.stack.status import RunStatus
 from tests.support.browser import chromium, opened, until
 from tests.support.dashboard import Served
 from tests.support.recorded import recorded
@@ -29,7 +31,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     for seed, (name, steps) in enumerate((("empty", 0), ("second", 20), ("first", 24))):
         (tmp_path / name).mkdir()
         if steps:
-            recorded(tmp_path / name, steps=steps, seed=seed, overrides=[("seed", str(seed))])
+            text = "What is 12 + 30 in step-STEP?"
+            recorded(tmp_path / name, steps=steps, text=text, seed=seed, overrides=[("seed", str(seed))])
         else:
             recorded(tmp_path / name, steps=1, seed=seed)
             for file in (tmp_path / name).glob("*.jsonl"):
@@ -105,6 +108,40 @@ async def test_figures_of_training_and_machine_are_there_and_nothing_is_empty(
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+async def test_rewards_alone_are_scores_on_the_page_and_in_the_list(browser: Browser, tmp_path: Path):
+    """Nothing says win rate where nothing is won or lost."""
+    directory = tmp_path / "first"
+    directory.mkdir()
+    recorded(directory, winners=False)
+    status = RunStatus(run="first", phase="train", step=12, steps=12, metrics={"reward_mean": 0.25})
+    write_record(directory, LaunchRecord(1, "m", outcome="complete", status=status))
+    async with Served(directory) as served, opened(browser, served.links[-1]) as page:
+        await drawn(page, "#curves")
+        await until(page, "document.getElementById('tiles').textContent.includes('evaluated score')")
+        shown = await page.locator("main").inner_text()
+        assert "training score" in shown and "win rate" not in shown.lower()
+        titles = await page.locator("#curves .card:visible h3").all_text_contents()
+        assert "Score" in titles and "Reward" not in titles
+        await page.get_by_role("link", name="All runs").click()
+        await until(page, "document.querySelectorAll('#runs tbody tr').length === 1")
+        columns = await page.locator("#runs thead th").all_text_contents()
+        assert "score" in columns and not {"win rate", "reward"} & set(columns)
+
+
+@pytest.mark.parametrize("width", ["phone", "small"])
+async def test_the_list_and_a_comparison_fit_a_phone(browser: Browser, served: Served, width: str):
+    """Wide tables scroll within their frames; the page does not."""
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    async with opened(browser, served.links[-1], width=width, touch=True) as page:
+        await page.goto(f"http://{served.address}/runs")
+        await until(page, "document.querySelectorAll('#runs tbody tr').length === 3")
+        assert await page.evaluate(fits)
+        await page.goto(f"http://{served.address}/compare?run=first&run=second&run=empty")
+        await drawn(page, "#curves")
+        await until(page, "document.querySelectorAll('#differences tbody tr').length > 0")
+        assert await page.evaluate(fits)
+
+
 async def test_runs_are_listed_and_compared(browser: Browser, served: Served):
     async with opened(browser, served.links[-1]) as page:
         await page.get_by_role("link", name="All runs").click()
@@ -134,6 +171,11 @@ async def test_a_trajectory_has_a_link_and_its_text_is_searched(browser: Browser
         await page.get_by_label("text", exact=True).first.fill("no such words")
         await page.get_by_label("text", exact=True).first.press("Enter")
         await until(page, "document.querySelectorAll('.list button').length === 0")
+        await page.get_by_label("text", exact=True).first.fill("30 in Step-17")
+        await page.get_by_label("text", exact=True).first.press("Enter")
+        await until(page, "document.querySelectorAll('.list button').length === 1")
+        await page.locator(".list button").click()
+        await until(page, "document.querySelector('.detail')?.textContent.includes('12 + 30 in step-17')")
         await page.goto(f"http://{served.address}/?run=first#trajectory-7")
         await until(page, "document.querySelector('.detail .note')?.textContent.includes('ticket 7 ')")
         async with page.expect_response(lambda answer: "/logs" in answer.url):

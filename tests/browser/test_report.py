@@ -47,7 +47,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 def report(tmp_path: Path) -> str:
-    recorded(tmp_path, steps=24, text=ENDING + EVIL)
+    recorded(tmp_path, steps=24, text=f"{ENDING}{EVIL} step-STEP")
     faults, file = FaultTexts(), FaultFile(tmp_path)
     faults.note(("host-1", "open_spiel/tic_tac_toe"), ENDING + EVIL)
     file.quarantined("open_spiel/tic_tac_toe", "host-1", ENDING + EVIL)
@@ -136,6 +136,13 @@ async def test_conversations_and_metrics_are_found_without_a_server(browser: Bro
         await filled(page)
         rows = page.locator(".list button")
         assert await rows.count() == 28
+        text = page.get_by_label("text", exact=True)
+        await text.fill("Step-17")
+        await text.press("Enter")
+        await until(page, "document.querySelectorAll('.list button').length === 1")
+        await text.fill("")
+        await text.press("Enter")
+        await until(page, "document.querySelectorAll('.list button').length === 28")
         await page.get_by_role("combobox", name="shown").select_option("training")
         await until(page, "document.querySelectorAll('.list button').length === 24")
         await page.get_by_label("first step").fill("20")
@@ -154,6 +161,17 @@ async def test_conversations_and_metrics_are_found_without_a_server(browser: Bro
         await page.locator("#panels summary").click()
         await page.wait_for_selector("#panels tbody tr")
         assert "scheduler.group_size" in (await page.locator("#panels").text_content() or "")
+
+
+async def test_rewards_alone_are_scores_in_the_report(browser: Browser, tmp_path: Path):
+    """Nothing says win rate where nothing is won or lost."""
+    recorded(tmp_path, winners=False)
+    async with opened(browser, write_report(tmp_path).as_uri()) as page:
+        await page.wait_for_selector("#curves .card:not(.without) canvas")
+        shown = await page.locator("main").inner_text()
+        assert "evaluated score" in shown and "win rate" not in shown.lower()
+        titles = await page.locator("#curves .card:visible h3").all_text_contents()
+        assert "Score" in titles and "Reward" not in titles
 
 
 async def test_compared_runs_have_the_same_axes(browser: Browser, tmp_path: Path):

@@ -28,7 +28,12 @@ TASKS = 64
 
 
 def evaluation(
-    name: str, version: int, rewards: Sequence[float | None], environments: Sequence[str] = ()
+    name: str,
+    version: int,
+    rewards: Sequence[float | None],
+    environments: Sequence[str] = (),
+    *,
+    winners: bool = True,
 ) -> EvaluationRecord:
     """An evaluation with these rewards by instance; None for an episode that failed."""
     result = EvaluationRecord(
@@ -38,9 +43,8 @@ def evaluation(
         if reward is None:
             result = result.with_failure()
         else:
-            result = result.with_result(
-                index, EpisodeResult(reward=reward, metrics={"win": float(reward > 0)})
-            )
+            metrics = {"win": float(reward > 0)} if winners else {}
+            result = result.with_result(index, EpisodeResult(reward=reward, metrics=metrics))
     return result
 
 
@@ -53,13 +57,16 @@ def recorded(
     seed: int = 0,
     layout: tuple[int, int, int, int] = (2, 1, 1, 1),
     environments: Sequence[str] = (),
+    winners: bool = True,
 ) -> None:
-    """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`,
-    and decisions for a rollout that is cut so and would be cut otherwise from a mean of 100 tokens on; in the
-    last three steps episodes are truncated, and in the last one an engine runs out of memory.
+    """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`
+    (STEP: the step's number), and decisions for a rollout that is cut so and would be cut otherwise from a
+    mean of 100 tokens on; in the last three steps episodes are truncated, and in the last one an engine runs
+    out of memory.
 
     environments: labels of a mixture, each with twice the weight of the one before; of the last the
-    policy plays two seats."""
+    policy plays two seats. winners: False for an environment that has rewards alone, where nothing is won or
+    lost."""
     draw = random.Random(seed)
     config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
     if environments:
@@ -76,8 +83,10 @@ def recorded(
         for index in (0, TASKS - 1):
             number += 1
             one = ticket(number, Purpose.EVALUATE, index, step + 3, rewards[index], name)
-            samples.observe(step, one, one.result or EpisodeResult(), talk(text, rewards[index]))
-        return evaluation(name, step + 3, rewards, environments)
+            samples.observe(
+                step, one, one.result or EpisodeResult(), talk(numbered(text, step), rewards[index])
+            )
+        return evaluation(name, step + 3, rewards, environments, winners=winners)
 
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
@@ -114,12 +123,13 @@ def recorded(
         )  # fmt: skip
         number += 1
         one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
-        samples.observe(step - 1, one, one.result or EpisodeResult(), talk(text, 1.0))
+        samples.observe(step - 1, one, one.result or EpisodeResult(), talk(numbered(text, step), 1.0))
         samples.trained(step, [one.id])
         report.step(
             step=step, phase="train", version=step + 3, time_s=10.0 * step,
             trajectories={
-                "reward_mean": step / steps, "win_rate": step / steps, "tokens": float(sum(tokens)),
+                "reward_mean": step / steps, **({"win_rate": step / steps} if winners else {}),
+                "tokens": float(sum(tokens)),
                 "length_mean": sum(tokens) / 64, "length_max": float(max(tokens)),
                 "trained_tokens": sum(tokens) / 2, "truncated_episodes": float(truncated),
                 "staleness_mean": 0.5, "staleness_max": 1.0,
@@ -186,6 +196,11 @@ def ticket(
         temperature=1.0, evaluation=evaluation, transcript=True,
         result=EpisodeResult(reward=reward, total_tokens=40, oldest_version=version, newest_version=version),
     )  # fmt: skip
+
+
+def numbered(text: str, step: int) -> str:
+    """The text with the step's number in place of STEP."""
+    return text.replace("STEP", str(step))
 
 
 def sampled(text: str) -> tuple[Sampled, ...]:
