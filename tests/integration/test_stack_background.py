@@ -56,7 +56,12 @@ class Background:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.directory,
-            env={**os.environ, MARK: self.name, "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}"},
+            env={
+                **os.environ,
+                MARK: self.name,
+                "EARL_CACHE": str(self.directory / "cache"),
+                "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}",
+            },
         )
 
     def earl(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -130,6 +135,7 @@ def test_a_run_goes_on_alone_is_looked_at_ends_and_is_resumed(background: Backgr
     code, look, _ = background.earl("status", str(background.run), "--json")
     assert (code, look["state"]) == (0, "running") and look["status"]["run"] == background.name
     assert {one["state"] for one in look["processes"]} == {"ready", "done"}
+    assert {one["usual_s"] for one in look["processes"]} == {0.0}, "no start before it"
     assert {stage["name"] for stage in look["status"]["stages"]} == {"rollout", "trainer"}
     assert "open_spiel/tic_tac_toe" in [one["name"] for one in look["environments"]]
 
@@ -153,6 +159,8 @@ def test_a_run_goes_on_alone_is_looked_at_ends_and_is_resumed(background: Backgr
     code, again, said = background.earl("up", str(background.run / "run.toml"), "--resume", "--json")
     assert code == 0, said
     assert again["directory"] == str(background.run)
+    look = background.earl("status", str(background.run), "--json")[1]
+    assert all(one["usual_s"] > 0 for one in look["processes"]), "the start before this one"
     code, ended, _ = background.earl("stop", "--now", str(background.run), "--json")
     assert code == 0 and ended["left"] == {"pids": [], "paths": []}
     background.assert_nothing_left()
