@@ -138,9 +138,8 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
         return index
     draws = _draws(rules, purpose)
     entry = rules.mixture.index(share)
-    first = index - index % BLOCK
-    before = _counted(draws, first // BLOCK)[entry]
-    return before + sum(_entry_at(draws, place) == entry for place in range(first, index))
+    block, rest = divmod(index, BLOCK)
+    return _counted(draws, block)[entry] + _entries(draws, block)[:rest].count(entry)
 
 
 class _Draws(NamedTuple):
@@ -176,10 +175,15 @@ def _counted(draws: _Draws, blocks: int) -> tuple[int, ...]:
     """The places that each entry has in the first `blocks` blocks."""
     counts = _counts(draws)
     while len(counts) <= blocks:
-        first = (len(counts) - 1) * BLOCK
-        entries = [_entry_at(draws, place) for place in range(first, first + BLOCK)]
+        entries = _entries(draws, len(counts) - 1)
         counts.append(tuple(before + entries.count(entry) for entry, before in enumerate(counts[-1])))
     return counts[blocks]
+
+
+@lru_cache(maxsize=64)
+def _entries(draws: _Draws, block: int) -> tuple[int, ...]:
+    """The entry that each place of the block plays."""
+    return tuple(_entry_at(draws, place) for place in range(block * BLOCK, (block + 1) * BLOCK))
 
 
 @lru_cache(maxsize=8)
