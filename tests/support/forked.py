@@ -37,7 +37,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "services.scheduler": ("services.scheduler.service",),
     "services.rollout": ("services.rollout.service",),
     "services.env_gateway": ("services.env_gateway.serve",),
-    "services.trainer": ("services.trainer.service",),
+    "services.trainer": (
+        "services.trainer.service",
+        "services.trainer.ranks.rendezvous",
+        "torch.distributed.launcher.api",
+    ),
     "services.trainer.reference": ("services.trainer.reference.service",),
     "earl.env.host": ("earl.env.serve",),
     "earl.models": ("earl.models.create",),

@@ -4,11 +4,13 @@
         └─ MODULE is in MODULES ─► fork server ─► a process that runs MODULE as __main__
                                         ▲                     │
                                         └─ what it starts ◄───┘
+    torchrun's agent, forked so ─► its ranks, forked from the agent itself
 
 An interpreter needs three seconds of CPU to import what a trainer needs, two for an engine's rank, half of
 one for a service or a serving process: `preloaded()` saves them for what a test's own process starts, and
 for what those processes start in turn (`preload_here`). Command line, variables, descriptors, signals and
-exit codes are those of a real start. The parent is another (the fork server: `started_by` finds processes
+exit codes are those of a real start. torchrun's ranks are children of their agent, as in a run. Of the
+others the parent is another (the fork server: `started_by` finds processes
 by who asked for them), and all have its seed of Python's hashes. Tests of the start, of `earl train`, and one
 of two runs that must be equal do without.
 """
@@ -18,19 +20,23 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import logging
 import multiprocessing
 import os
 import runpy
+import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from tests.support.forked import MODULES, ROOM, Forked, begin_server
 
@@ -109,6 +115,49 @@ class ForkedCommand:
         return output, errors
 
 
+class ForkedRank:
+    """A rank of torchrun, forked from its agent, as subprocess.Popen shows one that was begun anew."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._collect(os.WNOHANG)
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit code. Raises subprocess.TimeoutExpired if it stays for as many seconds."""
+        if self.returncode is None:
+            ended = os.pidfd_open(self.pid)
+            try:
+                if not select.select([ended], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            finally:
+                os.close(ended)
+        return self._collect(0)
+
+    def _collect(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+_popen_anew = SubprocessHandler._popen
+
+
+def _popen_rank(self: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> Any:
+    """In place of SubprocessHandler._popen; in the agent's main thread, as the rank's signals need it."""
+    if args[:2] != (sys.executable, "-m") or args[2] not in MODULES:
+        return _popen_anew(self, args, env)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return ForkedRank(pid)
+    _run_rank(args, env, (self._stdout, self._stderr))
+
+
 class _Starts:
     """A stand-in for asyncio.create_subprocess_exec while a block of `preloaded` is open."""
 
@@ -154,6 +203,7 @@ def preload_here() -> None:
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     Forked.outlives_its_starter = True
     _Starts.replaces()
+    SubprocessHandler._popen = _popen_rank  # type: ignore[method-assign]
 
 
 def started_by(pid: int) -> list[psutil.Process]:
@@ -258,6 +308,47 @@ def _run(
     begun.close()
     preload_here()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_rank(command: tuple[str, ...], variables: dict[str, str], files: tuple[Any, Any]) -> NoReturn:
+    """In the process that the agent forked: becomes the command, and never returns to the agent's frames."""
+    code: Any = 1
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, _name_of(os.getppid()).encode())
+        for number, file in zip((1, 2), files, strict=True):
+            if file is not None:
+                os.dup2(file.fileno(), number)
+        _close_descriptors()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        logging.getLogger().handlers.clear()
+        os.environ.clear()
+        os.environ.update(variables)
+        _show(command, variables)
+        module, sys.argv = command[2], list(command[2:])
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        logging.exception("a forked rank failed")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _close_descriptors() -> None:
+    """Closes all but the standard ones and those by which a process asks the fork server for another."""
+    kept = {0, 1, 2, forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd}  # type: ignore[attr-defined]
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in kept:
+            try:
+                os.close(number)
+            except OSError:
+                pass  # the one by which the directory was read
 
 
 def _show(command: Sequence[str], variables: dict[str, str]) -> None:
