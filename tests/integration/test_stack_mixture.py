@@ -21,7 +21,7 @@ from tests.support.launched import TICTACTOE, Launched, assert_ledger_adds_up, l
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 40
+STEPS = 16
 ENVIRONMENTS = """
 [[environments]]
 name = "open_spiel/tic_tac_toe"
