@@ -72,7 +72,7 @@ def test_only_what_grew_is_read_and_only_what_changed_is_told(tmp_path: Path):
     recorded(tmp_path, steps=3)
     history = RunHistory(tmp_path, config_of(tmp_path))
     assert set(history.update()) == {
-        "learning", "lengths", "decisions", "endings", "faults", "missing", "moved",
+        "learning", "mixture", "lengths", "decisions", "endings", "faults", "missing", "moved",
     }  # fmt: skip
     assert history.update() == {}
     file = LineFile(tmp_path / "endings.jsonl")

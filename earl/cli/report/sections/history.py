@@ -78,7 +78,7 @@ class RunHistory:
         sections: dict[str, Any] = {}
         if changed & {"metrics", "evaluations"}:
             sections["learning"] = self._learning()
-        if changed & {"metrics", "evaluations", "endings"}:
+        if changed & {"metrics", "evaluations"} or (self._mixture.has_rows and "endings" in changed):
             evaluations = judged(self._evaluations, self.newest)
             sections["mixture"] = self._mixture.section(evaluations, winners=self._winners)
         if changed & {"metrics", "switches", "decisions"}:

@@ -43,6 +43,11 @@ class MixtureTable:
         self._older: Counter[str] = Counter()
         self._endings: dict[str, Counter[str]] = {}
 
+    @property
+    def has_rows(self) -> bool:
+        """Returns whether the run has several environments."""
+        return bool(self._entries)
+
     def clear(self, file: str) -> None:
         """Forgets what was read from a file, "metrics" or "endings", that is another one now."""
         if file == "metrics":

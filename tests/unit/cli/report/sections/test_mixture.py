@@ -11,6 +11,7 @@ from earl.cli.report.page import write_report
 from earl.cli.report.sections import mixture
 from earl.cli.report.sections.history import RunHistory
 from earl.cli.report.sections.mixture import MixtureTable
+from earl.obs.metrics import LineFile
 from tests.support.recorded import mixed, recorded
 from tests.support.report_file import report_data
 from tests.support.runs import tictactoe
@@ -57,6 +58,19 @@ def test_a_run_of_one_environment_has_no_rows(tmp_path: Path):
     recorded(tmp_path, steps=3)
     section = RunHistory(tmp_path, config_of(tmp_path)).update()["mixture"]
     assert section["rows"] == []
+
+
+def test_an_ending_alone_changes_the_table_of_a_mixture(tmp_path: Path):
+    recorded(tmp_path, steps=3, environments=LABELS)
+    history = RunHistory(tmp_path, config_of(tmp_path))
+    history.update()
+    assert history.update() == {}
+    file = LineFile(tmp_path / "endings.jsonl")
+    file.write({"time_s": 99.0, "ok": 0, "timeout": 5, "environments": {"one/tic": {"timeout": 5}}})
+    file.close()
+    changed = history.update()
+    assert changed.keys() == {"endings", "mixture"}
+    assert changed["mixture"]["rows"][0]["endings"]["timeout"] == 5
 
 
 def test_figures_are_over_the_trajectories_of_the_last_steps(tmp_path: Path):
