@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 from earl.env import stream_codec
 from earl.errors import EarlError, EnvHostLost, EnvProtocolError
-from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2
 from services.env_gateway import codec
 from services.env_gateway.admission import MAX_CAPACITY, check_hello
@@ -37,7 +37,7 @@ class HostSide:
 
     # --- streams -----------------------------------------------------------------------------
 
-    def attach(self, hello: env_pb2.Hello, outbox: Outbox) -> HostState:
+    def attach(self, hello: env_pb2.Hello, outbox: Any) -> HostState:
         """Accepts a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         try:
             check_hello(hello)
