@@ -137,7 +137,7 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label", "seat", "seats")
+    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label", "seat", "seats", "frozen_version")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class Ticket(_message.Message):
     LABEL_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_VERSION_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     fence: int
@@ -180,7 +181,8 @@ class Ticket(_message.Message):
     label: str
     seat: int
     seats: int
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ...) -> None: ...
+    frozen_version: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ..., frozen_version: _Optional[int] = ...) -> None: ...
 
 class LeaseTicketsRequest(_message.Message):
     __slots__ = ("worker", "credit", "wait_s")

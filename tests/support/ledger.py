@@ -391,7 +391,9 @@ class World:
         for ticket in tables.tickets.values():
             if ticket.state in LIVE:
                 match = tables.match(ticket)
-                assert [member.seat for member in match] == list(range(ticket.seats))
+                seats = [ticket.seat] if ticket.frozen else list(range(ticket.seats))
+                assert [member.seat for member in match] == seats
+                assert not ticket.frozen or ticket.purpose is Purpose.TRAIN
                 assert {(member.state, member.group, member.worker) for member in match} == {
                     (ticket.state, ticket.group, ticket.worker)
                 }, "a match is torn"
@@ -435,9 +437,9 @@ class World:
         counts = self.ledger.tables.counts()
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules
-        wanted = rules.warmup_batches * rules.warmup_episodes
-        wanted += rules.steps * rules.batch_groups * rules.group_size
-        wanted *= rules.mixture[0].seats
+        [share] = rules.mixture
+        wanted = rules.warmup_batches * rules.warmup_episodes * share.seats
+        wanted += rules.steps * rules.batch_groups * rules.group_size * share.trained_seats
         assert counts["trained"] == wanted == len(self.parameters.consumed)
 
     def reconcile_or_rejoin(self) -> None:

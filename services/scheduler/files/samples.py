@@ -3,9 +3,10 @@
 A line is one trajectory: step (training steps done when it was sampled for an evaluation, the step
 that learned from it otherwise), evaluation (empty for training), version (oldest and newest of its
 tokens), ticket, group, index, environment (its label, in a mixture), task (its number in a task set), epoch
-(from 0, of a task that is trained in epochs), seat (in a match), reward, ending, tokens, and turns of role,
-text and tokens; `sampled` of a turn is what an engine sampled: ids, texts, logprobs and versions of its first
-tokens. What was asked for and never trained on has no line.
+(from 0, of a task that is trained in epochs), seat (in a match), opponent (the frozen version that had the
+other seats), reward, ending, tokens, and turns of role, text and tokens; `sampled` of a turn is what an
+engine sampled: ids, texts, logprobs and versions of its first tokens. What was asked for and never trained on
+has no line.
 A step that was rolled back appears again: its last lines count. Past LIMIT_BYTES the file keeps the first
 and the last step of training, the first and the last evaluations, and of what lies between every second,
 fourth, ... one.
@@ -47,15 +48,16 @@ class SampleFile:
         result: EpisodeResult,
         turns: Sequence[TranscriptTurn],
         epoch: int | None = None,
+        opponent: int = 0,
     ) -> None:
         """Takes an accepted episode. An evaluation's is written at once, training's once it is trained.
 
-        step: training steps done. epoch: None if the ticket's task is in none.
+        step: training steps done. epoch: None if the ticket's task is in none. opponent: 0 for none.
         """
         if not turns:
             self._waiting.pop(ticket.id, None)  # of an attempt that was taken back
             return
-        sample = line(step, ticket, result, turns, epoch)
+        sample = line(step, ticket, result, turns, epoch, opponent)
         if ticket.purpose is Purpose.EVALUATE:
             self._write([sample])
             return
@@ -89,6 +91,7 @@ def line(
     result: EpisodeResult,
     turns: Sequence[TranscriptTurn],
     epoch: int | None = None,
+    opponent: int = 0,
 ) -> dict[str, Any]:
     """One trajectory in the form in which it is written."""
     return {
@@ -102,6 +105,7 @@ def line(
         **({"task": ticket.task} if ticket.task >= 0 else {}),
         **({"epoch": epoch} if epoch is not None else {}),
         **({"seat": ticket.seat} if ticket.seats > 1 else {}),
+        **({"opponent": opponent} if opponent else {}),
         "reward": result.reward,
         "ending": result.ending.value,
         "tokens": result.total_tokens,

@@ -22,7 +22,7 @@ from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import BatchCommitted, EvaluationDone, TrajectoryReady
-from services.scheduler.state.mixture import batch_trajectories, instance_at, seats_at
+from services.scheduler.state.mixture import batch_trajectories, instance_at, is_frozen_at, seats_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.seeds import sample_seeds
 from services.scheduler.state.tickets import (
@@ -65,7 +65,7 @@ class TicketAttempts:
               index: int, evaluation: str = "") -> int:  # fmt: skip
         """A new group of `size` pending tickets; its id. index: its place in the schedule of its purpose.
 
-        size: a multiple of the policy's seats there, whose matches follow one another.
+        size: a multiple of the seats that learn in an episode there; matches follow one another.
         """
         run, seed = self.tables.run, self.rules.seed
         take = run.takes.get(purpose, {}).get(index, 0)
@@ -95,6 +95,7 @@ class TicketAttempts:
                     if is_requested(self.rules, purpose, index, member, episodes)
                 ],
                 seats=seats_at(self.rules, purpose, index),
+                frozen=is_frozen_at(self.rules, purpose, index),
             )
         )
         return group
@@ -280,7 +281,7 @@ class TicketAttempts:
 
     def _leave_out(self, ticket: Ticket, alone: Reason, whole: Reason) -> None:
         """Drops a ticket or match, alone if enough others of its group are left, otherwise with its group."""
-        episodes = len(self.tables.groups[ticket.purpose][ticket.group]) // ticket.seats
+        episodes = len(self.tables.groups[ticket.purpose][ticket.group]) // len(ticket.match)
         if ticket.purpose is Purpose.TRAIN and 0 < self.rules.min_group_size < episodes:
             for member in self.tables.match(ticket):
                 self._forget_columns(member)

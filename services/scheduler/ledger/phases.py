@@ -27,7 +27,7 @@ from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.mixture import batch_episodes, group_size_at
+from services.scheduler.state.mixture import batch_episodes, group_size_at, is_frozen_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import Purpose, Reason, TicketState
@@ -183,11 +183,20 @@ def advance(ledger: Ledger, elapsed_s: float) -> bool:
 
 
 def resume(ledger: Ledger, elapsed_s: float) -> None:
-    """A run that its time limit ended continues if the limit is another now. elapsed_s: of the whole run."""
+    """Brings what was stored to the run file as it is now. elapsed_s: of the whole run.
+
+    A run that its time limit ended continues if the limit is another now. Groups that were issued with the
+    other kind of opponent are dropped, and issued again.
+    """
     rules, run = ledger.rules, ledger.tables.run
     spent_s = elapsed_s - (run.train_began_s or 0.0)
     if run.train_over and not 0 < rules.train_limit_s <= spent_s:
         run.train_over = False
+    for group, members in list(ledger.tables.groups[Purpose.TRAIN].items()):
+        tickets = [ledger.tables.tickets[number] for number in members]
+        planned = any(ticket.state is TicketState.PLANNED for ticket in tickets)
+        if not planned and tickets[0].frozen != is_frozen_at(rules, Purpose.TRAIN, tickets[0].index):
+            ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.PHASE_OVER)
 
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
@@ -260,7 +269,7 @@ def _issue_training(ledger: Ledger) -> bool:
     rules, version = ledger.rules, ledger.tables.run.version
     outstanding = len(ledger.tables.groups[Purpose.TRAIN])
     vacant = _vacant(ledger, Purpose.TRAIN)
-    largest = max((share.group_size or rules.group_size) * share.seats for share in rules.mixture)
+    largest = max((share.group_size or rules.group_size) * share.trained_seats for share in rules.mixture)
     at_once = math.ceil(ISSUED_AT_ONCE / largest)
     for ahead, index in enumerate(vacant[:at_once], outstanding):
         target = target_version(version, ahead, rules.batch_groups)

@@ -204,7 +204,9 @@ class LedgerTables:
 
     def match(self, ticket: Ticket) -> list[Ticket]:
         """The tickets of a live ticket's match, in the order of their seats; itself alone if it has none."""
-        return [ticket] if ticket.seats == 1 else [self.tickets[number] for number in ticket.match]
+        if ticket.seats == 1 or ticket.frozen:
+            return [ticket]
+        return [self.tickets[number] for number in ticket.match]
 
     def place(self, purpose: Purpose, group: int) -> int:
         """A live group's place in the schedule of its purpose."""

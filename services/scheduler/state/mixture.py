@@ -81,11 +81,16 @@ def seats_at(rules: Rules, purpose: Purpose, index: int) -> int:
     return 1 if purpose is Purpose.EVALUATE else share_at(rules, purpose, index).seats
 
 
+def is_frozen_at(rules: Rules, purpose: Purpose, index: int) -> bool:
+    """Returns whether a frozen version plays all seats but one of the index-th group of a purpose."""
+    return purpose is Purpose.TRAIN and share_at(rules, purpose, index).frozen
+
+
 def group_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
-    """The trajectories of the index-th group of a purpose: one for each seat of its episodes."""
+    """The trajectories of the index-th group of a purpose: one for each seat of its episodes that learns."""
     share = share_at(rules, purpose, index)
     if purpose is Purpose.TRAIN:
-        return (share.group_size or rules.group_size) * share.seats
+        return (share.group_size or rules.group_size) * share.trained_seats
     return seats_at(rules, purpose, index)
 
 

@@ -27,11 +27,11 @@ class Share:
     """One environment of the mixture. label: as its tickets have it. share: of the groups, together 1.
 
     group_size: episodes of a group, 0 for the rule of that name. seats: of the policy in each of them, but
-    for evaluations, where it has one. train, held_out: numbers of its tasks, both empty without a task set.
-    schedule: its weight by step, where shares change during the run; then that of every environment, and
-    `share` is the one at the first step. protected: evaluations judge whether it was kept; lowest: the least
-    that an episode of it may earn. curriculum: its next task follows from successes, and otherwise from
-    epochs.
+    for evaluations, where it has one. frozen: in training a frozen version plays all of them but one. train,
+    held_out: numbers of its tasks, both empty without a task set. schedule: its weight by step, where shares
+    change during the run; then that of every environment, and `share` is the one at the first step.
+    protected: evaluations judge whether it was kept; lowest: the least that an episode of it may earn.
+    curriculum: its next task follows from successes, and otherwise from epochs.
     """
 
     label: str = ""
@@ -44,6 +44,12 @@ class Share:
     lowest: float = 0.0
     curriculum: bool = False
     seats: int = 1
+    frozen: bool = False
+
+    @property
+    def trained_seats(self) -> int:
+        """The seats of a training episode that have a ticket."""
+        return 1 if self.frozen else self.seats
 
 
 @dataclass(frozen=True, slots=True)

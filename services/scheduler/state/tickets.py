@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from earl.config.frozen_schedule import FrozenSchedule
+
 
 class TicketState(StrEnum):
     """The state of a ticket: pending → leased → ready → planned → trained | evaluated | dropped."""
@@ -94,7 +96,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     """One seat of one episode to run. Only the ledger's tables change one (LedgerTables.change, move).
 
     An episode in which the policy has several seats is a match: as many tickets, with successive ids in the
-    order of the seats. They are in one state always, until they are closed.
+    order of the seats. They are in one state always, until they are closed. Against a frozen opponent a match
+    has one ticket, that of the seat that learns.
     floor: no loss-masked token of it is, or will be, of an older version.
     index: its group's place in the schedule of its purpose (see admission.places); for an evaluation the
     number of its instance. broken: an attempt ended in a way that the instance itself is to blame for.
@@ -115,9 +118,11 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     task: int = -1
     # Its conversation is wanted with the result.
     transcript: bool = False
-    # Its seat, from 0, of so many that the policy has in the episode.
+    # Its seat, from 0, of so many that the policy, or a frozen version of it, has in the episode.
     seat: int = 0
     seats: int = 1
+    # A frozen version plays the other seats, which have no tickets.
+    frozen: bool = False
     state: TicketState = TicketState.PENDING
     fence: int = 0
     attempt: int = 0
@@ -136,9 +141,15 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
 
     @property
     def match(self) -> range:
-        """The ids of its match; of itself alone where the policy has one seat."""
+        """The ids of its match; of itself alone where one seat of the policy learns."""
+        if self.frozen:
+            return range(self.id, self.id + 1)
         first = self.id - self.seat
         return range(first, first + self.seats)
+
+    def opponent(self, schedule: FrozenSchedule | None) -> int:
+        """The frozen version that plays its other seats; 0 if none does. schedule: of the run."""
+        return schedule.version_at(self.min_version) if schedule is not None and self.frozen else 0
 
     @property
     def bucket(self) -> str:
@@ -149,7 +160,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
 class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
     """A group of new tickets: `first` and the ids after it, each of whose samplers has a seed here.
 
-    transcripts: ids of those whose conversation is wanted. seats: of each match, see Ticket.
+    transcripts: ids of those whose conversation is wanted. seats, frozen: of each match, see Ticket; the
+    tickets have the seats in turns.
     """
 
     group: int
@@ -165,6 +177,7 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
     task: int = -1
     transcripts: list[int] = []
     seats: int = 1
+    frozen: bool = False
 
     def tickets(self) -> list[Ticket]:
         """The tickets as they were issued."""
@@ -185,6 +198,7 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
                 transcript=number in self.transcripts,
                 seat=(number - self.first) % self.seats,
                 seats=self.seats,
+                frozen=self.frozen,
             )
             for number, seed in enumerate(self.sample_seeds, self.first)
         ]

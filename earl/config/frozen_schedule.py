@@ -1,0 +1,35 @@
+"""The frozen version that plays against the policy, as a function of versions alone. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSchedule:
+    """Freezes the version that training begins with, and then every `every`-th.
+
+    first: the version that training begins with, after the warm-up. staleness: of the run, in versions.
+    Example: with first = 3 and every = 4, versions 3 to 6 play against version 3, and 7 to 10 against 7.
+    """
+
+    first: int
+    every: int
+    staleness: int
+
+    def version_at(self, version: int) -> int:
+        """The version that is frozen while `version`, `first` or a later one, is the current one."""
+        return version - (version - self.first) % self.every
+
+    def needed(self, version: int) -> list[int]:
+        """The frozen versions that tickets may name while `version` is trained, oldest first.
+
+        A ticket that allows tokens of version m and newer ones names `version_at(m)`.
+        """
+        oldest = max(self.first, version - self.staleness)
+        return sorted({self.version_at(each) for each in range(oldest, version + 1)})
+
+    @property
+    def most_needed(self) -> int:
+        """The most versions that `needed` gives for any version."""
+        return 1 + -(-self.staleness // self.every)
