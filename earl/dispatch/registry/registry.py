@@ -25,6 +25,11 @@ _SECRET_BYTES = 32
 _MAX_CALLS = 16
 
 
+def frozen_key(version: int) -> str:
+    """The key of a version that is kept for self-play against it."""
+    return f"{WEIGHTS_PREFIX}{version}/frozen"
+
+
 class Registry:
     """prefix: the run's key prefix, for example "{earl:<run>}:". lease_s: time to live of a descriptor."""
 
