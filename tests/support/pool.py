@@ -8,6 +8,7 @@ from typing import Any
 
 from earl.errors import ContextTooLong, EngineLost, VersionGone
 from earl.models.spec import ModelSpec
+from earl.obs.memory import DeviceMemory
 from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
@@ -60,6 +61,7 @@ class InMemory(Engine):
         self.kv: dict[str, list[int]] = {}
         self.offers: dict[str, dict[str, tuple[int, list[int]]]] = {}
         self.prefilled = self.skew = 0.0
+        self.memory: DeviceMemory | None = None
         self._paused = False
         self._aborts = 0
 
@@ -167,6 +169,7 @@ class InMemory(Engine):
             version=self.version, tp=self.spec.tp, running=0, waiting=0, retained=0,
             kv_used_fraction=0.0, steps=0, generated_tokens=0, prefilled_tokens=1, reused_tokens=0,
             evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
+            memory=self.memory,
         )  # fmt: skip
 
     def generate(self, request): ...

@@ -24,13 +24,11 @@ from services.rollout.worker.ticket import EpisodeTicket
 Choose = Callable[[Observation, TokenColumns], Awaitable[str]]
 
 
-class SamplingPolicy(Protocol):
-    """Samples tokens: the pool of engines, as the agent uses it."""
+class Sampler(Protocol):
+    """Samples tokens: the pool of engines, or a frozen opponent."""
 
     @property
     def version(self) -> int: ...
-
-    async def wait_version(self, version: int) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> Generation: ...
 
@@ -62,7 +60,7 @@ class AgentBounds:
     tools: Sequence[str] = ()
 
 
-def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: SamplingPolicy) -> Choose:
+def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> Choose:
     """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
     most, tokenizer, name = bounds.max_new_tokens, bounds.tokenizer, session_name(ticket)
 
@@ -91,7 +89,7 @@ def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: SamplingPolicy) 
     return choose
 
 
-def scripted(ticket: EpisodeTicket, bounds: AgentBounds, policy: SamplingPolicy) -> Choose:
+def scripted(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> Choose:
     """Returns the function that chooses actions: drawn uniformly from the legal ones, reproducible from
     ticket.sample_seed."""
     draw = random.Random(ticket.sample_seed).random
@@ -115,13 +113,12 @@ def scripted(ticket: EpisodeTicket, bounds: AgentBounds, policy: SamplingPolicy)
 
 
 def session_name(ticket: EpisodeTicket) -> str:
-    """The name of a seat's context at the engines."""
-    return f"{ticket.ticket_id}/{ticket.attempt}"
+    """The name of a seat's context at its engines. A frozen opponent's seats are of one ticket."""
+    name = f"{ticket.ticket_id}/{ticket.attempt}"
+    return f"{name}/{ticket.seat}" if ticket.frozen_version else name
 
 
-def _observe(
-    observation: Observation, columns: TokenColumns, bounds: AgentBounds, policy: SamplingPolicy
-) -> int:
+def _observe(observation: Observation, columns: TokenColumns, bounds: AgentBounds, policy: Sampler) -> int:
     """Appends the observation; returns the tokens left for the action, at least 1."""
     tokens = columns.tokens
     after = tokens[-1] if tokens else None

@@ -6,6 +6,7 @@
 
 In a match the policy has several seats of one session. Each has a context, a sampler and rewards of its own;
 an observation goes to the seat that it names, and no seat sees another's. The episode ends for all at once.
+Where a frozen version plays all seats but the ticket's, what those saw and did is forgotten at the end.
 
 Promise: token in, token out (what was generated is what is stored); every ending is typed; a failure
 of the infrastructure is an ending of its own and never a reward; `play` raises nothing but
@@ -18,13 +19,14 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
-from earl.errors import DeadlineExceeded, EarlError, EnvironmentFailure
+from earl.errors import DeadlineExceeded, EarlError, EngineError, EnvironmentFailure
 from earl.obs import tracing
 from earl.waiting import deadline
 from services.rollout.episode.busy_spans import BusySpans
@@ -33,13 +35,25 @@ from services.rollout.episode.transcript import conversation
 from services.rollout.worker.actions import (
     AgentBounds,
     Choose,
-    SamplingPolicy,
+    Sampler,
     Truncated,
     sampled,
     scripted,
     session_name,
 )
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
+
+
+class SamplingPolicy(Sampler, Protocol):
+    """The policy that is trained: services.rollout.pool.pool.EnginePool."""
+
+    async def wait_version(self, version: int) -> None: ...
+
+
+class Opponent(Sampler, Protocol):
+    """Plays frozen versions: services.rollout.worker.frozen_opponent.FrozenOpponent."""
+
+    def playing(self, version: int) -> AbstractAsyncContextManager[None]: ...
 
 
 class EnvSession(Protocol):
@@ -67,16 +81,19 @@ class _SlowTurn(DeadlineExceeded):
 
 # Part of an episode's reward by which rounding may lead it out of its range.
 REWARD_MARGIN = 1e-6
+# Seeds of tickets are below it; those of a frozen opponent are not.
+FROZEN_BIT = 1 << 63
 
 
 @dataclass(slots=True)
 class _Seat:
-    """One seat while its episode runs. observed: gets (role, text) of each of its observations; None if
-    nobody reads them."""
+    """One seat while its episode runs. policy: plays it. observed: gets (role, text) of each of its
+    observations; None if nobody reads them."""
 
     ticket: EpisodeTicket
     outcome: EpisodeOutcome
     choose: Choose
+    policy: Sampler
     observed: list[tuple[str, str]] | None
 
     @property
@@ -87,7 +104,7 @@ class _Seat:
 class EpisodeAgent:
     """Plays any number of tickets at once; holds what all episodes share.
 
-    bounds: by the label of the environment.
+    bounds: by the label of the environment. opponent: None where no ticket names a frozen version.
     """
 
     def __init__(
@@ -96,8 +113,10 @@ class EpisodeAgent:
         sessions: EnvSessions,
         spans: BusySpans,
         bounds: Mapping[str, AgentBounds],
+        opponent: Opponent | None = None,
     ) -> None:
         self._policy = policy
+        self._opponent = opponent
         self._sessions = sessions
         self._spans = spans
         self._bounds = bounds
@@ -113,9 +132,9 @@ class EpisodeAgent:
 
     async def _play(self, ticket: EpisodeTicket, traceparent: str) -> EpisodeOutcome:
         bounds = self._bounds[ticket.label]
-        seats = [self._seat(each, bounds) for each in ticket.seats]
-        outcome = seats[0].outcome
-        outcome.others = tuple(seat.outcome for seat in seats[1:])
+        learners = [self._seat(each, bounds, self._policy) for each in ticket.seats]
+        outcome = learners[0].outcome
+        outcome.others = tuple(seat.outcome for seat in learners[1:])
         # The policy samples nothing before its first version is loaded.
         version = max(ticket.min_version, 0 if ticket.scripted else 1)
         try:
@@ -123,8 +142,9 @@ class EpisodeAgent:
                 if self._policy.version < version:
                     outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
                     await self._policy.wait_version(version)
-                outcome.message = ""
-                await self._episode(ticket, seats, bounds, traceparent)
+                async with self._against(ticket, outcome):
+                    seats = self._with_opponent(ticket, learners, bounds)
+                    await self._episode(ticket, seats, outcome, bounds, traceparent)
         except Truncated as truncated:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(truncated)
         except TimeoutError:
@@ -136,13 +156,44 @@ class EpisodeAgent:
         except EarlError as error:
             outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
         self._settle(outcome, bounds)
-        for seat in seats:
+        for seat in learners:
             if seat.observed is not None:
                 tokenizer = bounds.tokenizer
                 seat.outcome.transcript = conversation(
                     tokenizer.system, seat.observed, seat.columns, tokenizer.decode, tokenizer.opening
                 )
         return outcome
+
+    @asynccontextmanager
+    async def _against(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> AsyncIterator[None]:
+        """The ticket's opponent is there. The outcome has a message while it is not."""
+        if not ticket.frozen_version:
+            outcome.message = ""
+            yield
+            return
+        if self._opponent is None:
+            raise EngineError(
+                f"ticket {ticket.ticket_id} is played against version {ticket.frozen_version}, and this "
+                "worker has no engines for a frozen version",
+                "start it with the run file of its run",
+            )
+        outcome.message = f"frozen version {ticket.frozen_version} did not arrive in time"
+        async with self._opponent.playing(ticket.frozen_version):
+            outcome.message = ""
+            yield
+
+    def _with_opponent(
+        self, ticket: EpisodeTicket, learners: Sequence[_Seat], bounds: AgentBounds
+    ) -> Sequence[_Seat]:
+        """All seats of the session, in their order: the learners', and those of a frozen opponent."""
+        if not ticket.frozen_version or self._opponent is None:
+            return learners
+        seats = [
+            self._seat(frozen_seat(ticket, place), bounds, self._opponent)
+            for place in range(ticket.session_seats)
+        ]
+        seats[ticket.seat] = learners[0]
+        return seats
 
     def _settle(self, outcome: EpisodeOutcome, bounds: AgentBounds) -> None:
         """Checks what a finished episode earned, and gives all seats its ending."""
@@ -160,14 +211,17 @@ class EpisodeAgent:
             if outcome.trainable and not len(seat.columns):
                 seat.columns.sit_out(self._policy.version)
 
-    def _seat(self, ticket: EpisodeTicket, bounds: AgentBounds) -> _Seat:
-        choose = (scripted if ticket.scripted else sampled)(ticket, bounds, self._policy)
-        return _Seat(ticket, EpisodeOutcome(Ending.INFRA_ERROR), choose, [] if ticket.transcript else None)
+    @staticmethod
+    def _seat(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> _Seat:
+        choose = (scripted if ticket.scripted else sampled)(ticket, bounds, policy)
+        observed = [] if ticket.transcript else None
+        return _Seat(ticket, EpisodeOutcome(Ending.INFRA_ERROR), choose, policy, observed)
 
     async def _episode(
-        self, ticket: EpisodeTicket, seats: Sequence[_Seat], bounds: AgentBounds, traceparent: str
-    ) -> None:
-        """Fills the seats' outcomes; the first one's ending and message are the episode's."""
+        self, ticket: EpisodeTicket, seats: Sequence[_Seat], outcome: EpisodeOutcome, bounds: AgentBounds,
+        traceparent: str,
+    ) -> None:  # fmt: skip
+        """Fills the seats' outcomes; ending and message of `outcome` are the episode's."""
         limits = replace(bounds.limits, episode_s=ticket.episode_s)
         with tracing.span("rollout open", traceparent):
             session = await self._sessions.open(
@@ -185,7 +239,6 @@ class EpisodeAgent:
                 result = await self._turn(session, seat, observation, bounds.turn_s, traceparent)
                 _pay(ticket, seats, result)
                 if result.done:
-                    outcome = seats[0].outcome
                     outcome.ending, outcome.message = result.ending, result.message
                     for place, each in enumerate(seats):
                         each.outcome.metrics = _metrics(result, place)
@@ -194,7 +247,7 @@ class EpisodeAgent:
         finally:
             for seat in seats:
                 if not ticket.scripted:
-                    await self._policy.release(session_name(seat.ticket))
+                    await seat.policy.release(session_name(seat.ticket))
             await session.close()
 
     async def _turn(
@@ -236,6 +289,12 @@ class EpisodeAgent:
             self._spans.leave("env", now_ns)
             self.step_wait_s += (now_ns - before_ns) * 1e-9
             self.steps += 1
+
+
+def frozen_seat(ticket: EpisodeTicket, seat: int) -> EpisodeTicket:
+    """The ticket as a seat of its frozen opponent goes by it."""
+    sample_seed = FROZEN_BIT | (ticket.sample_seed ^ seat)
+    return replace(ticket, seat=seat, sample_seed=sample_seed, transcript=False)
 
 
 def _pay(ticket: EpisodeTicket, seats: Sequence[_Seat], result: Any) -> None:

@@ -13,6 +13,7 @@ from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.ticket import EpisodeOutcome
 
 # Spans of one engine that one heartbeat carries.
@@ -36,18 +37,25 @@ class WorkerLoad:
 class Gauges:
     """Polls the engines; a heartbeat never waits for one that is stuck.
 
-    unknown_words: what the tokenizer has read and does not have; it grows.
+    unknown_words: what the tokenizer has read and does not have; it grows. opponent: of its engines only the
+    memory counts.
     """
 
     def __init__(
-        self, pool: EnginePool, agent: EpisodeAgent, spans: BusySpans, unknown_words: Collection[str] = ()
+        self,
+        pool: EnginePool,
+        agent: EpisodeAgent,
+        spans: BusySpans,
+        unknown_words: Collection[str] = (),
+        opponent: FrozenOpponent | None = None,
     ) -> None:
         self.spans = spans
         self._unknown_words = unknown_words
         # The gauges of the last heartbeat.
         self.latest: dict[str, float] = {}
         self.engines: list[EngineStats] = []
-        self._pool = pool
+        self._pool, self._opponent = pool, opponent
+        self._opponents: list[EngineStats] = []
         self._agent = agent
         self._poll: asyncio.Task | None = None
         self._engine_busy: dict[str, list[tuple[int, int]]] = {}
@@ -65,15 +73,20 @@ class Gauges:
     async def refresh(self, timeout_s: float) -> None:
         """Takes the engines' counters if they answer within timeout_s; otherwise the next call does."""
         if self._poll is None:
-            self._poll = asyncio.create_task(self._pool.stats())
+            self._poll = asyncio.create_task(self._stats())
         done, _ = await asyncio.wait([self._poll], timeout=timeout_s)
         if not done:
             return
-        stats, self._poll = self._poll.result(), None
-        self.engines = [engine for engine in stats if engine is not None]
+        (self.engines, self._opponents), self._poll = self._poll.result(), None
         for engine in self.engines:
             for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
+
+    async def _stats(self) -> tuple[list[EngineStats], list[EngineStats]]:
+        """Stats of the worker's engines that answer, and of its opponent's."""
+        stats = await self._pool.stats()
+        opponents = await self._opponent.stats() if self._opponent is not None else []
+        return [each for each in stats if each is not None], [each for each in opponents if each is not None]
 
     def values(self, load: WorkerLoad, now_s: float) -> dict[str, float]:
         """Gauges by name, units in the names."""
@@ -103,7 +116,8 @@ class Gauges:
             "contexts_refused": float(self._pool.router.refused),
             "engine_waiting": self._sum(lambda stats: stats.waiting),
         }
-        memory = fullest(engine.memory for engine in self.engines if engine.memory is not None)
+        engines = (*self.engines, *self._opponents)
+        memory = fullest(engine.memory for engine in engines if engine.memory is not None)
         if memory is not None:
             values["memory_fraction"] = memory
         for ending, count in self.endings.items():

@@ -1,7 +1,7 @@
 """One episode as a worker plays it: the ticket that asks for it, and its outcome.
 
 Where the policy has several seats of a session (a match), the ticket and the outcome of seat 0 hold those of
-the others.
+the others. Seats of a frozen opponent have neither.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from services.rollout.episode.columns import TokenColumns
 class EpisodeTicket:
     """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits.
 
-    others: in a match the tickets of the seats from 1 on; this one has seat 0.
+    seat: of the session's `session_seats`. frozen_version: the version that plays all other seats; 0: the
+    policy does. others: in that case the tickets of the seats from 1 on; this one has seat 0.
     """
 
     ticket_id: int
@@ -38,6 +39,9 @@ class EpisodeTicket:
     max_turns: int
     transcript: bool = False  # the conversation is reported as text
     traceparent: str = ""  # "" if it is not traced
+    seat: int = 0
+    session_seats: int = 1
+    frozen_version: int = 0
     others: tuple[EpisodeTicket, ...] = ()
 
     @property
@@ -46,7 +50,7 @@ class EpisodeTicket:
 
     @property
     def seats(self) -> tuple[EpisodeTicket, ...]:
-        """The tickets of all seats."""
+        """The tickets of all seats that have one."""
         return self, *self.others
 
 

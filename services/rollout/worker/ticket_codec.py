@@ -10,14 +10,19 @@ from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
-_SAME = {field.name for field in fields(EpisodeTicket)} - {"publish", "scripted", "traceparent", "others"}
+_SAME = {field.name for field in fields(EpisodeTicket)} - {
+    "publish", "scripted", "traceparent", "others", "session_seats",
+}  # fmt: skip
 
 
 def decode_episodes(tickets: Sequence[scheduler_pb2.Ticket]) -> list[EpisodeTicket]:
-    """The episodes of a message, in which the tickets of a match follow one another from seat 0 on."""
+    """The episodes of a message, in which the tickets of a match follow one another from seat 0 on.
+
+    A match against a frozen version has one ticket, of any seat.
+    """
     episodes: list[list[EpisodeTicket]] = []
     for ticket in tickets:
-        if not ticket.seat:
+        if not ticket.seat or ticket.frozen_version:
             episodes.append([])
         episodes[-1].append(decode_ticket(ticket))
     return [replace(first, others=tuple(others)) for first, *others in episodes]
@@ -29,6 +34,7 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:
         publish=ticket.purpose != common_pb2.PURPOSE_EVALUATE,
         scripted=ticket.actor == common_pb2.ACTOR_RANDOM_LEGAL,
         traceparent=checked(ticket.traceparent),
+        session_seats=ticket.seats or 1,
         **{name: getattr(ticket, name) for name in _SAME},
     )
 
