@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
 from earl.config.model import ModelConfig, ScratchModel
+from earl.config.opponents import check_opponents
 from earl.config.packaged import gguf_file, packaged
 from earl.config.protected import check_protected
 from earl.config.reference import check_reference
@@ -26,6 +27,7 @@ def cross_check(config: RunConfig) -> None:
     """Raises the error of the first contradiction between keys."""
     check_environments(config)
     check_protected(config)
+    check_opponents(config)
     check_model(config)
     check_lengths(config)
     check_batches(config)
@@ -263,7 +265,9 @@ def check_lengths(config: RunConfig) -> None:
 def check_batches(config: RunConfig) -> None:
     """Raises ConfigError unless every trainer replica gets a sequence of every mini-batch."""
     scheduler, dp = config.scheduler, config.trainer.parallelism.dp
-    smallest = min((scheduler.min_group_size or entry.group_size) * entry.seats for entry in config.mixture)
+    smallest = min(
+        (scheduler.min_group_size or entry.group_size) * entry.trained_seats for entry in config.mixture
+    )
     episodes = smallest * scheduler.batch_groups
     sizes = [
         ("scheduler.group_size x batch_groups", episodes, "trainer.minibatches", config.trainer.minibatches)

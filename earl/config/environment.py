@@ -38,7 +38,7 @@ class EnvironmentConfig(ConfigSection):
     #
     # Set it for what the model can do already when you add a task.
     protected: bool = False
-    # Episodes of one task instance, each a trajectory for every seat of the policy; 0: scheduler.group_size.
+    # Episodes of one task instance, each a trajectory for every seat that learns; 0: scheduler.group_size.
     #
     # Raise it where successes are rare.
     group_size: int = Field(default=0, ge=0)
@@ -48,6 +48,18 @@ class EnvironmentConfig(ConfigSection):
     #
     # Set it to 2 to learn a game for two by self-play.
     seats: int = Field(default=1, ge=1, le=64)
+    # Who plays the other seats in training: "current", the policy itself, which learns in all of them; or
+    # "frozen", an earlier version, in all seats but one. The seat that learns alternates. The opponent's
+    # engines hold its weights and KV in addition to the others' (docs/tasks.md).
+    #
+    # Set "frozen" if win rates swing, or training goes round in circles, because the opponent changes with
+    # the policy.
+    opponent: Literal["current", "frozen"] = "current"
+    # Steps for which opponent = "frozen" keeps a version: step s plays against the one that step
+    # s - s % frozen_every began with.
+    #
+    # Raise it for an opponent that is weaker and changes less; lower it for a stronger one.
+    frozen_every: int = Field(default=10, ge=1)
     # Most actions of an episode, of each seat; 0: scheduler.max_turns.
     #
     # Set it where this environment needs more, or fewer, than the others.

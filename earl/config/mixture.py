@@ -22,8 +22,9 @@ class MixtureEntry:
     label: what it is called in metrics and tickets, unique in the run. name: as hosts register it.
     evaluation_tasks: laid over the task in evaluations, in turns. share: of the groups at the first step, all
     entries' together 1. schedule: the weight by step, in the unit of `share`; empty where all weights are
-    constant. group_size: episodes of a group, in each of which the policy has `seats` trajectories. rewards:
-    the least and the most that a trajectory may earn.
+    constant. group_size: episodes of a group, in each of which the policy plays `seats`. frozen_every: steps
+    for which a version is the opponent in training, 0 where that is the current one. rewards: the least and
+    the most that a trajectory may earn.
     """
 
     label: str
@@ -34,6 +35,7 @@ class MixtureEntry:
     schedule: Schedule
     group_size: int
     seats: int
+    frozen_every: int
     max_turns: int
     max_new_tokens: int
     max_context_tokens: int
@@ -47,8 +49,19 @@ class MixtureEntry:
 
     @property
     def group_trajectories(self) -> int:
-        """The trajectories of a group: one for each seat of its episodes."""
-        return self.group_size * self.seats
+        """The trajectories of a group: one for each seat of its episodes that learns."""
+        return self.group_size * self.trained_seats
+
+    @property
+    def trained_seats(self) -> int:
+        """The seats of a training episode that learn: one against a frozen opponent, otherwise all."""
+        return 1 if self.frozen_every else self.seats
+
+    @property
+    def contexts(self) -> int:
+        """The contexts of a training episode at the policy's engines, or at its opponent's, where these are
+        more."""
+        return max(self.trained_seats, self.seats - self.trained_seats)
 
 
 def resolve(
@@ -72,6 +85,7 @@ def resolve(
             schedule=tuple((step, weight / total) for step, weight in schedule) if varies else (),
             group_size=section.group_size or scheduler.group_size,
             seats=section.seats,
+            frozen_every=section.frozen_every if section.opponent == "frozen" else 0,
             max_turns=section.max_turns or scheduler.max_turns,
             max_new_tokens=section.max_new_tokens or rollout.max_new_tokens,
             max_context_tokens=min(section.max_context_tokens or longest_sequence, longest_sequence),

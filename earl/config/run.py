@@ -10,6 +10,7 @@ from earl.config.base import ConfigSection
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
+from earl.config.frozen_schedule import FrozenSchedule
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
@@ -114,6 +115,14 @@ class RunConfig(ConfigSection):
         """The environments that the run plays, at least one in a run that passed `cross_check`."""
         sections = self.environments or ([self.environment] if self.environment is not None else [])
         return resolve(sections, self.scheduler, self.rollout, self.model, self.longest_sequence)
+
+    @property
+    def frozen(self) -> FrozenSchedule | None:
+        """The frozen versions that the run trains against; None if it does not."""
+        every = max((entry.frozen_every for entry in self.mixture), default=0)
+        if not every or not self.scheduler.steps:
+            return None
+        return FrozenSchedule(self.warmup.batches + 1, every, self.scheduler.staleness)
 
     @property
     def batch_trajectories(self) -> int:

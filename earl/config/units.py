@@ -26,6 +26,7 @@ UNITS = {
     "checkpoint_every": "steps",
     "engine_restarts": "restarts",
     "engines": "engines",
+    "frozen_every": "steps",
     "episodes": "episodes",
     "give_up_after": "tickets",
     "group_size": "episodes",

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from earl.bus import Bus
 from earl.bus.reader_leases import ReaderLeases
@@ -48,6 +50,7 @@ from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.actions import AgentBounds
 from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
@@ -145,7 +148,7 @@ def capacity(config: RunConfig) -> int:
     Without rollout.episodes, as many as its engines hold contexts if each has the fewest seats. An evaluation
     plays one.
     """
-    least = 1 if config.evaluation.episodes else min(entry.seats for entry in config.mixture)
+    least = 1 if config.evaluation.episodes else min(entry.contexts for entry in config.mixture)
     return config.rollout.episodes or max(1, _contexts(config) // least)
 
 
@@ -154,7 +157,7 @@ def bounded_leases(config: RunConfig) -> Leases:
 
     Only one seat of a match acts at a time, but engines keep the context of each between its turns: with
     more contexts than they hold, every turn would compute its context again. So a match takes a context for
-    each of its seats, unless the run file says how many episodes are played.
+    each of its seats at the engines that play them, unless the run file says how many episodes are played.
     """
     contexts = 0 if config.rollout.episodes else _contexts(config)
     return Leases(capacity(config), contexts, max(entry.seats for entry in config.mixture))
@@ -189,10 +192,13 @@ async def _open_resources(
     )
     stack.push_async_callback(pool.stop)
     await pool.start()
+    opponent = _opponent(config, devices)
+    if opponent is not None:
+        stack.push_async_callback(opponent.stop)
     gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
     stack.push_async_callback(gateway.close)
     spans = BusySpans()
-    agent = EpisodeAgent(pool, gateway, spans, episode_bounds(config, run_dir, tokenizer))
+    agent = EpisodeAgent(pool, gateway, spans, episode_bounds(config, run_dir, tokenizer), opponent)
     rejoined = asyncio.Event()
     scheduler = SchedulerClient(
         addresses.scheduler,
@@ -208,7 +214,7 @@ async def _open_resources(
         on_rejoin=rejoined.set,
     )
     stack.push_async_callback(scheduler.close)
-    gauges = Gauges(pool, agent, spans, tokenizer.unknown_words)
+    gauges = Gauges(pool, agent, spans, tokenizer.unknown_words, opponent)
     stack.push_async_callback(gauges.close)
     wait_s: dict[str, float] = {}
     for entry in config.mixture:
@@ -220,7 +226,21 @@ async def _open_resources(
     seats = {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
     hosts = HostWait(gateway, wait_s, seats, allowed)
     weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
-    return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts)
+    return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts, opponent)
+
+
+def _opponent(config: RunConfig, devices: PoolDevices) -> FrozenOpponent | None:
+    """The opponent of a run that trains against frozen versions, on engines like the worker's own."""
+    if config.frozen is None:
+        return None
+    base = msgspec.structs.replace(devices.base, name=f"{devices.base.name}/frozen")
+    engines = EnginePool(
+        replace(devices, base=base),
+        EngineProcess,
+        restarts=config.rollout.engine_restarts,
+        load_s=config.data_plane.read_s,
+    )
+    return FrozenOpponent(engines, config.frozen)
 
 
 def episode_bounds(config: RunConfig, run_dir: Path, tokenizer: Tokenizer) -> dict[str, AgentBounds]:

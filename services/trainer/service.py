@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from earl.config.run import RunConfig
-from earl.models.spec import load_spec
+from earl.models.spec import ModelSpec, load_spec
 from services.trainer.api.servicer import TrainerServicer
+from services.trainer.checkpoint.frozen_weights import FrozenWeights, frozen_bytes
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
 from services.trainer.rank0 import TrainerRank0
@@ -18,7 +19,7 @@ from services.trainer.ranks.rank_mesh import RankMesh, check_rank_mesh
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle
 from services.trainer.ranks.switch_requests import SwitchRequests
-from services.trainer.stage.rank_resources import OPEN_S, RankProcess, RankResources
+from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankProcess, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 from services.trainer.step.step import Stepper
 from services.trainer.trainer import TrainerRank
@@ -45,12 +46,25 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
             servicer = TrainerServicer(resources.activity, stage.scheduler, switches, requests)
             stage.serve(servicer, config.trainer.bind)
             rank0 = TrainerRank0(resources, stage)
-        rank = TrainerRank(resources, stepper, slots, rank0)
+        frozen = _open_frozen(resources, spec)
+        rank = TrainerRank(resources, stepper, slots, rank0, frozen)
         rank.start()
         if rank0 is not None:
             rank0.stage.announce()
         rank.run()
         group.close()
+
+
+def _open_frozen(resources: RankResources, spec: ModelSpec) -> FrozenWeights | None:
+    """The versions that the run trains against; None if it trains against none."""
+    config, io, store = resources.config, resources.io, None
+    schedule, dtype = config.frozen, config.model.weight_dtype
+    if schedule is None:
+        return None
+    if resources.group.leads:
+        store = io.run(resources.open_store(frozen_bytes(spec, schedule, dtype)), OPEN_S)
+        resources.stack.callback(lambda: io.run(store.close(), CLOSE_S))
+    return FrozenWeights(schedule, resources.run_dir, dtype, resources.group, io, store)
 
 
 def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:

@@ -30,6 +30,7 @@ from earl.obs import tracing
 from earl.ticket_ranges import RangeSet
 from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
+from services.trainer.checkpoint.frozen_weights import FrozenWeights
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.reader import saved_tensors
 from services.trainer.checkpoint.retention import mark_best, marked_version
@@ -63,10 +64,16 @@ READ_SLACK_S = 10.0
 
 
 class TrainerRank:
-    """One rank of the trainer; the caller (service.py) opens and closes all parts. rank0: on rank 0 only."""
+    """One rank of the trainer; the caller (service.py) opens and closes all parts. rank0: on rank 0 only.
+    frozen: None unless the run trains against frozen versions."""
 
     def __init__(
-        self, resources: RankResources, stepper: Stepper, slots: WeightSlots, rank0: TrainerRank0 | None
+        self,
+        resources: RankResources,
+        stepper: Stepper,
+        slots: WeightSlots,
+        rank0: TrainerRank0 | None,
+        frozen: FrozenWeights | None = None,
     ) -> None:
         config, run_dir = resources.config, resources.run_dir
         self._config, self._run_dir = config, run_dir
@@ -74,6 +81,7 @@ class TrainerRank:
         self._activity, self._requests = resources.activity, resources.requests
         self._stepper = stepper
         self._slots = slots
+        self._frozen = frozen
         self._rank0 = rank0
         self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
@@ -109,7 +117,7 @@ class TrainerRank:
         if self._rank0 is not None:
             self._rank0.reconcile(self.progress)
         with self._activity.phase(PUBLISHING):
-            self._slots.publish(self.progress.version)
+            self._publish_version()
 
     def run(self) -> None:
         """Works until the run has ended or a stop was requested. Raises the first failure."""
@@ -173,9 +181,14 @@ class TrainerRank:
     def _publish(self) -> None:
         try:
             with self._activity.phase(PUBLISHING):
-                self._slots.publish(self.progress.version)
+                self._publish_version()
         except EarlError as error:
             self._requests.ignore_if_stopping(error)
+
+    def _publish_version(self) -> None:
+        if self._frozen is not None:
+            self._frozen.publish(self.progress.version, self._stepper.policy)
+        self._slots.publish(self.progress.version)
 
     def _trace(self, plan: TrainingPlan, times_ns: tuple[int, int, int]) -> None:
         """Records the spans of the batch's tickets; on rank 0, for all ranks work together."""

@@ -14,7 +14,7 @@ class Leases:
     """The episodes that a worker holds: from their lease until the scheduler has their report.
 
     capacity: how many at once; a match is one of them. contexts: how many the engines hold at once, of which
-    an episode takes one for each seat; 0 if they bound nothing. seats: the most of an episode.
+    an episode takes one for each seat that they play; 0 if they bound nothing. seats: the most of an episode.
     """
 
     def __init__(self, capacity: int, contexts: int = 0, seats: int = 1) -> None:
@@ -38,7 +38,7 @@ class Leases:
         """
         free = self.capacity - len(self._held)
         if self._contexts:
-            taken = sum(len(ticket.seats) for ticket, _ in self._held.values())
+            taken = sum(ticket.contexts for ticket, _ in self._held.values())
             free = min(free, (self._contexts - taken) // self._seats)
         return max(free, 0 if self._held else 1)
 

@@ -53,6 +53,11 @@ class EpisodeTicket:
         """The tickets of all seats that have one."""
         return self, *self.others
 
+    @property
+    def contexts(self) -> int:
+        """The contexts that it takes at the policy's engines, or at its opponent's, where these are more."""
+        return max(len(self.seats), self.session_seats - len(self.seats))
+
 
 @dataclass(slots=True)
 class EpisodeOutcome:

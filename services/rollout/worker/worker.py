@@ -4,6 +4,7 @@
         ▲ credit = free capacity                       │
         └──────────── reported ◄──────────────────────┘
     bus: WeightsPublished ──► weights ──► pool of engines      BatchCommitted ──► reporter.free
+                 └──────────► frozen opponent, if there is one
     every third of a lease: renew; lost episodes are cancelled
     every heartbeat: load, gauges, busy spans, transfer totals; the answer may end the run
 
@@ -33,6 +34,7 @@ from earl.scheduler_client import SchedulerClient
 from earl.waiting import until_first
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.gauges import Gauges, WorkerLoad
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
@@ -54,7 +56,8 @@ LEAVE_S = 2.0
 class WorkerResources:
     """The resources of a worker; service.py opens and closes it.
 
-    rejoined: set whenever the scheduler had given this worker up and took it back.
+    rejoined: set whenever the scheduler had given this worker up and took it back. opponent: None unless the
+    run trains against frozen versions.
     """
 
     scheduler: SchedulerClient
@@ -66,6 +69,7 @@ class WorkerResources:
     weights: WeightFollower
     rejoined: asyncio.Event
     hosts: HostWait
+    opponent: FrozenOpponent | None = None
 
 
 class RolloutWorker:
@@ -85,6 +89,7 @@ class RolloutWorker:
         self._weights = resources.weights
         self._rejoined = resources.rejoined
         self._hosts = resources.hosts
+        self._opponent = resources.opponent
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
         # Set whenever an attempt was given up or the arena got free space: credit may have grown.
         self._credit = asyncio.Event()
@@ -110,7 +115,7 @@ class RolloutWorker:
         published = await last_published(self._bus, until=after)
         version, keys = published or (membership.version, membership.weight_keys)
         if version:
-            self._weights.offer(version, keys)
+            self._offer(version, keys)
         works = self._background(after)
         tasks = [asyncio.create_task(work, name=name) for name, work in works]
         try:
@@ -135,6 +140,7 @@ class RolloutWorker:
             ("bus", self._follow(after)),
             ("engines", self._pool.run()),
             ("forgotten", self._forget()),
+            *([("opponent", self._opponent.run())] if self._opponent is not None else []),
         ]
 
     async def drain(self, wait_s: float) -> int:
@@ -246,10 +252,15 @@ class RolloutWorker:
         async for _, event in self._bus.follow(after):
             fact = event.WhichOneof("fact")
             if fact == "weights_published":
-                self._weights.offer(event.weights_published.version, event.weights_published.descriptor_keys)
+                self._offer(event.weights_published.version, event.weights_published.descriptor_keys)
             elif fact == "batch_committed":
                 await self.reporter.free(event.batch_committed.descriptor_keys)
                 self._credit.set()
+
+    def _offer(self, version: int, keys: Sequence[str]) -> None:
+        self._weights.offer(version, keys)
+        if self._opponent is not None:
+            self._opponent.offer(version)
 
     async def _forget(self) -> None:
         """Frees, after a rejoin, everything that was published before: the scheduler does not count on it, so

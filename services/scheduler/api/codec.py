@@ -50,7 +50,7 @@ class TicketEncoder:
         self._entries = config.mixture
         self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
-        self._scheduler = config.scheduler
+        self._scheduler, self._frozen = config.scheduler, config.frozen
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
         # The most episodes of one message, which the tasks of their tickets may fill to a quarter.
         each = max(longest + max(map(len, self._tasks.values())), 1)
@@ -81,6 +81,7 @@ class TicketEncoder:
             traceparent=traceparent,
             seat=ticket.seat,
             seats=ticket.seats if ticket.seats > 1 else 0,
+            frozen_version=ticket.opponent(self._frozen),
         )
 
     def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:

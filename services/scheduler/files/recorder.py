@@ -36,6 +36,7 @@ class RunRecorder:
         self._samples = SampleFile(run_dir / "samples.jsonl")
         self.endings = Endings(run_dir)
         self._masks_truncated = config.scheduler.truncated == "mask"
+        self._frozen = config.frozen
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
 
     def ended(self, result: EpisodeResult, environment: str) -> None:
@@ -55,7 +56,14 @@ class RunRecorder:
         if ticket.transcript:
             trains = ticket.purpose is Purpose.TRAIN
             epoch = epoch_at(ledger.rules, ticket.index) if trains else None
-            self._samples.observe(phases.training_steps(ledger), ticket, result, transcript, epoch)
+            self._samples.observe(
+                phases.training_steps(ledger),
+                ticket,
+                result,
+                transcript,
+                epoch,
+                ticket.opponent(self._frozen),
+            )
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(

@@ -78,7 +78,9 @@ def predict(
 def ranks_here(config: RunConfig) -> int:
     """Processes of a run with a model in them, all on one machine: what its memory is divided by."""
     rollout, reference = config.rollout, config.reference
-    ranks = rollout.workers * rollout.engines * rollout.tp + config.trainer.ranks
+    engines = rollout.workers * rollout.engines * rollout.tp
+    # A frozen opponent has as many of its own.
+    ranks = engines * (2 if config.frozen is not None else 1) + config.trainer.ranks
     return ranks + (reference.dp * reference.tp if config.trainer.uses_reference else 0)
 
 

@@ -119,6 +119,7 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     return Share(
         label, entry.share, entry.group_size, train, held_out, entry.schedule,
         section.protected, entry.rewards[0], section.order == "curriculum", entry.seats,
+        entry.frozen_every > 0,
     )  # fmt: skip
 
 

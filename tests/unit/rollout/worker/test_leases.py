@@ -56,6 +56,16 @@ def test_a_match_is_one_episode_and_takes_a_context_for_each_seat():
     assert leases.free == 1
 
 
+def test_an_episode_against_a_frozen_version_takes_what_the_fuller_engines_hold():
+    frozen = replace(TICKET, frozen_version=3, session_seats=2)
+    leases = Leases(8, contexts=8, seats=2)
+    leases.take(frozen, 0.0)  # one context at the policy's engines, one at the opponent's
+    leases.take(replace(frozen, ticket_id=3), 0.0)
+    assert (leases.free, len(leases)) == (3, 2)
+    leases.take(replace(frozen, ticket_id=4, session_seats=3), 0.0)  # two at the opponent's
+    assert leases.free == 2
+
+
 def test_an_explicit_number_of_episodes_counts_a_match_once():
     leases = Leases(2, seats=2)
     leases.take(MATCH, 0.0)
