@@ -437,7 +437,7 @@ class World:
         counts = self.ledger.tables.counts()
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules
-        [share] = rules.mixture
+        share = rules.mixture[0]
         wanted = rules.warmup_batches * rules.warmup_episodes * share.seats
         wanted += rules.steps * rules.batch_groups * rules.group_size * share.trained_seats
         assert counts["trained"] == wanted == len(self.parameters.consumed)
