@@ -16,11 +16,13 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import environment_gains
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted, phase, view_drawn
 from benchmarks.record.results import publish
 from earl.cli.lib.figures import bounds, figures
+from earl.cli.lib.mixture_figures import by_environment
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
 from earl.config.auto_dtype import auto_keys
 from earl.config.load import Override, load_run
@@ -45,6 +47,7 @@ MEASURED_CODE = (
     "earl/models",
     "earl/env",
     "earl/stack",
+    "examples/mixture.toml",
     "examples/smollm2_arithmetic.toml",
     "examples/smollm2_tool.toml",
 )
@@ -59,7 +62,7 @@ COMPARES = (
     "and imitation_alone has another run of each seed, which imitates for as many episodes as the first one "
     "imitated and learned from in all, and is evaluated on the same tasks before any reinforcement learning. "
     "distinct_tasks: texts among the tasks of the evaluation; reordered_in_training: those of these tasks "
-    "whose words and numbers training had too, in another order."
+    "whose words and numbers training had too, in another order. " + environment_gains.COMPARES
 )
 
 
@@ -143,7 +146,14 @@ def imitated(config: RunConfig, episodes: int) -> dict[str, Any]:
         "mean_reward": start.mean_reward if start and done else None,
         **bounds("reward", start.reward_bounds if start else None),
         "seconds": round(outcome.seconds, 1),
+        **({"environments": environments} if (environments := started(outcome)) else {}),
     }
+
+
+def started(outcome: LaunchOutcome) -> dict[str, dict[str, float]]:
+    """The figures of each environment of a mixture before reinforcement learning; {} if there are none."""
+    start = outcome.status.evaluation("start")
+    return by_environment(start.metrics) if start is not None and start.done else {}
 
 
 @contextmanager
@@ -180,6 +190,8 @@ def over_seeds(
         outcome = to_end(config)
         directory = Path(config.runs_dir) / config.name
         runs.append({**figures(outcome, seed), **first_step(directory, outcome.seconds)})
+        if environments := runs[-1].get("environments"):
+            runs[-1]["environments"] = environment_gains.with_start(environments, started(outcome))
         if seed in tasks:
             runs[-1] |= task_counts(tasks[seed], config, runs[-1]["trained"])
 
@@ -299,7 +311,7 @@ def to_end(config: RunConfig) -> LaunchOutcome:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """seeds_improved: seeds whose whole interval lies above 0. Rewards and seconds as in the runs; null
-    where a run has none, all its episodes having failed."""
+    where a run has none, all its episodes having failed. Those of a mixture: see environment_summary."""
 
     def over(name: str, function: Callable[[list[float]], float]) -> float | None:
         values = [run[name] for run in runs]
@@ -313,4 +325,5 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "start_reward_median": over("start_mean_reward", statistics.median),
         "reward_median": over("mean_reward", statistics.median),
         "seconds_max": over("seconds", max),
+        **environment_gains.environment_summary(runs),
     }
