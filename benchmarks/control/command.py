@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.control import measure
 from benchmarks.control.processes import ControlLoad
+from benchmarks.mixture_cost import Environments, MixtureRounds
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -46,7 +47,9 @@ MEASURES = (
     "evaluated, or dropped), or it fails; repeated_otherwise counts those reports. After each part the "
     "ledger's counts are compared with what the trainer was given: exact, or it fails. "
     "script_transitions_per_s: the ledger's Lua script alone, 64 changes a call, one client. Nobody follows "
-    "the bus here but the scheduler itself."
+    "the bus here but the scheduler itself. mixture_ratio (only with --environments): tickets a second "
+    "without pauses of a run with so many environments over that of a run with one, the medians of rounds "
+    "in turns; each measurement has processes of its own."
 )
 
 
@@ -58,7 +61,9 @@ def control(
     hold: Annotated[float, typer.Option(min=0, help="Seconds that a worker plays a ticket.")] = 0.5,
     rate: Annotated[float, typer.Option(min=1, help="Tickets a second of the load.")] = 5_050.0,
     tickets: Annotated[int, typer.Option(min=1, help="Tickets of the part steady.")] = 1_000_000,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each window of the part most.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Length of each window of the part most, and of the mixture's.")
+    ] = 10.0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the part most.")] = 2,
     kill: Annotated[float, typer.Option(min=0, max=1, help="Share of workers that die in the drill.")] = 0.05,
     repeat: Annotated[
@@ -68,6 +73,8 @@ def control(
     parts: Annotated[str, typer.Option(help=f"Any of {', '.join(PARTS)}, separated by commas.")] = ",".join(
         PARTS
     ),
+    environments: Environments = 1,
+    mixture_rounds: MixtureRounds = 3,
     profile: Annotated[
         bool, typer.Option(help="Sample where the scheduler spends its time (steady).")
     ] = False,
@@ -75,7 +82,7 @@ def control(
     results: Results = RESULTS,
 ) -> None:
     """The rate that the scheduler and its ledger sustain, and whether every ticket exists exactly once."""
-    chosen = parts.split(",")
+    chosen = parts.split(",") if parts else []
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
@@ -89,6 +96,10 @@ def control(
             figures |= await measure.steady(directory / "steady", load, rate, tickets, profile)
         if "most" in chosen:
             figures |= await measure.most(directory / "most", load, seconds, rounds)
+        if environments > 1:
+            figures |= await measure.mixture(
+                directory / "mixture", load, environments, seconds, mixture_rounds
+            )
         if "drill" in chosen:
             figures |= await measure.drill(directory / "drill", load, rate, drill_seconds, kill, repeat)
         if "script" in chosen:

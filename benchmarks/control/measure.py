@@ -3,6 +3,7 @@
 steady  every worker begins a cycle at its time, for a load of `rate` tickets a second: rate,
         latency of each call, memory over many tickets
 most    every worker repeats without pauses: the highest rate, with appendfsync always and everysec in turn
+mixture a mixture of several environments without pauses, in turns with one environment
 drill   workers die while they hold tickets, answers are lost: does every ticket exist exactly once?
 script  the ledger's Lua script alone: how many transitions could be stored
 """
@@ -15,13 +16,14 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from benchmarks.control.processes import BenchProcesses, ControlLoad, started
+from benchmarks.mixture_cost import in_turns
 from benchmarks.record.progress import counted, phase
 from earl.bus import Bus, EmbeddedValkey
 from earl.errors import EarlError
@@ -137,6 +139,26 @@ async def most(directory: Path, load: ControlLoad, seconds: float, rounds: int) 
         "most_rounds": {name: [round(rate, 1) for rate in measured] for name, measured in rates.items()},
         "most_ledger": ended["ledger"],
     }
+
+
+async def mixture(
+    directory: Path, load: ControlLoad, environments: int, seconds: float, rounds: int
+) -> dict[str, Any]:
+    """The rate without pauses of a mixture of environments over that of one, in turns.
+
+    Every measurement has its own processes, and its ledger is checked.
+    """
+    loads = {count: replace(load, environments=count) for count in (1, environments)}
+
+    async def measured(count: int, number: int) -> float:
+        async with started(directory / f"{number}-{count}", loads[count]) as made:
+            await made.play(period_s=0.0, hold_s=0.0, kill=0.0, repeat=0.0)
+            await asyncio.sleep(SETTLE_S)
+            rate = (await Windows(made).next(seconds)).tickets_per_s
+            await finish(made)
+        return rate
+
+    return await in_turns(measured, environments, rounds)
 
 
 async def drill(

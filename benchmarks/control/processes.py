@@ -28,7 +28,8 @@ class ControlLoad:
     """The load: `workers` simulated workers in `processes` processes; each plays `credit` tickets at once,
     hold_s seconds each.
 
-    A batch has batch_groups groups of group_size; up to staleness + 1 batches are in progress.
+    A batch has batch_groups groups of group_size; up to staleness + 1 batches are in progress. environments:
+    how many the run's mixture has, in equal shares; 1 is no mixture.
     """
 
     workers: int
@@ -40,12 +41,13 @@ class ControlLoad:
     staleness: int = 8
     evaluation: int = 2048
     checkpoint_every: int = 4
+    environments: int = 1
 
     def config(self) -> RunConfig:
         return RunConfig.model_validate(
             {
                 "name": NAME,
-                "environment": {"name": "bench/none", "task": {"level": 1}},
+                **self._environments(),
                 "scheduler": {
                     "group_size": self.group_size, "batch_groups": self.batch_groups,
                     "staleness": self.staleness, "steps": STEPS,
@@ -55,6 +57,12 @@ class ControlLoad:
                 "warmup": {"batches": 0},
             }
         )  # fmt: skip
+
+    def _environments(self) -> dict[str, Any]:
+        if self.environments == 1:
+            return {"environment": {"name": "bench/none", "task": {"level": 1}}}
+        names = [f"bench/none-{number}" for number in range(self.environments)]
+        return {"environments": [{"name": name, "task": {"level": 1}} for name in names]}
 
 
 class BenchProcesses:

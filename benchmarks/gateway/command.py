@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.gateway import openenv
-from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, GatewayWork, drills, isolation, throughput
+from benchmarks.gateway.measure import (
+    HOSTS,
+    OBSERVATION_BYTES,
+    GatewayWork,
+    drills,
+    isolation,
+    mixture,
+    throughput,
+)
+from benchmarks.mixture_cost import Environments, MixtureRounds
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -36,7 +45,10 @@ MEASURES = (
     "in that moment. isolation_loss: the share of their throughput that three hosts lose while the fourth "
     "fails every step, each host with capacity for its share of the sessions; below 0 they gained. "
     "openenv_steps_per_s: the same environment behind as many OpenEnv server processes as there are hosts, "
-    "played by OpenEnv's own client over WebSockets in one process, a session each, in closed loops."
+    "played by OpenEnv's own client over WebSockets in one process, a session each, in closed loops. "
+    "mixture_ratio (only with --environments): steps a second of sessions that are spread over so many "
+    "environments of the same hosts, over those of one environment, the medians of rounds in turns; each "
+    "measurement has processes of its own."
 )
 
 
@@ -51,6 +63,8 @@ def gateway(
     parts: Annotated[str, typer.Option(help=f"Any of {', '.join(PARTS)}, separated by commas.")] = ",".join(
         PARTS
     ),
+    environments: Environments = 1,
+    mixture_rounds: MixtureRounds = 3,
     openenv_python: Annotated[
         str, typer.Option(help="Python of an environment that has openenv; none: no comparison.")
     ] = "",
@@ -58,13 +72,16 @@ def gateway(
     results: Results = RESULTS,
 ) -> None:
     """Measure the environment gateway's throughput, memory and failures, compared with an OpenEnv server."""
-    chosen = parts.split(",")
+    chosen = parts.split(",") if parts else []
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
     work = GatewayWork(sessions, seconds, rounds, open_sessions)
     with tempfile.TemporaryDirectory(prefix="earl-bench-gateway-") as temporary:
         figures = asyncio.run(_measure(chosen, work, Path(temporary), openenv_python))
+        if environments > 1:
+            directory = Path(temporary) / "mixture"
+            figures |= asyncio.run(mixture(directory, work, environments, mixture_rounds))
     cores = len(os.sched_getaffinity(0))
     publish("gateway", {"measures": MEASURES, "cores": cores, **figures}, results, as_json=as_json)
 

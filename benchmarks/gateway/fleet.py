@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.gateway.environment import NAME, SERVE
+from benchmarks.gateway.environment import SERVE, names
 from benchmarks.process import ServiceProcess
 from earl.config.run import RunConfig
 
@@ -14,8 +14,9 @@ from earl.config.run import RunConfig
 class GatewayFleet:
     """gateway, and hosts by name."""
 
-    def __init__(self, run: Path, gateway: ServiceProcess) -> None:
+    def __init__(self, run: Path, gateway: ServiceProcess, environments: int) -> None:
         self._run = run
+        self._environments = environments
         self.gateway = gateway
         self.hosts: dict[str, ServiceProcess] = {}
 
@@ -28,6 +29,7 @@ class GatewayFleet:
             name,
             EARL_GATEWAY=self.gateway.address,
             EARL_BENCH_HOST=name,
+            EARL_BENCH_ENVIRONMENTS=str(self._environments),
             **environment,
         )
 
@@ -36,10 +38,13 @@ class GatewayFleet:
 
 
 @asynccontextmanager
-async def fleet(directory: Path, hosts: int, sessions_per_host: int) -> AsyncIterator[GatewayFleet]:
-    """A gateway with hosts host-0, host-1, …"""
-    run = _run_file(directory, sessions_per_host)
-    made = GatewayFleet(run, await ServiceProcess.start("services.env_gateway", run, "gateway"))
+async def fleet(
+    directory: Path, hosts: int, sessions_per_host: int, environments: int = 1
+) -> AsyncIterator[GatewayFleet]:
+    """A gateway with hosts host-0, host-1, …, which all serve so many environments."""
+    run = _run_file(directory, sessions_per_host, environments)
+    gateway = await ServiceProcess.start("services.env_gateway", run, "gateway")
+    made = GatewayFleet(run, gateway, environments)
     try:
         for number in range(hosts):
             await made.add(f"host-{number}")
@@ -49,9 +54,12 @@ async def fleet(directory: Path, hosts: int, sessions_per_host: int) -> AsyncIte
             await process.stop()
 
 
-def _run_file(directory: Path, sessions_per_host: int) -> Path:
-    environment = {"name": NAME, "serve": SERVE, "sessions_per_host": sessions_per_host}
-    config = RunConfig.model_validate({"name": "bench-gateway", "environment": environment})
+def _run_file(directory: Path, sessions_per_host: int, environments: int) -> Path:
+    sections = [
+        {"name": name, "serve": SERVE, "sessions_per_host": sessions_per_host} for name in names(environments)
+    ]
+    mixed = {"environment": sections[0]} if environments == 1 else {"environments": sections}
+    config = RunConfig.model_validate({"name": "bench-gateway", **mixed})
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "run.json"
     path.write_text(config.model_dump_json())

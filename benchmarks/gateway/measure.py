@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import MeasurementWrong
 from benchmarks.gateway.fleet import GatewayFleet, fleet
+from benchmarks.mixture_cost import in_turns
 from benchmarks.record.progress import counted, phase
 from benchmarks.role import RoleProcess
 
@@ -45,10 +47,13 @@ async def playing(fleet: GatewayFleet) -> AsyncIterator[RoleProcess]:
         await role.stop()
 
 
-async def _play(role: RoleProcess, work: GatewayWork, seconds: float) -> dict[str, Any]:
+async def _play(
+    role: RoleProcess, work: GatewayWork, seconds: float, environments: int = 1
+) -> dict[str, Any]:
     return await role.ask(
-        do="play", sessions=work.sessions, warm_s=WARM_S, seconds=seconds, steps=STEPS_PER_EPISODE
-    )
+        do="play", sessions=work.sessions, warm_s=WARM_S, seconds=seconds, steps=STEPS_PER_EPISODE,
+        environments=environments,
+    )  # fmt: skip
 
 
 async def throughput(directory: Path, work: GatewayWork) -> dict[str, Any]:
@@ -84,6 +89,23 @@ async def throughput(directory: Path, work: GatewayWork) -> dict[str, Any]:
             result["rss_before_mib"] = round(idle_mib, 1)
             await player.ask(do="close")
         return result
+
+
+async def mixture(directory: Path, work: GatewayWork, environments: int, rounds: int) -> dict[str, Any]:
+    """Steps a second of sessions that are spread over several environments, over those of one, in turns.
+
+    Every measurement has its own processes. Raises MeasurementWrong if a session failed in one of them.
+    """
+
+    async def measured(count: int, number: int) -> float:
+        place = directory / f"{number}-{count}"
+        async with fleet(place, HOSTS, work.sessions, count) as made, playing(made) as player:
+            figures = await _play(player, work, work.seconds, count)
+        if figures["failed"]:
+            raise MeasurementWrong(f"sessions failed with {count} environments: {figures['failed']}")
+        return figures["steps_per_s"]
+
+    return await in_turns(measured, environments, rounds)
 
 
 async def drills(directory: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.children import within
 from benchmarks.dispatch.lines import answer, commands, main
-from benchmarks.gateway.environment import NAME
+from benchmarks.gateway.environment import NAME, names
 from earl.env import GatewayClient, Limits, Session
 from earl.errors import EarlError
 
@@ -43,21 +43,26 @@ class Player:
         self._bytes = observation_bytes
         self._held: list[Session] = []
 
-    async def _opened(self, steps: int) -> Session:
-        return await self._client.open(NAME, {"bytes": self._bytes, "steps": steps}, 0, LIMITS)
+    async def _opened(self, steps: int, name: str = NAME) -> Session:
+        return await self._client.open(name, {"bytes": self._bytes, "steps": steps}, 0, LIMITS)
 
-    async def play(self, sessions: int, warm_s: float, seconds: float, steps: int) -> dict[str, Any]:
-        """Steps per second, by host too, and latencies, over `seconds` after warm_s; failures also before."""
+    async def play(
+        self, sessions: int, warm_s: float, seconds: float, steps: int, environments: int = 1
+    ) -> dict[str, Any]:
+        """Steps per second, by host too, and latencies, over `seconds` after warm_s; failures also before.
+
+        environments: over which the sessions are spread evenly.
+        """
         latencies: list[float] = []
         by_host: Counter[str] = Counter()
         failed: Counter[str] = Counter()
         begins = time.monotonic() + warm_s
 
-        async def loop() -> None:
+        async def loop(name: str) -> None:
             while True:
                 session: Session | None = None
                 try:
-                    session = await self._opened(steps)
+                    session = await self._opened(steps, name)
                     while not session.done:
                         requested_s = time.monotonic()
                         outcome = await session.step("go")
@@ -73,7 +78,8 @@ class Player:
                     if session is not None:
                         await session.close()
 
-        loops = [asyncio.create_task(loop()) for _ in range(sessions)]
+        played = names(environments)
+        loops = [asyncio.create_task(loop(played[number % environments])) for number in range(sessions)]
         await asyncio.sleep(warm_s)
         used_s = _cpu_s()
         await asyncio.sleep(max(0.0, begins + seconds - time.monotonic()))

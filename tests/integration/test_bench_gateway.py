@@ -47,6 +47,18 @@ def test_a_host_that_fails_every_step_is_set_apart(tmp_path: Path):
     assert one["working"] > 0 and one["failing"] > 0 and one["failed"]["EnvironmentFailure"] >= 1
 
 
+@pytest.mark.slow
+def test_several_environments_are_compared_with_one(tmp_path: Path):
+    """No rate is asserted: each of the eight is played on the hosts that also play one alone."""
+    work = measure.GatewayWork(sessions=8, seconds=0.2, rounds=1, open_sessions=0)
+    figures = asyncio.run(measure.mixture(tmp_path, work, environments=8, rounds=1))
+    assert figures["environments"] == 8 and figures["mixture_ratio"] > 0
+    (rates,) = figures["mixture_rounds"]
+    assert rates["one"] > 0 and rates["several"] > 0
+    runs = {path.parent.name: path.read_text() for path in tmp_path.rglob("run.json")}
+    assert runs["0-8"].count('"bench/echo') == 8 and runs["0-1"].count('"bench/echo') == 1
+
+
 def test_without_openenv_the_result_says_so():
     found = asyncio.run(openenv.measure("", WORK))
     assert found["openenv_steps_per_s"] is None and "--openenv-python" in found["openenv_absent"]
