@@ -102,7 +102,10 @@ async def mixture(directory: Path, work: GatewayWork, environments: int, rounds:
         async with fleet(place, HOSTS, work.sessions, count) as made, playing(made) as player:
             figures = await _play(player, work, work.seconds, count)
         if figures["failed"]:
-            raise MeasurementWrong(f"sessions failed with {count} environments: {figures['failed']}")
+            raise MeasurementWrong(
+                f"sessions failed with {count} environments: {figures['failed']}",
+                f"read the logs of the gateway and its hosts in {place}",
+            )
         return figures["steps_per_s"]
 
     return await in_turns(measured, environments, rounds)
