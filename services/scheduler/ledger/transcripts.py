@@ -38,10 +38,8 @@ def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episod
         return is_chosen(index, episodes, rules.transcripts)
     if purpose is not Purpose.TRAIN:
         return False
-    if len(rules.mixture) > 1:
-        first = index - index % rules.batch_groups
-        sizes = (group_size_at(rules, purpose, earlier) for earlier in range(first, index))
-        place = sum(sizes) + member
-    else:
-        place = index % rules.batch_groups * group_size_at(rules, purpose, index) + member
+    place, earlier = member, index - index % rules.batch_groups
+    while place < rules.transcripts and earlier < index:
+        place += group_size_at(rules, purpose, earlier)
+        earlier += 1
     return place < rules.transcripts

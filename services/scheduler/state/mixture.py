@@ -76,6 +76,22 @@ def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
     return mixture[_entry_at(_draws(rules, purpose), index)]
 
 
+def shares_at(rules: Rules, purpose: Purpose, places: range) -> list[Share]:
+    """The environments of successive groups of training or the warm-up: `share_at` of each, many at once."""
+    mixture = rules.mixture
+    if len(mixture) == 1:
+        return [mixture[0]] * len(places)
+    draws = _draws(rules, purpose)
+    shares: list[Share] = []
+    start = places.start
+    while start < places.stop:
+        block, first = divmod(start, BLOCK)
+        entries = _entries(draws, block)[first : first + places.stop - start]
+        shares += [mixture[entry] for entry in entries]
+        start += len(entries)
+    return shares
+
+
 def seats_at(rules: Rules, purpose: Purpose, index: int) -> int:
     """The policy's seats in an episode of the index-th group of a purpose: one in every evaluation."""
     return 1 if purpose is Purpose.EVALUATE else share_at(rules, purpose, index).seats
@@ -88,18 +104,15 @@ def is_frozen_at(rules: Rules, purpose: Purpose, index: int) -> bool:
 
 def group_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
     """The trajectories of the index-th group of a purpose: one for each seat of its episodes that learns."""
-    share = share_at(rules, purpose, index)
-    if purpose is Purpose.TRAIN:
-        return (share.group_size or rules.group_size) * share.trained_seats
-    return seats_at(rules, purpose, index)
+    return _trajectories(rules, purpose, share_at(rules, purpose, index))
 
 
 def batch_episodes(rules: Rules, purpose: Purpose, first: int) -> int:
     """The episodes, and matches, of the batch whose groups are those of the places from `first` on."""
     if purpose is not Purpose.TRAIN:
         return rules.warmup_episodes
-    places = range(first, first + rules.batch_groups)
-    return sum(share_at(rules, purpose, index).group_size or rules.group_size for index in places)
+    shares = shares_at(rules, purpose, range(first, first + rules.batch_groups))
+    return sum(share.group_size or rules.group_size for share in shares)
 
 
 def batch_trajectories(rules: Rules, purpose: Purpose, first: int) -> int:
@@ -107,10 +120,18 @@ def batch_trajectories(rules: Rules, purpose: Purpose, first: int) -> int:
     count = rules.batch_groups if purpose is Purpose.TRAIN else rules.warmup_episodes
     if len(rules.mixture) == 1:
         return count * group_size_at(rules, purpose, first)
-    return sum(group_size_at(rules, purpose, index) for index in range(first, first + count))
+    shares = shares_at(rules, purpose, range(first, first + count))
+    return sum(_trajectories(rules, purpose, share) for share in shares)
 
 
 # --- within ---------------------------------------------------------------------------------
+
+
+def _trajectories(rules: Rules, purpose: Purpose, share: Share) -> int:
+    """The trajectories of a group of this environment."""
+    if purpose is Purpose.TRAIN:
+        return (share.group_size or rules.group_size) * share.trained_seats
+    return 1 if purpose is Purpose.EVALUATE else share.seats
 
 
 def _task_at(rules: Rules, share: Share, purpose: Purpose, index: int, take: int) -> int:
@@ -132,7 +153,7 @@ def _drawn_at(rules: Rules, share: Share, index: int, take: int, curriculum: Cur
     """The task that the curriculum draws for the index-th group of training."""
     step = index // rules.batch_groups
     first = step * rules.batch_groups
-    number = sum(share_at(rules, Purpose.TRAIN, place) is share for place in range(first, index))
+    number = sum(other is share for other in shares_at(rules, Purpose.TRAIN, range(first, index)))
     seed = derive(rules.seed, "order", _word(share.label), step)
     return curriculum.task(share.label, share.train, seed, step - rules.staleness, number, take)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from earl.v1 import scheduler_pb2
 from services.scheduler.api.codec_transcripts import decode_transcript
 from services.scheduler.files.samples import SampleFile, thinned
 from services.scheduler.ledger.transcripts import is_chosen, is_requested
+from services.scheduler.state.mixture import group_size_at
+from services.scheduler.state.rules import Share
 from services.scheduler.state.stored import decode, encode
 from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
 from tests.support.ledger import RULES
@@ -44,6 +47,28 @@ def test_every_batch_and_every_evaluation_is_asked_in_the_same_places() -> None:
     assert places(Purpose.TRAIN, range(3, 6)) == [(3, 0), (3, 1)]
     assert places(Purpose.EVALUATE, range(10)) == [(0, 0), (9, 0)]
     assert places(Purpose.WARMUP, range(10)) == []
+
+
+class CountedShares(tuple[Share, ...]):
+    """A mixture that counts how often one of its environments is looked up."""
+
+    looked_up = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        CountedShares.looked_up += 1
+        return super().__getitem__(place)
+
+
+def test_a_mixture_s_places_are_counted_no_further_than_the_requests_reach() -> None:
+    """Each ticket of a large batch is looked at: counting all groups before it is quadratic work."""
+    mixture = CountedShares((Share("a", 0.5, 2), Share("b", 0.5, 4)))
+    rules = replace(RULES, batch_groups=1000, transcripts=5, mixture=mixture)
+    requested = []
+    for index in range(1000, 2000):
+        size = group_size_at(rules, Purpose.TRAIN, index)
+        requested += [is_requested(rules, Purpose.TRAIN, index, member, 0) for member in range(size)]
+    assert requested[:5] == [True] * 5 and not any(requested[5:])
+    assert 0 < CountedShares.looked_up < 20_000
 
 
 @given(st.text(max_size=60), st.integers(12, 60))

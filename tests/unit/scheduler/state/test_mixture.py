@@ -16,6 +16,7 @@ from services.scheduler.state.mixture import (
     group_size_at,
     instance_at,
     share_at,
+    shares_at,
 )
 from services.scheduler.state.rules import Rules, Share
 from services.scheduler.state.seeds import EVALUATION_BIT, env_seed
@@ -195,6 +196,17 @@ def test_a_run_with_one_environment_plays_the_seeds_that_it_always_played() -> N
             assert instance.env_seed == env_seed(RULES.seed, purpose, place, place % 3)
             assert (instance.environment, instance.task) == ("", NO_TASK)
     assert batch_trajectories(RULES, Purpose.TRAIN, 7) == RULES.batch_groups * RULES.group_size
+
+
+@quick
+@given(schedules, st.integers(0, 1 << 30), st.integers(0, 600), st.integers(0, 600))
+def test_successive_places_play_what_each_of_them_plays(
+    points: list[dict[int, int]], seed: int, first: int, count: int
+) -> None:
+    places = range(first, first + count)
+    for rules in (scheduled(points, seed), mixed([1, 2, 3], seed), mixed([1], seed)):
+        for purpose in (Purpose.TRAIN, Purpose.WARMUP):
+            assert shares_at(rules, purpose, places) == [share_at(rules, purpose, place) for place in places]
 
 
 @quick
