@@ -16,6 +16,19 @@ Environments = Annotated[
 MixtureRounds = Annotated[int, typer.Option(min=1, help="Rounds of that comparison.")]
 
 
+def parts_to_measure(parts: str, known: Sequence[str], environments: int) -> list[str]:
+    """The parts of a benchmark that --parts names; [] if the mixture alone is measured.
+
+    Raises typer.BadParameter for a part that is not known, and where nothing would be measured.
+    """
+    chosen = parts.split(",") if parts else []
+    if unknown := [name for name in chosen if name not in known]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(known)}", param_hint="parts")
+    if not chosen and environments == 1:
+        raise typer.BadParameter(f"none: use {', '.join(known)}, or --environments 8", param_hint="parts")
+    return chosen
+
+
 async def in_turns(
     measured: Callable[[int, int], Awaitable[float]], environments: int, rounds: int
 ) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.control import measure
 from benchmarks.control.processes import ControlLoad
-from benchmarks.mixture_cost import Environments, MixtureRounds
+from benchmarks.mixture_cost import Environments, MixtureRounds, parts_to_measure
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -82,10 +82,7 @@ def control(
     results: Results = RESULTS,
 ) -> None:
     """The rate that the scheduler and its ledger sustain, and whether every ticket exists exactly once."""
-    chosen = parts.split(",") if parts else []
-    unknown = [name for name in chosen if name not in PARTS]
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
+    chosen = parts_to_measure(parts, PARTS, environments)
     if workers % processes:
         raise typer.BadParameter(f"{workers} workers in {processes} processes", param_hint="processes")
     load = ControlLoad(workers, processes, credit, hold)

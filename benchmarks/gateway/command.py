@@ -20,7 +20,7 @@ from benchmarks.gateway.measure import (
     mixture,
     throughput,
 )
-from benchmarks.mixture_cost import Environments, MixtureRounds
+from benchmarks.mixture_cost import Environments, MixtureRounds, parts_to_measure
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
@@ -72,10 +72,7 @@ def gateway(
     results: Results = RESULTS,
 ) -> None:
     """Measure the environment gateway's throughput, memory and failures, compared with an OpenEnv server."""
-    chosen = parts.split(",") if parts else []
-    unknown = [name for name in chosen if name not in PARTS]
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
+    chosen = parts_to_measure(parts, PARTS, environments)
     work = GatewayWork(sessions, seconds, rounds, open_sessions)
     with tempfile.TemporaryDirectory(prefix="earl-bench-gateway-") as temporary:
         figures = asyncio.run(_measure(chosen, work, Path(temporary), openenv_python))

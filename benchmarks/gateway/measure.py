@@ -104,7 +104,7 @@ async def mixture(directory: Path, work: GatewayWork, environments: int, rounds:
         if figures["failed"]:
             raise MeasurementWrong(
                 f"sessions failed with {count} environments: {figures['failed']}",
-                f"read the logs of the gateway and its hosts in {place}",
+                "use fewer --sessions, or a machine with less beside it",
             )
         return figures["steps_per_s"]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+import typer
+
 from benchmarks.control.processes import ControlLoad
 from benchmarks.gateway.environment import NAME, environments, names
-from benchmarks.mixture_cost import in_turns, mixture_figures
+from benchmarks.mixture_cost import in_turns, mixture_figures, parts_to_measure
 
 
 def test_the_two_take_turns_and_the_ratio_is_that_of_their_medians() -> None:
@@ -29,6 +32,15 @@ def test_the_two_take_turns_and_the_ratio_is_that_of_their_medians() -> None:
 def test_a_ratio_keeps_what_a_goal_of_95_percent_needs() -> None:
     assert mixture_figures([3.0], [2.8499], 2)["mixture_ratio"] == 0.95
     assert mixture_figures([10_000.0], [9_494.0], 2)["mixture_ratio"] == 0.9494
+
+
+def test_something_is_measured_or_the_command_is_refused() -> None:
+    assert parts_to_measure("most,drill", ("most", "drill"), 1) == ["most", "drill"]
+    assert parts_to_measure("", ("most",), 8) == []
+    with pytest.raises(typer.BadParameter, match="none: use most, or --environments 8"):
+        parts_to_measure("", ("most",), 1)
+    with pytest.raises(typer.BadParameter, match="least: use most"):
+        parts_to_measure("most,least", ("most",), 8)
 
 
 def test_a_load_of_several_environments_is_a_mixture_in_equal_shares() -> None:
