@@ -196,7 +196,7 @@ def resume(ledger: Ledger, elapsed_s: float) -> None:
         tickets = [ledger.tables.tickets[number] for number in members]
         planned = any(ticket.state is TicketState.PLANNED for ticket in tickets)
         if not planned and tickets[0].frozen != is_frozen_at(rules, Purpose.TRAIN, tickets[0].index):
-            ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.PHASE_OVER)
+            ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.OPPONENT_CHANGED)
 
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:

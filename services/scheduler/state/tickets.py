@@ -58,6 +58,8 @@ class Reason(StrEnum):
     TOO_STALE = "too_stale"
     ROLLED_BACK = "rolled_back"
     PHASE_OVER = "phase_over"
+    # The run was resumed with another kind of opponent in its environment.
+    OPPONENT_CHANGED = "opponent_changed"
     EVALUATION_FAILED = "evaluation_failed"
     # Ids below a manifest's that this ledger never knew: its store was lost.
     FORGOTTEN = "forgotten"

@@ -98,6 +98,7 @@ def test_a_run_that_is_resumed_with_another_kind_of_opponent_issues_its_groups_a
         live = [each for each in again.tables.tickets.values() if each.state is TicketState.PENDING]
         assert {each.frozen for each in live} == {after is FROZEN}
         assert len(live) == 2 * 4 * (1 if after is FROZEN else 2)
+        assert again.tables.counts()["dropped:opponent_changed"] == 2 * 4 * (1 if before is FROZEN else 2)
         check_tables(again.tables)
 
 
