@@ -38,8 +38,8 @@ FROZEN: dict[str, Any] = {
         "evaluation_tasks": [{"opponent": "random", "player": player} for player in (0, 1)],
     },
     "warmup": {"batch_episodes": 24},
-    # A checkpoint of every version: version 4 and 6 are trained against 3 and 5.
-    "trainer": {"checkpoint_every": 1},
+    # A checkpoint of every version: version 4 and 6 are trained against 3 and 5, which two ranks gather.
+    "trainer": {"checkpoint_every": 1, "ranks": 2},
     "scheduler": {"steps": 4, "batch_groups": 2, "group_size": 4, "transcripts": 8},
 }
 # Trajectories: two of each episode of warm-up, one of each of training.
