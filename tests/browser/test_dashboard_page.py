@@ -62,8 +62,8 @@ async def test_it_reads_well_on_every_screen(browser: Browser, served: Served, w
         assert await page.evaluate("document.documentElement.scrollWidth") <= await page.evaluate(
             "innerWidth"
         )
-        found = await page.evaluate(LOW_CONTRAST)
-        assert found["texts"] > 150 and found["low"] == []
+        contrast = await page.evaluate(LOW_CONTRAST)
+        assert contrast["texts"] > 150 and contrast["low"] == []
         heard = await page.evaluate(UNNAMED)
         assert heard["unnamed"] == [] and heard["pictures"] == 0 and heard["twice"] == []
         assert heard["language"] == "en" and heard["unlabelled"] == 0

@@ -79,8 +79,8 @@ async def test_each_environment_has_a_row(
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         wide = await page.locator("#mixture .scroll").evaluate("(box) => box.scrollWidth - box.clientWidth")
         assert wide <= 0, "nothing of it is beyond the edge"
-        found = await page.evaluate(LOW_CONTRAST)
-        assert found["texts"] > 150 and found["low"] == []
+        contrast = await page.evaluate(LOW_CONTRAST)
+        assert contrast["texts"] > 150 and contrast["low"] == []
         heard = await page.evaluate(UNNAMED)
         assert heard["unnamed"] == [] and heard["twice"] == [] and heard["unlabelled"] == 0
 

@@ -79,8 +79,8 @@ async def test_all_of_it_is_drawn_from_the_file_alone(browser: Browser, report: 
         for words in ("Not measured", "KL to the reference", "final", "Parallelism of rollout", "Win rate"):
             assert words in said, words
         assert await page.locator("#evaluations tbody tr").count() == 2
-        found = await page.evaluate(LOW_CONTRAST)
-        assert found["texts"] > 150 and found["low"] == []
+        contrast = await page.evaluate(LOW_CONTRAST)
+        assert contrast["texts"] > 150 and contrast["low"] == []
         heard = await page.evaluate(UNNAMED)
         assert heard["unnamed"] == [] and heard["pictures"] == 0 and heard["twice"] == []
         levels = heard["headings"]

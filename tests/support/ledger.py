@@ -438,9 +438,9 @@ class World:
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules
         share = rules.mixture[0]
-        wanted = rules.warmup_batches * rules.warmup_episodes * share.seats
-        wanted += rules.steps * rules.batch_groups * rules.group_size * share.trained_seats
-        assert counts["trained"] == wanted == len(self.parameters.consumed)
+        trajectories = rules.warmup_batches * rules.warmup_episodes * share.seats
+        trajectories += rules.steps * rules.batch_groups * rules.group_size * share.trained_seats
+        assert counts["trained"] == trajectories == len(self.parameters.consumed)
 
     def reconcile_or_rejoin(self) -> None:
         if self.reconciled and self.trainer_is_current():

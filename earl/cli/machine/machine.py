@@ -64,7 +64,10 @@ def machine() -> Machine:
 
 
 def clock_error() -> float:
-    """Over one moment; too much if the process was kept waiting between two readings."""
+    """The part of CLOCK_S, 0..1, by which the wall clock and the monotonic one passed differently.
+
+    Too large if the process was kept waiting between two readings.
+    """
     monotonic, wall = time.monotonic(), time.time()
     time.sleep(CLOCK_S)
     passed_s = time.monotonic() - monotonic

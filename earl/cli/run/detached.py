@@ -51,8 +51,8 @@ class LaunchNews(BaseModel):
     """One line from the launcher to `earl up`.
 
     "taken": the run's directory is this launch's. "processes": their states. "ready": all of them are, but
-    for those that failed and that the run continues without. left_s: until those that are starting are ready,
-    by the last start with the same model; 0 if that is not known.
+    for those that failed and that the run continues without. left_s: seconds until those that start are
+    ready, by the last start with the same model; 0 if that is not known, or over.
     "failed": nothing is left running; error is the catalogue's name.
     """
 
@@ -131,9 +131,9 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
 
 
 def left_s(processes: Iterable[ProcessState]) -> float:
-    """Seconds until the processes that are starting are ready, by the last start; 0 if that is not known."""
-    starting = (process for process in processes if process.state == "starting")
-    return max((process.usual_s - process.seconds for process in starting if process.usual_s), default=0.0)
+    """Seconds until the processes that are starting are ready, by the last start; 0 if not known, or over."""
+    starting = (process for process in processes if process.state == "starting" and process.usual_s)
+    return max([0.0, *(process.usual_s - process.seconds for process in starting)])
 
 
 def stop_orphaned(signals: Signals) -> None:

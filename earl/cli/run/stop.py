@@ -188,7 +188,7 @@ def launcher_pidfd(directory: Path) -> int | None:
 
 
 def until_ended(directory: Path) -> None:
-    """A warden may still be at work for a launcher that was killed."""
+    """Waits at most WARDEN_S for the warden of a launcher that was killed, which ends what that left."""
     record = read_record(directory)
     until = time.monotonic() + WARDEN_S
     while record is not None and not record.outcome and time.monotonic() < until:

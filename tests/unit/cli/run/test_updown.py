@@ -110,7 +110,8 @@ async def test_up_says_again_what_it_waits_for_while_nothing_changes():
 def test_up_says_how_long_a_start_will_still_take_by_the_last_one(terminal: bool):
     starting = ProcessState("trainer", "starting", 4.0, 0, usual_s=30.5, most_s=60.0)
     first = ProcessState("model", "starting", 4.0, 0, most_s=60.0)
-    assert left_s([first]) == 0.0 and left_s([first, starting]) == 26.5
+    late = ProcessState("trainer", "starting", 40.0, 0, usual_s=30.5, most_s=60.0)
+    assert left_s([first]) == left_s([late]) == 0.0 and left_s([first, starting, late]) == 26.5
     console = Console(file=io.StringIO(), width=80, force_terminal=terminal)
     show = up.shown_on(console)
     show({"model": "ready", "trainer": "starting"}, 0.0, 26.5)
