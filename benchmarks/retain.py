@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks.judged_points import judged_points, mean, missed_goals, over_seeds
 from benchmarks.learning import published, to_end
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.checkout import ROOT
@@ -23,14 +24,13 @@ from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted, phase
 from earl.cli.run.launch import overrides_of
 from earl.config.check import cross_check
-from earl.config.load import Override, load_run, validate
+from earl.config.load import load_run, validate
 from earl.config.mixture import MixtureEntry
 from earl.config.run import RunConfig
 from earl.obs.metrics import read_lines
 from earl.stack.rundir import free_name
 from services.scheduler.ledger.intervals import Interval
 from services.scheduler.ledger.retention import ratio_interval
-from services.trainer.checkpoint.evaluate import evaluation_of
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
@@ -41,13 +41,12 @@ MEASURED_CODE = (
     "earl/env",
     "earl/stack",
     "examples/retain.toml",
+    "benchmarks/judged_points.py",
     "benchmarks/retain.py",
 )
 RUN_FILE = ROOT / "examples" / "retain.toml"
 # In every seed, seconds at most and the others at least. old_kept_low is the lower end of the interval.
 GOALS = {"new_vs_specialist": 0.9, "old_kept_low": 0.97, "seconds_max": 1200.0}
-# Added to a run's seed for the games that judge it, which no run has trained on or was chosen by.
-JUDGED_SEED = 1 << 20
 
 COMPARES = (
     "Connect Four is added to a policy that has learned tic-tac-toe, a model from random weights that first "
@@ -188,18 +187,13 @@ def points_of(config: RunConfig, directory: Path, name: str, games: int) -> dict
     The games are the same for every policy of a seed.
     """
     phase(f"seed {config.seed}, judging {name}")
-    overrides: list[Override] = [("seed", str(config.seed + JUDGED_SEED))]
     labels = [entry.label for entry in config.mixture]
-    judged = evaluation_of(config, directory / "model-final", games * len(labels), overrides)
-    judged = judged.model_copy(update={"name": free_name(config, f"{directory.name}-judged")})
-    to_end(judged)
-    *_, line = read_lines(Path(judged.runs_dir) / judged.name / "evaluations.jsonl")
-    return points_by_label(line["rewards"], labels)
+    played = judged_points(config, directory / "model-final", f"{directory.name}-judged", games * len(labels))
+    return points_by_label(played, labels)
 
 
-def points_by_label(rewards: Sequence[float | None], labels: Sequence[str]) -> dict[str, list[float]]:
-    """Points, 0 to 1, of rewards from -1 to 1, by label: instance i is of the environment i % n."""
-    points = [math.nan if reward is None else (reward + 1) / 2 for reward in rewards]
+def points_by_label(points: list[float], labels: Sequence[str]) -> dict[str, list[float]]:
+    """Points by label: game i is of the environment i % n."""
     return {label: points[place :: len(labels)] for place, label in enumerate(labels)}
 
 
@@ -207,11 +201,6 @@ def paired(values: Sequence[float], bases: Sequence[float]) -> Interval:
     """The ratio of two policies' scores over the games that neither failed, with its 95 % interval."""
     both = [pair for pair in zip(values, bases, strict=True) if not any(map(math.isnan, pair))]
     return ratio_interval([value for value, _ in both], [base for _, base in both])
-
-
-def mean(values: Sequence[float]) -> float | None:
-    done = [value for value in values if not math.isnan(value)]
-    return math.fsum(done) / len(done) if done else None
 
 
 def bounded(name: str, interval: Interval) -> dict[str, float | None]:
@@ -238,27 +227,14 @@ def newest_version(directory: Path) -> int:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The worst seed decides; null where a seed has no figure. missed: names of goals that are not met."""
-
-    def over(name: str, function: Callable[[list[float]], float]) -> float | None:
-        values = [run[name] for run in runs]
-        return None if None in values else function(values)
-
     figures = {
         "seeds": len(runs),
-        "new_vs_specialist": over("new_vs_specialist", min),
-        "old_kept": over("old_kept", min),
-        "old_kept_low": over("old_kept_low", min),
-        "old_kept_without": over("old_kept_without", lambda values: math.fsum(values) / len(values)),
-        "seconds_max": over("seconds", max),
+        "new_vs_specialist": over_seeds(runs, "new_vs_specialist", min),
+        "old_kept": over_seeds(runs, "old_kept", min),
+        "old_kept_low": over_seeds(runs, "old_kept_low", min),
+        "old_kept_without": over_seeds(
+            runs, "old_kept_without", lambda values: math.fsum(values) / len(values)
+        ),
+        "seconds_max": over_seeds(runs, "seconds", max),
     }
-    return {**figures, "missed": missed(figures)}
-
-
-def missed(figures: Mapping[str, Any]) -> list[str]:
-    """Names of the goals that the figures do not meet; one without a figure is missed."""
-    names = []
-    for name, goal in GOALS.items():
-        value = figures[name]
-        if value is None or (value > goal if name == "seconds_max" else value < goal):
-            names.append(name)
-    return names
+    return {**figures, "missed": missed_goals(figures, GOALS)}

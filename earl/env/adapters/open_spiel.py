@@ -1,12 +1,12 @@
 """Tic-tac-toe and Connect Four from OpenSpiel (package open-spiel), against a scripted opponent or, with two
 seats, against the client itself.
 
-Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "draw_reward": 0, "illegal_reward": -1}.
-The agent is `player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is
-"[d]": a cell 0-8, row by row, or a column 0-6. Anything else, and a move that is not legal, ends the
-episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in Connect Four it looks
-CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else blocks one, else moves at random. All
-choices come from the seed.
+Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "draw_reward": 0, "illegal_reward": -1},
+and in Connect Four "view": "board" | "changes". The agent is `player`; player 0 (x) moves first. Reward at
+the end: 1 for a win, -1 for a loss. An action is "[d]": a cell 0-8, row by row, or a column 0-6. Anything
+else, and a move that is not legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe
+perfectly; in Connect Four it looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else
+blocks one, else moves at random. All choices come from the seed.
 
 A client that plays both seats has seat 0 as x and seat 1 as o; `opponent` and `player` then say nothing. A
 draw gives both draw_reward. An illegal move costs its seat illegal_reward; the other seat gets 0, as neither
@@ -37,12 +37,14 @@ _TASK: dict[str, Setting] = {
     "draw_reward": Number(0.0, -1, 1),
     "illegal_reward": Number(-1.0, -1, 1),
 }
+_VIEW = ChoiceSetting("board", "changes")
 
 
 class BoardGame(Environment):
     """A two-player OpenSpiel game with single-digit actions."""
 
     game_name: ClassVar[str]
+    task_keys: ClassVar[dict[str, Setting]] = _TASK
     reward_range = (-1.0, 1.0)
     seats = 2
     blocking = False
@@ -52,7 +54,8 @@ class BoardGame(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Starts a game; an opponent that is player 0 has moved already. ValueError for a bad task."""
-        settings = checked(task, _TASK)
+        settings = checked(task, self.task_keys)
+        self._begin(settings)
         self._player: int = settings["player"]
         self._opponent: str = settings["opponent"]
         self._draw_reward = settings["draw_reward"]
@@ -63,6 +66,9 @@ class BoardGame(Environment):
         self._moves = [0, 0]
         self._let_opponent_move()
         return self._observation()
+
+    def _begin(self, settings: dict[str, Any]) -> None:
+        """Takes the game's own settings of a task."""
 
     def step(self, action: str) -> StepResult:
         """Moves for the player whose turn it is, and lets a scripted opponent answer."""
@@ -83,7 +89,7 @@ class BoardGame(Environment):
         """The last result, after a step of `mover`, which was illegal or ended the game."""
         players = (self._player,) if self.seats_played == 1 else (0, 1)
         outcomes = [self._outcome(player, mover, illegal) for player in players]
-        return seat_results.last(self.text(), mover, outcomes)
+        return seat_results.last(self.text(mover), mover, outcomes)
 
     def _outcome(self, player: int, mover: int, illegal: bool) -> tuple[float, dict[str, float]]:
         """The player's reward and metrics."""
@@ -113,12 +119,11 @@ class BoardGame(Environment):
 
     def _observation(self) -> Observation:
         legal = [f"[{move}]" for move in self._state.legal_actions()]
-        return Observation(
-            self.text(), legal, seat=self._state.current_player() if self.seats_played == 2 else 0
-        )
+        mover = self._state.current_player()
+        return Observation(self.text(mover), legal, seat=mover if self.seats_played == 2 else 0)
 
-    def text(self) -> str:
-        """The board as the agent sees it."""
+    def text(self, player: int) -> str:
+        """The board as it is shown to the player, once for each observation."""
         raise NotImplementedError
 
     def best_move(self, mark: str) -> int:
@@ -143,7 +148,7 @@ class TicTacToe(BoardGame):
     def _board(self) -> str:
         return str(self._state).replace("\n", "")
 
-    def text(self) -> str:
+    def text(self, player: int) -> str:
         return " ".join(str(i) if cell == "." else f"{cell}{i}" for i, cell in enumerate(self._board()))
 
     def best_move(self, mark: str) -> int:
@@ -154,22 +159,46 @@ class TicTacToe(BoardGame):
 
 
 class ConnectFour(BoardGame):
-    """Six rows of seven cells, the top row first, separated by "/"; a free cell is "."."""
+    """Six rows of seven cells, the top row first, separated by "/"; a free cell is ".".
+
+    With "view": "changes", an observation has only the stones since the player's last one, in order of play:
+    "x30 o31" are x's at the foot of column 3 and o's above it; the first observation begins with the player's
+    own mark. A turn then costs two words instead of 47, and its observations together name every stone once.
+    """
 
     name = "open_spiel/connect_four"
     description = "Connect Four; an action [d] drops a stone into column d, 0-6."
     game_name = "connect_four"
+    task_keys = _TASK | {"view": _VIEW}
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         # A look-ahead takes milliseconds: in a thread it holds up nobody's answers.
         self.blocking = task.get("opponent") == "minimax" and self.seats_played == 1
         return super().reset(seed, task)
 
+    def _begin(self, settings: dict[str, Any]) -> None:
+        self._changes = settings["view"] == "changes"
+        # Stones that each player has been shown; None: no observation yet.
+        self._shown: list[int | None] = [None, None]
+
     def _rows(self) -> list[str]:
         return str(self._state).split()
 
-    def text(self) -> str:
-        return " / ".join(" ".join(row) for row in self._rows())
+    def text(self, player: int) -> str:
+        if not self._changes:
+            return " / ".join(" ".join(row) for row in self._rows())
+        stones = self._stones()
+        before, self._shown[player] = self._shown[player], len(stones)
+        return " ".join(["xo"[player], *stones] if before is None else stones[before:])
+
+    def _stones(self) -> list[str]:
+        """All stones in order of play: mark, column, height."""
+        heights = [0] * alpha_beta.COLUMNS
+        stones: list[str] = []
+        for ply, column in enumerate(self._state.history()):
+            stones.append(f"{'xo'[ply % 2]}{column}{heights[column]}")
+            heights[column] += 1
+        return stones
 
     def best_move(self, mark: str) -> int:
         return alpha_beta.best_connect_four(self._rows(), mark, CONNECT_FOUR_DEPTH, self._rng)

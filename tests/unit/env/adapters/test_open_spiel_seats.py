@@ -45,6 +45,33 @@ def test_who_moves_and_what_both_see():
     assert (third.seat, third.text) == (0, "o0 1 2 3 x4 5 6 7 8")
 
 
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_changes_name_every_stone_once_to_each_seat(seed):
+    task = {"view": "changes"}
+    histories, last = played(ConnectFour, seed, task, random_chooser(seed))
+    plies = [history.turns for history in histories]
+    columns = [plies[ply % 2][ply // 2][1][1] for ply in range(sum(map(len, plies)))]
+    stones = [f"{'xo'[ply % 2]}{column}{columns[:ply].count(column)}" for ply, column in enumerate(columns)]
+    for seat, turns in enumerate(plies):
+        words = " ".join(text for text, _ in turns).split()
+        assert words == ["xo"[seat], *stones[: 2 * len(turns) - 2 + seat]]
+    mover = seen(last).seat
+    assert seen(last).text.split() == stones[2 * len(plies[mover]) - 2 + mover :]
+
+
+def test_changes_against_a_scripted_player():
+    four = ConnectFour()
+    assert four.reset(1, {"view": "changes"}).text == "x"
+    own, other = seen(four.step("[3]")).text.split()
+    assert own == "x30" and other[0] == "o"
+    assert ConnectFour().reset(1, {"view": "changes", "player": 1}).text.startswith("o x")
+    with pytest.raises(ValueError, match="view"):
+        ConnectFour().reset(1, {"view": "stones"})
+    with pytest.raises(ValueError, match="view"):
+        TicTacToe().reset(1, {"view": "changes"})
+
+
 def test_a_win_of_each_seat():
     (first, second), last = played(TicTacToe, 0, {}, acts("[0]", "[3]", "[1]", "[4]", "[2]"))
     assert (first.return_, second.return_, seen(last).seat) == (1, -1, 0)

@@ -1,0 +1,65 @@
+"""Judges a model by games that no run has trained on: points of 1 for a win, 1/2 for a draw, 0 for a loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning import to_end
+from earl.config.load import Override
+from earl.config.run import RunConfig
+from earl.obs.metrics import read_lines
+from earl.stack.rundir import free_name
+from services.trainer.checkpoint.evaluate import evaluation_of
+
+# Added to a run's seed for the games that judge it, which no run has trained on or was chosen by.
+JUDGED_SEED = 1 << 20
+
+
+def judged_points(config: RunConfig, model: Path, name: str, games: int) -> list[float]:
+    """Plays so many evaluation games with a model's directory, as a run of this name; ends the command if
+    that is stopped.
+
+    Returns the points of each game, of rewards from -1 to 1; NaN where it failed. The games are the same for
+    every model of a seed.
+    """
+    seed: Override = ("seed", str(config.seed + JUDGED_SEED))
+    judged = evaluation_of(config, model, games, [seed])
+    judged = judged.model_copy(update={"name": free_name(config, name)})
+    to_end(judged)
+    *_, line = read_lines(Path(judged.runs_dir) / judged.name / "evaluations.jsonl")
+    return [points_of_reward(reward) for reward in line["rewards"]]
+
+
+def points_of_reward(reward: float | None) -> float:
+    """Points of a game's reward, -1 to 1; NaN if it failed."""
+    return math.nan if reward is None else (reward + 1) / 2
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean of the games that did not fail; None if there are none."""
+    done = [value for value in values if not math.isnan(value)]
+    return math.fsum(done) / len(done) if done else None
+
+
+def over_seeds(
+    runs: Sequence[Mapping[str, Any]], name: str, function: Callable[[list[float]], float]
+) -> float | None:
+    """A figure of several seeds as one; None if a seed has none."""
+    values = [run[name] for run in runs]
+    return None if None in values else function(values)
+
+
+def missed_goals(figures: Mapping[str, Any], goals: Mapping[str, float]) -> list[str]:
+    """Names of the goals that the figures do not meet; one without a figure is missed.
+
+    Figures are to be at least their goal, those whose name ends in _max at most.
+    """
+    names: list[str] = []
+    for name, goal in goals.items():
+        value = figures[name]
+        if value is None or (value > goal if name.endswith("_max") else value < goal):
+            names.append(name)
+    return names
