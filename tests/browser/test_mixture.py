@@ -58,14 +58,14 @@ async def test_each_environment_has_a_row(
     recorded(tmp_path, steps=12, environments=LABELS)
     async with shown(browser, tmp_path, where, width, scheme) as page:
         table = page.get_by_role("table").filter(has_text="environment").first
-        titles = await page.locator("#mixture th").all_text_contents()
+        titles = await page.locator("#mixture .card:not(.seats) th").all_text_contents()
         assert titles == [
             "environment", "weight", "trained on", "win rate", "evaluated (final)", "gain", "length",
             "staleness", "ended",
         ]  # fmt: skip
         rows = [
             dict(zip(titles, await row.locator("td").all_text_contents(), strict=True))
-            for row in await page.locator("#mixture tbody tr").all()
+            for row in await page.locator("#mixture .card:not(.seats) tbody tr").all()
         ]
         assert [row["environment"] for row in rows] == list(LABELS)
         assert [(row["weight"], row["trained on"]) for row in rows] == [("33 %", "50 %"), ("67 %", "50 %")]
@@ -76,9 +76,14 @@ async def test_each_environment_has_a_row(
             assert row["evaluated (final)"].count("%") == 3 and "[" in row["evaluated (final)"]
             assert row["gain"].startswith("+0.375 [+0.") and "(most" in row["length"]
         assert await table.get_by_role("row").count() == 3, "a screen reader has the rows at every width"
+        seats = await page.locator("#mixture .seats tbody tr").all()
+        texts = [await seat.locator("td").all_text_contents() for seat in seats]
+        assert [text[:2] for text in texts] == [["self play", "0"], ["self play", "1"]]
+        assert all(text[2].endswith("%") for text in texts)
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        wide = await page.locator("#mixture .scroll").evaluate("(box) => box.scrollWidth - box.clientWidth")
-        assert wide <= 0, "nothing of it is beyond the edge"
+        for box in await page.locator("#mixture .scroll").all():
+            wide = await box.evaluate("(box) => box.scrollWidth - box.clientWidth")
+            assert wide <= 0, "nothing of it is beyond the edge"
         contrast = await page.evaluate(LOW_CONTRAST)
         assert contrast["texts"] > 150 and contrast["low"] == []
         heard = await page.evaluate(UNNAMED)

@@ -1,21 +1,23 @@
 """Each environment of a mixture: its weight, its figures in the last steps, its last evaluation, its endings.
+Each seat of self-play: how it did in the last steps.
 
     metrics.jsonl ─► the last WINDOW steps, and how much was trained in all ┐
     evaluations.jsonl ─► its last figures with their intervals              ├─► a row for each environment
     endings.jsonl ─► how its episodes ended                                 │
     run.json ─► its weight ─────────────────────────────────────────────────┘
+    metrics.jsonl ─► the last WINDOW steps ───────────────────────────────────► a row for each seat
 
 The last KEPT steps can be taken back by a roll-back; of older ones only a sum is kept, so that memory stays
-bounded. A run of one environment has no rows.
+bounded. A run of one environment has no rows of environments, and one without self-play none of seats.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from earl.cli.lib.mixture_figures import by_environment
+from earl.cli.lib.mixture_figures import by_environment, by_seat
 from earl.cli.report.curves import SMOOTHING_STEPS, TRAIN
 from earl.cli.report.data import Record, flat
 from earl.config.mixture import MixtureEntry
@@ -27,6 +29,7 @@ WINDOW, KEPT = SMOOTHING_STEPS, 256
 # Figures of a step that are means over its trajectories, and those that are maxima.
 MEANS = ("reward_mean", "win_rate", "length_mean", "staleness_mean")
 MAXIMA = ("length_max", "staleness_max")
+SEAT_MEANS = ("reward_mean", "win_rate", "turns_mean")
 EVALUATED = ("win_rate", "mean_reward", "gain", "kept")
 
 Figures = Mapping[str, float]
@@ -38,8 +41,9 @@ class MixtureTable:
     def __init__(self, config: RunConfig) -> None:
         entries = config.mixture
         self._entries: Sequence[MixtureEntry] = entries if len(entries) > 1 else ()
-        # (version, step, figures by label) of the last steps; the trajectories of older ones by label.
-        self._steps: deque[tuple[float, int, dict[str, dict[str, float]]]] = deque()
+        self._reads_steps = len(entries) > 1 or any(entry.seats > 1 for entry in entries)
+        # The last steps; the trajectories of older ones by label.
+        self._steps: deque[_Step] = deque()
         self._older: Counter[str] = Counter()
         self._endings: dict[str, Counter[str]] = {}
 
@@ -58,16 +62,17 @@ class MixtureTable:
 
     def add_steps(self, records: Iterable[Record]) -> None:
         """Reads lines of metrics.jsonl. One takes back every step of its version or a newer one."""
-        for record in map(flat, records) if self._entries else ():
+        for record in map(flat, records) if self._reads_steps else ():
             version = float(record.get("version", 0))
-            while self._steps and self._steps[-1][0] >= version:
+            while self._steps and self._steps[-1].version >= version:
                 self._steps.pop()
             if record.get("phase") != TRAIN:
                 continue
-            numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
-            self._steps.append((version, int(record.get("step", 0)), by_environment(numbers)))
+            numbers = _numbers(record)
+            step = int(record.get("step", 0))
+            self._steps.append(_Step(version, step, by_environment(numbers), by_seat(numbers)))
             if len(self._steps) > KEPT:
-                for label, figures in self._steps.popleft()[2].items():
+                for label, figures in self._steps.popleft().environments.items():
                     self._older[label] += int(figures.get("sequences", 0))
 
     def add_endings(self, lines: Iterable[Record]) -> None:
@@ -82,8 +87,10 @@ class MixtureTable:
         judged = [record for record in evaluations if by_environment(_numbers(record))]
         last = by_environment(_numbers(judged[-1])) if judged else {}
         trained = Counter(self._older)
-        for _, _, labels in self._steps:
-            trained.update({label: int(figures.get("sequences", 0)) for label, figures in labels.items()})
+        for step in self._steps:
+            trained.update(
+                {label: int(figures.get("sequences", 0)) for label, figures in step.environments.items()}
+            )
         weights = self._weights()
         return {
             "steps": min(WINDOW, len(self._steps)),
@@ -101,11 +108,12 @@ class MixtureTable:
                 }
                 for entry in self._entries
             ],
+            "seats": self._seats(),
         }
 
     def _weights(self) -> dict[str, float]:
         """The part of the groups that each environment has at the last step, as the run file says."""
-        step = max(0, self._steps[-1][1] - 1) if self._steps else 0  # weights count steps from 0
+        step = max(0, self._steps[-1].step - 1) if self._steps else 0  # weights count steps from 0
         shares = {
             entry.label: weight_at(entry.schedule, step) if entry.schedule else entry.share
             for entry in self._entries
@@ -115,7 +123,7 @@ class MixtureTable:
 
     def _recent(self, label: str) -> dict[str, float | None]:
         """The figures of the last WINDOW steps, as of one batch; None where no group of it was among them."""
-        steps = [labels[label] for _, _, labels in list(self._steps)[-WINDOW:] if label in labels]
+        steps = [step.environments[label] for step in self._window() if label in step.environments]
         counts = [figures.get("sequences", 0.0) for figures in steps]
         total = sum(counts)
         if not total:
@@ -128,6 +136,31 @@ class MixtureTable:
         maxima = {name: max(figures.get(name, 0.0) for figures in steps) for name in MAXIMA}
         truncated = sum(figures.get("truncated_episodes", 0.0) for figures in steps)
         return {**means, **maxima, "truncated_share": truncated / total}
+
+    def _seats(self) -> list[dict[str, Any]]:
+        """Rows of the seats in the last WINDOW steps, each step counting the same."""
+        steps: dict[tuple[str, int], list[Figures]] = {}
+        for step in self._window():
+            for label, seats in step.seats.items():
+                for seat, figures in seats.items():
+                    steps.setdefault((label, seat), []).append(figures)
+        return [
+            {"label": label, "seat": seat}
+            | {name: sum(step.get(name, 0.0) for step in of_seat) / len(of_seat) for name in SEAT_MEANS}
+            for (label, seat), of_seat in sorted(steps.items())
+        ]
+
+    def _window(self) -> list[_Step]:
+        return list(self._steps)[-WINDOW:]
+
+
+class _Step(NamedTuple):
+    """A training step's figures: of environments by label, of seats by label and seat."""
+
+    version: float
+    step: int
+    environments: Mapping[str, Figures]
+    seats: Mapping[str, Mapping[int, Figures]]
 
 
 def _intervals(figures: Figures) -> dict[str, list[float | None]]:

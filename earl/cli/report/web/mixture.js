@@ -1,24 +1,43 @@
-// Each environment of a mixture in a row; on a phone in a block. A run of one environment has no such table.
+// Each environment of a mixture in a row, and each seat of self-play; on a phone in a block. A run of one
+// environment has no table of environments, and one without self-play none of seats.
 
 import { at, h, head, put } from "./dom.js";
 import { ENDINGS, count, number, percent, signed } from "./text.js";
 
 export class Mixture {
   constructor() {
-    this.update({ rows: [] });
+    this.update({ rows: [], seats: [] });
   }
 
-  update({ rows, steps, winners, evaluation }) {
+  update({ rows, seats, steps, winners, evaluation }) {
     const columns = rows.length ? columnsOf(rows, winners, evaluation) : [];
-    put(at("mixture"), rows.length > 0 && h("div", { class: "card" },
-      head("Environments", note(steps, evaluation)),
-      stacked("Environments of the mixture", columns, rows)));
+    put(at("mixture"),
+      rows.length > 0 && h("div", { class: "card" },
+        head("Environments", note(steps, evaluation)),
+        stacked("Environments of the mixture", columns, rows)),
+      seats.length > 0 && h("div", { class: "card seats" },
+        head("Seats", `${recent(steps)} Each seat has a reward of its own.`),
+        stacked("Seats of self-play", seatColumns(seats, winners), seats)));
   }
 }
 
+function recent(steps) {
+  return steps ? `Mean of the last ${steps === 1 ? "training step" : `${steps} training steps`}.` : "No training step has ended yet.";
+}
+
+/** [title, whether it is a number, the text of a row] of each column. */
+function seatColumns(seats, winners) {
+  return [
+    seats.some((row) => row.label) && ["environment", false, (row) => row.label],
+    ["seat", true, (row) => count(row.seat)],
+    winners && ["win rate", true, (row) => percent(row.win_rate)],
+    ["mean reward", true, (row) => signed(row.reward_mean)],
+    ["turns", true, (row) => number(row.turns_mean)],
+  ].filter(Boolean);
+}
+
 function note(steps, evaluation) {
-  const recent = steps ? `Mean of the last ${steps === 1 ? "training step" : `${steps} training steps`}.` : "No training step has ended yet.";
-  return `${recent} ${evaluation ? "Brackets: 95 % intervals. " : ""}Weight: the part of the groups that the run file gives it. Staleness in versions.`;
+  return `${recent(steps)} ${evaluation ? "Brackets: 95 % intervals. " : ""}Weight: the part of the groups that the run file gives it. Staleness in versions.`;
 }
 
 /** [title, whether it is a number, the text of a row] of each column. */

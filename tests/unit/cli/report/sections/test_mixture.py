@@ -57,7 +57,29 @@ def test_the_report_of_a_mixture_holds_its_table(tmp_path: Path):
 def test_a_run_of_one_environment_has_no_rows(tmp_path: Path):
     recorded(tmp_path, steps=3)
     section = RunHistory(tmp_path, config_of(tmp_path)).update()["mixture"]
-    assert section["rows"] == []
+    assert section["rows"] == [] and section["seats"] == []
+
+
+def test_seats_have_rows_whether_there_are_other_environments_or_not(tmp_path: Path):
+    in_mixture = table(tmp_path)
+    in_mixture.add_steps([step(1, "self.play", **{"seats.1.win_rate": 0.25, "seats.0.win_rate": 0.75})])
+    seats = in_mixture.section([], winners=True)["seats"]
+    assert [(row["label"], row["seat"], row["win_rate"]) for row in seats] == [
+        ("self.play", 0, 0.75), ("self.play", 1, 0.25),
+    ]  # fmt: skip
+    alone = MixtureTable(tictactoe(tmp_path, environment={"seats": 2}))
+    figures = {"seats.0.reward_mean": 0.5, "seats.0.turns_mean": 4.0, "seats.1.reward_mean": -0.5}
+    alone.add_steps([{"step": 1, "version": 2, "phase": "train", **figures}])
+    alone.add_steps([{"step": 2, "version": 3, "phase": "train", "seats.0.reward_mean": 0.25}])
+    section = alone.section([], winners=True)
+    assert section["rows"] == [] and section["steps"] == 2
+    assert section["seats"] == [
+        {"label": "", "seat": 0, "reward_mean": 0.375, "win_rate": 0.0, "turns_mean": 2.0},
+        {"label": "", "seat": 1, "reward_mean": -0.5, "win_rate": 0.0, "turns_mean": 0.0},
+    ]
+    # A step that is done again takes back the one before.
+    alone.add_steps([{"step": 1, "version": 2, "phase": "train", "seats.0.reward_mean": -1.0}])
+    assert [row["reward_mean"] for row in alone.section([], winners=True)["seats"]] == [-1.0]
 
 
 def test_an_ending_alone_changes_the_table_of_a_mixture(tmp_path: Path):
