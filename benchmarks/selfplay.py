@@ -57,14 +57,15 @@ GOALS = {"vs_random": 0.95, "vs_one_ply": 0.35, "seconds_max": 1200.0}
 
 COMPARES = (
     "A policy from random weights imitates uniformly random legal play of Connect Four and then plays "
-    "against itself; no scripted player moves in any game that it learns from. Its newest version is then "
-    "judged against a random player and a player of one ply (takes a win, else blocks one, else moves at "
-    "random), half of the games in each seat, against dice that no run has trained on or was chosen by. A "
-    "score is the mean of a game's points: 1 for a win, 1/2 for a draw; an illegal move loses. vs_random, "
-    "vs_one_ply: the scores, each with its 95 % interval; random_vs_random and random_vs_one_ply: what a "
-    "uniformly random legal player scores in the same seats, beside them. Over seeds, the figures are those "
-    "of the worst seed. seconds: of the training run, from the command's start to the end of its final "
-    "evaluation; the judging comes in addition."
+    "against itself, from boards with up to as many random moves as the run file's task says; no scripted"
+    " player moves in any game that it learns from. Its newest version is then judged against a random "
+    "player and a player of one ply (takes a win, else blocks one, else moves at random), half of the "
+    "games in each seat, from the empty board, against dice that no run has trained on or was chosen by. "
+    "A score is the mean of a game's points: 1 for a win, 1/2 for a draw; an illegal move loses. "
+    "vs_random, vs_one_ply: the scores, each with its 95 % interval; random_vs_random and "
+    "random_vs_one_ply: what a uniformly random legal player scores in the same seats, beside them. Over "
+    "seeds, the figures are those of the worst seed. seconds: of the training run, from the command's "
+    "start to the end of its final evaluation; the judging comes in addition."
 )
 
 
@@ -119,7 +120,7 @@ def played_in(config: RunConfig) -> EnvironmentConfig:
 
 def judged_tasks() -> list[dict[str, Any]]:
     """Tables that are laid over the task in the games that judge, in turns: each opponent in each seat."""
-    return [{"opponent": opponent, "player": seat} for opponent in OPPONENTS for seat in SEATS]
+    return [{"opponent": opponent, "player": seat, "opening": 0} for opponent in OPPONENTS for seat in SEATS]
 
 
 def by_opponent(name: str, points: Sequence[float], tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:

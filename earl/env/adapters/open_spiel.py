@@ -1,12 +1,15 @@
 """Tic-tac-toe and Connect Four from OpenSpiel (package open-spiel), against a scripted opponent or, with two
 seats, against the client itself.
 
-Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "draw_reward": 0, "illegal_reward": -1},
-and in Connect Four "view": "board" | "changes". The agent is `player`; player 0 (x) moves first. Reward at
-the end: 1 for a win, -1 for a loss. An action is "[d]": a cell 0-8, row by row, or a column 0-6. Anything
-else, and a move that is not legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe
-perfectly; in Connect Four it looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else
-blocks one, else moves at random. All choices come from the seed.
+Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "opening": 0, "draw_reward": 0,
+"illegal_reward": -1}, and in Connect Four "view": "board" | "changes". The agent is `player`; player 0 (x)
+moves first. Reward at the end: 1 for a win, -1 for a loss. An action is "[d]": a cell 0-8, row by row, or a
+column 0-6. Anything else, and a move that is not legal, ends the episode as lost with illegal = 1. Minimax
+plays tic-tac-toe perfectly; in Connect Four it looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply
+takes a win, else blocks one, else moves at random. All choices come from the seed.
+
+With an opening of n, a game begins after 0 to n moves, each random among those that do not end it. How many
+and which come from the seed, so episodes of one seed begin on the same board.
 
 A client that plays both seats has seat 0 as x and seat 1 as o; `opponent` and `player` then say nothing. A
 draw gives both draw_reward. An illegal move costs its seat illegal_reward; the other seat gets 0, as neither
@@ -25,7 +28,7 @@ import pyspiel
 
 from earl.env.adapters import alpha_beta, seat_results
 from earl.env.adapters.metrics import metrics
-from earl.env.adapters.settings import ChoiceSetting, Number, Setting, checked
+from earl.env.adapters.settings import ChoiceSetting, Number, Setting, Whole, checked
 from earl.env.base import Environment, Observation, StepResult
 
 CONNECT_FOUR_DEPTH = 4
@@ -34,6 +37,7 @@ _ACTION = re.compile(r"\s*\[\s*([0-9])\s*\]\s*")
 _TASK: dict[str, Setting] = {
     "opponent": ChoiceSetting("random", "minimax", "one_ply"),
     "player": ChoiceSetting(0, 1),
+    "opening": Whole(0, 0, 40),
     "draw_reward": Number(0.0, -1, 1),
     "illegal_reward": Number(-1.0, -1, 1),
 }
@@ -53,7 +57,7 @@ class BoardGame(Environment):
         self._game = _load(self.game_name)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        """Starts a game; an opponent that is player 0 has moved already. ValueError for a bad task."""
+        """Starts a game; an opponent whose turn it is has moved already. ValueError for a bad task."""
         settings = checked(task, self.task_keys)
         self._begin(settings)
         self._player: int = settings["player"]
@@ -62,6 +66,7 @@ class BoardGame(Environment):
         self._illegal_reward = settings["illegal_reward"]
         self._rng = random.Random(seed)
         self._state = self._game.new_initial_state()
+        self._open(settings["opening"])
         # Actions of each player.
         self._moves = [0, 0]
         self._let_opponent_move()
@@ -102,6 +107,21 @@ class BoardGame(Environment):
         if illegal:
             return (self._illegal_reward if player == mover else 0.0), figures
         return (self._draw_reward if drawn else return_), figures
+
+    def _open(self, most: int) -> None:
+        """Makes the random moves of an opening; fewer where each move would end the game, and one fewer where
+        the turn would be a scripted opponent's, who could end it."""
+        for _ in range(self._rng.randint(0, most) if most else 0):
+            state = self._state
+            harmless = [move for move in state.legal_actions() if not state.child(move).is_terminal()]
+            if not harmless:
+                break
+            self._state = state.child(self._rng.choice(harmless))
+        moves = self._state.history()
+        if moves and self.seats_played == 1 and self._state.current_player() != self._player:
+            self._state = self._game.new_initial_state()
+            for move in moves[:-1]:
+                self._state.apply_action(move)
 
     def _let_opponent_move(self) -> None:
         """Moves for the scripted opponent, if there is one and it is its turn."""

@@ -74,6 +74,29 @@ def test_games_repeat_from_their_seed_and_add_up(game, seed, player):
     assert metrics["moves"] == len(seen) - 1
 
 
+@pytest.mark.parametrize("game", GAMES)
+@given(seed=st.integers(0, 2**63), player=st.integers(0, 1), opening=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_an_opening_leaves_the_agent_a_turn_and_repeats_from_the_seed(game, seed, player, opening):
+    task = {"player": player, "opening": opening, "opponent": "one_ply"}
+    environment, again = game(), game()
+    start = environment.reset(seed, task)
+    assert start == again.reset(seed, task) and start.legal_actions
+    state = environment._state
+    assert not state.is_terminal() and state.current_player() == player
+    made = len(state.history())
+    assert player <= made <= max(opening, player) and made % 2 == player
+    result, _ = play(game, seed, task, random_chooser(seed))
+    assert result.done and result.metrics["illegal"] == 0
+
+
+def test_openings_differ_by_seed_and_none_is_the_empty_board():
+    boards = [ConnectFour().reset(seed, {"opening": 20}).text for seed in range(40)]
+    lengths = [sum(cell in "xo" for cell in board) for board in boards]
+    assert len(set(boards)) > 30 and min(lengths) <= 4 and max(lengths) >= 16
+    assert ConnectFour().reset(7, {}).text.count(".") == 42
+
+
 def test_minimax_never_loses_tic_tac_toe():
     for seed in range(60):
         result, _ = play(TicTacToe, seed, {"opponent": "minimax", "player": seed % 2}, random_chooser(seed))

@@ -60,6 +60,23 @@ def test_changes_name_every_stone_once_to_each_seat(seed):
     assert seen(last).text.split() == stones[2 * len(plies[mover]) - 2 + mover :]
 
 
+@pytest.mark.parametrize("game", GAMES)
+@given(seed=st.integers(0, 2**32), opening=st.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_two_seats_after_an_opening(game, seed, opening):
+    task = {"opening": opening}
+    histories, last = played(game, seed, task, random_chooser(seed))
+    assert sum(len(history.turns) for history in histories) >= 1
+    assert reconstructed(game, seed, task, histories) == last
+
+
+def test_changes_show_an_opening_first():
+    _, shown = begun(ConnectFour, 3, {"view": "changes", "opening": 12})
+    mark, *stones = shown.text.split()
+    assert mark == "xo"[shown.seat] and len(stones) % 2 == shown.seat and len(stones) <= 12
+    assert len(set(stones)) == len(stones)
+
+
 def test_changes_against_a_scripted_player():
     four = ConnectFour()
     assert four.reset(1, {"view": "changes"}).text == "x"
