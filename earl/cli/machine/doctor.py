@@ -88,10 +88,12 @@ async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Find
     One probe runs after the other: rates are not shared, nor is the arena's space.
     """
     plane = config.data_plane if config is not None else DataPlaneConfig()
-    for finding in (*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)):
+    here = machine.machine()
+    for finding in (*machine.of_machine(here), machine.of_bfloat16(flags(), config)):
         yield finding
     probed: dict[str, dict[str, Any]] = {}
     if config is not None:
+        yield machine.of_threads(here, config)
         yield machine.of_ports(config)
         with waiting("examining the model", PROBE_S):
             model = await probed_by("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))

@@ -15,11 +15,13 @@ from typing import Any
 
 from earl.cli.machine.findings import Finding
 from earl.config.auto_dtype import described, emulated_keys
+from earl.config.rollout import RolloutConfig
 from earl.config.run import RunConfig
+from earl.config.trainer import ReferenceConfig, TrainerConfig
 from earl.errors import EarlError
 from earl.obs.limits import available_bytes, host_bytes
 from earl.obs.processor import BFLOAT16_INSTRUCTIONS, bfloat16_instructions
-from earl.stack.auto_dtype import COST, Devices
+from earl.stack.auto_dtype import COST, Devices, gpu_may_be_here
 from earl.stack.ports import binds, resolve_all
 
 # Each process of a run holds hundreds of files, sockets and libraries.
@@ -117,6 +119,35 @@ def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
         return Finding("bfloat16", False, False, text, "", facts)
     text += f". With {described(config, slow)} {COST}"
     return Finding("bfloat16", False, False, text, f'write {" and ".join(slow)} = "auto" or "float32"', facts)
+
+
+def of_threads(here: Machine, config: RunConfig) -> Finding:
+    """Compares the torch threads of a run's engines and ranks that compute on the processor with its cores.
+
+    Threads of one process spin while they wait for each other, which takes cores from the others.
+    """
+    rollout, trainer, reference = config.rollout, config.trainer, config.reference
+    stages: list[tuple[str, RolloutConfig | TrainerConfig | ReferenceConfig, int]] = [
+        ("rollout", rollout, rollout.workers * rollout.engines * rollout.tp),
+        ("trainer", trainer, trainer.ranks),
+    ]
+    if trainer.uses_reference:
+        stages.append(("reference", reference, reference.dp * reference.tp))
+    gpu = gpu_may_be_here()
+    on_cpu = [
+        stage for stage in stages if stage[1].device == "cpu" or (stage[1].device == "auto" and not gpu)
+    ]
+    if not on_cpu:
+        return Finding("threads", True, False, "torch computes on GPUs")
+    threads = {name: section.threads * processes for name, section, processes in on_cpu}
+    cores = min(here.cores, here.quota or here.cores)
+    parts = ", ".join(f"{name} {count}" for name, count in threads.items())
+    text = f"torch computes with {sum(threads.values())} on {cores:g} cores ({parts})"
+    keys = [f"{name}.threads" for name, section, _ in on_cpu if section.threads > 1]
+    if sum(threads.values()) <= cores or not keys:
+        return Finding("threads", True, False, text, "", threads)
+    text += ": those that wait for each other take cores from the rest"
+    return Finding("threads", False, False, text, f"lower {' or '.join(keys)}", threads)
 
 
 def of_ports(config: RunConfig) -> Finding:

@@ -68,6 +68,32 @@ def test_bfloat16_that_a_run_asks_for_and_the_processor_emulates_is_found(tmp_pa
     assert slow.remedy == 'write rollout.dtype and trainer.dtype = "auto" or "float32"'
 
 
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "lowered"),
+    [
+        ({}, {}, ""),
+        ({}, {"threads": 2}, "lower trainer.threads"),
+        ({"threads": 2}, {"threads": 2}, "lower rollout.threads or trainer.threads"),
+        ({}, {"ranks": 2}, ""),  # no key of threads would help
+        ({"device": "cuda"}, {"threads": 2}, ""),
+    ],
+)
+def test_more_threads_than_cores_are_found(
+    tmp_path: Path, rollout: dict[str, Any], trainer: dict[str, Any], lowered: str
+):
+    config = tictactoe(tmp_path, rollout={"device": "cpu"} | rollout, trainer={"device": "cpu"} | trainer)
+    finding = machine.of_threads(replace(FINE, cores=2), config)
+    assert (finding.works, finding.remedy) == (not lowered, lowered) and not finding.fatal
+    assert "on 2 cores (" in finding.said and f"trainer {2 if trainer else 1}" in finding.said
+    assert machine.of_threads(replace(FINE, cores=8, quota=0.0), config).works
+    assert machine.of_threads(replace(FINE, cores=8, quota=2.0), config).works == finding.works
+
+
+def test_threads_of_a_run_on_gpus_are_not_counted(tmp_path: Path):
+    config = tictactoe(tmp_path, rollout={"device": "cuda"}, trainer={"device": "cuda", "threads": 64})
+    assert machine.of_threads(FINE, config).works
+
+
 def test_ports_that_are_taken_are_found(tmp_path: Path):
     assert failing(machine.of_ports(tictactoe(tmp_path))) == []
     with socket.create_server(("127.0.0.1", 0)) as taken:
