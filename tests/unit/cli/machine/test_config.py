@@ -105,7 +105,7 @@ def test_a_check_says_what_a_launch_would_start_and_starts_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     said = printed("check", TICTACTOE)
-    assert "runs/tictactoe" in said and "rollout-0" in said and "190 steps" in said
+    assert "runs/tictactoe" in said and "rollout-0" in said and "120 steps" in said
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match=r"--trainer\.lr -1 is wrong"):
         printed("check", TICTACTOE, "--trainer.lr", "-1")
