@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,6 @@ def mean(values: Sequence[float]) -> float | None:
     """The mean of the games that did not fail; None if there are none."""
     done = [value for value in values if not math.isnan(value)]
     return math.fsum(done) / len(done) if done else None
-
-
-def over_seeds(
-    runs: Sequence[Mapping[str, Any]], name: str, function: Callable[[list[float]], float]
-) -> float | None:
-    """A figure of several seeds as one; None if a seed has none."""
-    values = [run[name] for run in runs]
-    return None if None in values else function(values)
 
 
 def missed_goals(figures: Mapping[str, Any], goals: Mapping[str, float]) -> list[str]:

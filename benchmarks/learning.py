@@ -309,21 +309,25 @@ def to_end(config: RunConfig) -> LaunchOutcome:
     return outcome
 
 
+def figure_over_seeds(
+    runs: Sequence[Mapping[str, Any]], name: str, function: Callable[[list[float]], float]
+) -> float | None:
+    """A figure of several seeds' runs as one number; None if a seed has none."""
+    values = [run[name] for run in runs]
+    return None if None in values else function(values)
+
+
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """seeds_improved: seeds whose whole interval lies above 0. Rewards and seconds as in the runs; null
     where a run has none, all its episodes having failed. Those of a mixture: see environment_summary."""
 
-    def over(name: str, function: Callable[[list[float]], float]) -> float | None:
-        values = [run[name] for run in runs]
-        return None if None in values else function(values)
-
     return {
         "seeds": len(runs),
         "seeds_improved": sum(run["gain_low"] is not None and run["gain_low"] > 0 for run in runs),
-        "gain_median": over("gain", statistics.median),
-        "gain_min": over("gain", min),
-        "start_reward_median": over("start_mean_reward", statistics.median),
-        "reward_median": over("mean_reward", statistics.median),
-        "seconds_max": over("seconds", max),
+        "gain_median": figure_over_seeds(runs, "gain", statistics.median),
+        "gain_min": figure_over_seeds(runs, "gain", min),
+        "start_reward_median": figure_over_seeds(runs, "start_mean_reward", statistics.median),
+        "reward_median": figure_over_seeds(runs, "mean_reward", statistics.median),
+        "seconds_max": figure_over_seeds(runs, "seconds", max),
         **environment_gains.environment_summary(runs),
     }

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.judged_points import judged_points, mean, missed_goals, over_seeds
-from benchmarks.learning import published, to_end
+from benchmarks.judged_points import judged_points, mean, missed_goals
+from benchmarks.learning import figure_over_seeds, published, to_end
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
@@ -229,12 +229,12 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The worst seed decides; null where a seed has no figure. missed: names of goals that are not met."""
     figures = {
         "seeds": len(runs),
-        "new_vs_specialist": over_seeds(runs, "new_vs_specialist", min),
-        "old_kept": over_seeds(runs, "old_kept", min),
-        "old_kept_low": over_seeds(runs, "old_kept_low", min),
-        "old_kept_without": over_seeds(
+        "new_vs_specialist": figure_over_seeds(runs, "new_vs_specialist", min),
+        "old_kept": figure_over_seeds(runs, "old_kept", min),
+        "old_kept_low": figure_over_seeds(runs, "old_kept_low", min),
+        "old_kept_without": figure_over_seeds(
             runs, "old_kept_without", lambda values: math.fsum(values) / len(values)
         ),
-        "seconds_max": over_seeds(runs, "seconds", max),
+        "seconds_max": figure_over_seeds(runs, "seconds", max),
     }
     return {**figures, "missed": missed_goals(figures, GOALS)}

@@ -18,10 +18,9 @@ from benchmarks.judged_points import (
     judged_points,
     mean,
     missed_goals,
-    over_seeds,
     points_of_reward,
 )
-from benchmarks.learning import published, to_end
+from benchmarks.learning import figure_over_seeds, published, to_end
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
@@ -172,9 +171,9 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The worst seed decides; null where a seed has no figure. missed: names of goals that are not met."""
     worst = {
         "seeds": len(runs),
-        "vs_random": over_seeds(runs, "vs_random", min),
-        "vs_one_ply": over_seeds(runs, "vs_one_ply", min),
-        "random_vs_one_ply": over_seeds(runs, "random_vs_one_ply", max),
-        "seconds_max": over_seeds(runs, "seconds", max),
+        "vs_random": figure_over_seeds(runs, "vs_random", min),
+        "vs_one_ply": figure_over_seeds(runs, "vs_one_ply", min),
+        "random_vs_one_ply": figure_over_seeds(runs, "random_vs_one_ply", max),
+        "seconds_max": figure_over_seeds(runs, "seconds", max),
     }
     return {**worst, "missed": missed_goals(worst, GOALS)}

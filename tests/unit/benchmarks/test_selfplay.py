@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import selfplay
+from benchmarks.judged_points import mean, points_of_reward
 from benchmarks.selfplay import (
     RUN_FILE,
     by_opponent,
@@ -44,6 +45,12 @@ def test_each_opponent_is_met_in_both_seats_and_failed_games_do_not_count() -> N
     assert figures["vs_one_ply_low"] < figures["vs_one_ply"] == 0.25 < figures["vs_one_ply_high"]
     nothing = by_opponent("vs", [math.nan] * 4, tasks)
     assert nothing["vs_random"] is None and nothing["vs_random_low"] is None
+
+
+def test_a_reward_becomes_points_and_a_failed_game_has_none() -> None:
+    assert [points_of_reward(reward) for reward in (1.0, 0.0, -1.0)] == [1.0, 0.5, 0.0]
+    assert math.isnan(points_of_reward(None))
+    assert mean([1.0, math.nan, 0.0]) == 0.5 and mean([math.nan]) is None
 
 
 def test_a_random_player_does_as_well_as_another_and_loses_to_one_ply() -> None:

@@ -90,7 +90,7 @@ def test_an_opening_leaves_the_agent_a_turn_and_repeats_from_the_seed(game, seed
     assert result.done and result.metrics["illegal"] == 0
 
 
-def test_openings_differ_by_seed_and_none_is_the_empty_board():
+def test_openings_differ_by_seed_and_without_one_the_board_is_empty():
     boards = [ConnectFour().reset(seed, {"opening": 20}).text for seed in range(40)]
     lengths = [sum(cell in "xo" for cell in board) for board in boards]
     assert len(set(boards)) > 30 and min(lengths) <= 4 and max(lengths) >= 16
