@@ -87,6 +87,7 @@ class RunFolder:
         self.folder = folder
         self._services = services
         self._open: dict[str, ViewedRun] = {}
+        self._closed = False
 
     def names(self) -> list[str]:
         """Names of all runs, those first that were launched last."""
@@ -94,23 +95,29 @@ class RunFolder:
         return [file.parent.name for file in files]
 
     async def view(self, name: str) -> ViewedRun:
-        """The run of that name. Raises ConfigError if there is none, or it is of another version."""
-        if name in self._open:
-            viewed = self._open.pop(name)
-        else:
-            if name not in self.names():
-                raise ConfigError(f"{self.folder} has no run {name!r}", "choose one of its list")
-            directory = self.folder / name
-            config = config_of(directory)
-            viewed = ViewedRun(directory, config, self._services(directory, config))
-            await self._evict()
+        """The run of that name.
+
+        Raises ConfigError if there is none, or it is of another version, or the folder is closed.
+        """
+        viewed = self._open.pop(name, None) or self._watched(name)
         self._open[name] = viewed  # the last is the one that was looked at last
+        await self._evict()
         return viewed
 
+    def _watched(self, name: str) -> ViewedRun:
+        if self._closed:
+            raise ConfigError(f"the page of {self.folder} is closing", "start earl dashboard again")
+        if name not in self.names():
+            raise ConfigError(f"{self.folder} has no run {name!r}", "choose one of its list")
+        directory = self.folder / name
+        config = config_of(directory)
+        return ViewedRun(directory, config, self._services(directory, config))
+
     async def _evict(self) -> None:
-        idle = [name for name, viewed in self._open.items() if not viewed.feed.followers]
-        for name in idle[: max(0, len(self._open) + 1 - OPEN)]:
-            await self._open.pop(name).close()
+        *others, _ = self._open
+        idle = [name for name in others if not self._open[name].feed.followers]
+        for viewed in [self._open.pop(name) for name in idle[: max(0, len(self._open) - OPEN)]]:
+            await viewed.close()
 
     def end_streams(self) -> None:
         """Ends what browsers follow."""
@@ -118,9 +125,11 @@ class RunFolder:
             viewed.feed.close()
 
     async def close(self) -> None:
-        for viewed in self._open.values():
+        """Closes every view. A request that is still under way opens none after it."""
+        self._closed = True
+        while self._open:
+            _, viewed = self._open.popitem()
             await viewed.close()
-        self._open.clear()
 
 
 def differences(configs: dict[str, RunConfig]) -> list[dict[str, Any]]:

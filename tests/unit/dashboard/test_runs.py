@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,52 @@ async def test_views_that_nobody_follows_give_way(tmp_path: Path, monkeypatch: p
         assert await folder.view("a") is first  # somebody follows it
         assert await folder.view("b") is not second
         await followed.aclose()
+    finally:
+        await folder.close()
+
+
+class Slow(Silent):
+    """Services that take a while to close. closing: how many do."""
+
+    closing = 0
+    closed = 0
+
+    async def close(self) -> None:
+        Slow.closing += 1
+        for _ in range(20):
+            await asyncio.sleep(0)
+        Slow.closed += 1
+
+
+async def test_a_request_in_the_middle_of_the_end_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Slow, "closing", 0)
+    monkeypatch.setattr(Slow, "closed", 0)
+    folder_of(tmp_path, "a", "b", "c")
+    folder = RunFolder(tmp_path, lambda run, config: Slow())
+    for name in ("a", "b"):
+        await folder.view(name)
+    ending = asyncio.create_task(folder.close())
+    while not Slow.closing:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await folder.view("a")  # the second to close: still there
+    with pytest.raises(ConfigError, match="is closing"):
+        await folder.view("c")
+    await ending
+    assert Slow.closed == 2
+    with pytest.raises(ConfigError, match="is closing"):
+        await folder.view("a")
+
+
+async def test_requests_for_one_run_at_once_share_its_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runs, "OPEN", 1)
+    folder_of(tmp_path, "a", "b")
+    folder = RunFolder(tmp_path, lambda run, config: Slow())
+    try:
+        await folder.view("a")
+        first, second = await asyncio.gather(folder.view("b"), folder.view("b"))
+        assert first is second
     finally:
         await folder.close()
 
