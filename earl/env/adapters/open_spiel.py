@@ -2,11 +2,12 @@
 seats, against the client itself.
 
 Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "opening": 0, "draw_reward": 0,
-"illegal_reward": -1}, and in Connect Four "view": "board" | "changes". The agent is `player`; player 0 (x)
-moves first. Reward at the end: 1 for a win, -1 for a loss. An action is "[d]": a cell 0-8, row by row, or a
-column 0-6. Anything else, and a move that is not legal, ends the episode as lost with illegal = 1. Minimax
-plays tic-tac-toe perfectly; in Connect Four it looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply
-takes a win, else blocks one, else moves at random. All choices come from the seed.
+"illegal_reward": -1, "action": "[d]" | "d"}, and in Connect Four "view": "board" | "changes". The agent is
+`player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is "[d]", or with
+"action": "d" the digit alone: a cell 0-8, row by row, or a column 0-6. Anything else, and a move that is not
+legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in Connect Four it
+looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else blocks one, else moves at random.
+All choices come from the seed.
 
 With an opening of n, a game begins after 0 to n moves, each random among those that do not end it. How many
 and which come from the seed, so episodes of one seed begin on the same board.
@@ -33,19 +34,20 @@ from earl.env.base import Environment, Observation, StepResult
 
 CONNECT_FOUR_DEPTH = 4
 
-_ACTION = re.compile(r"\s*\[\s*([0-9])\s*\]\s*")
+_ACTIONS = {"[d]": re.compile(r"\s*\[\s*([0-9])\s*\]\s*"), "d": re.compile(r"\s*([0-9])\s*")}
 _TASK: dict[str, Setting] = {
     "opponent": ChoiceSetting("random", "minimax", "one_ply"),
     "player": ChoiceSetting(0, 1),
     "opening": Whole(0, 0, 40),
     "draw_reward": Number(0.0, -1, 1),
     "illegal_reward": Number(-1.0, -1, 1),
+    "action": ChoiceSetting(*_ACTIONS),
 }
 _VIEW = ChoiceSetting("board", "changes")
 
 
 class BoardGame(Environment):
-    """A two-player OpenSpiel game with single-digit actions."""
+    """A two-player OpenSpiel game whose actions have one digit."""
 
     game_name: ClassVar[str]
     task_keys: ClassVar[dict[str, Setting]] = _TASK
@@ -64,6 +66,7 @@ class BoardGame(Environment):
         self._opponent: str = settings["opponent"]
         self._draw_reward = settings["draw_reward"]
         self._illegal_reward = settings["illegal_reward"]
+        self._action: str = settings["action"]
         self._rng = random.Random(seed)
         self._state = self._game.new_initial_state()
         self._open(settings["opening"])
@@ -80,7 +83,7 @@ class BoardGame(Environment):
         state = self._state
         mover = state.current_player()
         self._moves[mover] += 1
-        match = _ACTION.fullmatch(action)
+        match = _ACTIONS[self._action].fullmatch(action)
         move = int(match[1]) if match else -1
         if move not in state.legal_actions():
             return self._ended(mover, illegal=True)
@@ -138,7 +141,7 @@ class BoardGame(Environment):
         state.apply_action(move)
 
     def _observation(self) -> Observation:
-        legal = [f"[{move}]" for move in self._state.legal_actions()]
+        legal = [self._action.replace("d", str(move)) for move in self._state.legal_actions()]
         mover = self._state.current_player()
         return Observation(self.text(mover), legal, seat=mover if self.seats_played == 2 else 0)
 

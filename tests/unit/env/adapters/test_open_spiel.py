@@ -53,6 +53,20 @@ def test_malformed_and_illegal_actions_lose(game, action):
     assert result.metrics == {"win": 0, "draw": 0, "loss": 1, "illegal": 1, "moves": 1}
 
 
+@pytest.mark.parametrize("game", GAMES)
+def test_the_digit_alone_is_an_action_where_the_task_says_so(game):
+    start = game().reset(0, {"action": "d"})
+    assert list(start.legal_actions) == [action[1] for action in game().reset(0, {}).legal_actions]
+    for action in ("4", " 4\n"):
+        environment = game()
+        environment.reset(3, {"action": "d"})
+        assert not environment.step(action).done
+    for action in ("[4]", "44", "", "-4", "4 5", "four"):
+        environment = game()
+        environment.reset(3, {"action": "d"})
+        assert environment.step(action).metrics["illegal"] == 1
+
+
 def test_a_taken_cell_is_illegal_and_blanks_are_not():
     environment = TicTacToe()
     environment.reset(3, {})
@@ -148,7 +162,14 @@ def test_four_in_a_row_agrees_with_open_spiel(columns):
 
 @pytest.mark.parametrize(
     "task",
-    [{"oponent": "random"}, {"opponent": "god"}, {"player": 2}, {"draw_reward": 5}, {"illegal_reward": "a"}],
+    [
+        {"oponent": "random"},
+        {"opponent": "god"},
+        {"player": 2},
+        {"draw_reward": 5},
+        {"illegal_reward": "a"},
+        {"action": "d]"},
+    ],
 )
 def test_bad_tasks_name_the_key(task):
     with pytest.raises(ValueError, match=next(iter(task))):
