@@ -2,7 +2,7 @@
 seats, against the client itself.
 
 Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "opening": 0, "draw_reward": 0,
-"illegal_reward": -1, "action": "[d]" | "d"}, and in Connect Four "view": "board" | "changes". The agent is
+"illegal_reward": -1, "action": "[d]" | "d"}, and in Connect Four "view": "board" | "changes" | "relative". The agent is
 `player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is "[d]", or with
 "action": "d" the digit alone: a cell 0-8, row by row, or a column 0-6. Anything else, and a move that is not
 legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in Connect Four it
@@ -43,7 +43,7 @@ _TASK: dict[str, Setting] = {
     "illegal_reward": Number(-1.0, -1, 1),
     "action": ChoiceSetting(*_ACTIONS),
 }
-_VIEW = ChoiceSetting("board", "changes")
+_VIEW = ChoiceSetting("board", "changes", "relative")
 
 
 class BoardGame(Environment):
@@ -187,6 +187,8 @@ class ConnectFour(BoardGame):
     With "view": "changes", an observation has only the stones since the player's last one, in order of play:
     "x30 o31" are x's at the foot of column 3 and o's above it; the first observation begins with the player's
     own mark. A turn then costs two words instead of 47, and its observations together name every stone once.
+    With "relative", the same stones are mine and theirs: "m30 t31" for x is "t30 m31" for o. Both seats then
+    read alike, so that what is learned in one serves in the other.
     """
 
     name = "open_spiel/connect_four"
@@ -200,7 +202,7 @@ class ConnectFour(BoardGame):
         return super().reset(seed, task)
 
     def _begin(self, settings: dict[str, Any]) -> None:
-        self._changes = settings["view"] == "changes"
+        self._view: str = settings["view"]
         # Stones that each player has been shown; None: no observation yet.
         self._shown: list[int | None] = [None, None]
 
@@ -208,18 +210,18 @@ class ConnectFour(BoardGame):
         return str(self._state).split()
 
     def text(self, player: int) -> str:
-        if not self._changes:
+        if self._view == "board":
             return " / ".join(" ".join(row) for row in self._rows())
-        stones = self._stones()
+        stones = self._stones("xo" if self._view == "changes" else ("mt", "tm")[player])
         before, self._shown[player] = self._shown[player], len(stones)
         return " ".join(["xo"[player], *stones] if before is None else stones[before:])
 
-    def _stones(self) -> list[str]:
-        """All stones in order of play: mark, column, height."""
+    def _stones(self, marks: str) -> list[str]:
+        """All stones in order of play: mark, column, height. marks: x's and o's."""
         heights = [0] * alpha_beta.COLUMNS
         stones: list[str] = []
         for ply, column in enumerate(self._state.history()):
-            stones.append(f"{'xo'[ply % 2]}{column}{heights[column]}")
+            stones.append(f"{marks[ply % 2]}{column}{heights[column]}")
             heights[column] += 1
         return stones
 

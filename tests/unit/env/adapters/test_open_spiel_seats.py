@@ -60,6 +60,17 @@ def test_changes_name_every_stone_once_to_each_seat(seed):
     assert seen(last).text.split() == stones[2 * len(plies[mover]) - 2 + mover :]
 
 
+@given(seed=st.integers(0, 2**32), opening=st.integers(0, 12))
+@settings(max_examples=20, deadline=None)
+def test_a_relative_view_names_each_stone_mine_or_theirs(seed, opening):
+    histories, _ = played(ConnectFour, seed, {"view": "relative", "opening": opening}, random_chooser(seed))
+    plain, _ = played(ConnectFour, seed, {"view": "changes", "opening": opening}, random_chooser(seed))
+    for seat, marks in enumerate(("mt", "tm")):
+        for (shown, action), (named, same) in zip(histories[seat].turns, plain[seat].turns, strict=True):
+            words = [marks["xo".index(word[0])] + word[1:] if word[1:] else word for word in named.split()]
+            assert shown.split() == words and action == same
+
+
 @pytest.mark.parametrize("game", GAMES)
 @given(seed=st.integers(0, 2**32), opening=st.integers(1, 40))
 @settings(max_examples=20, deadline=None)
