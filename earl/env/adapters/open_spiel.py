@@ -2,12 +2,12 @@
 seats, against the client itself.
 
 Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "opening": 0, "draw_reward": 0,
-"illegal_reward": -1, "action": "[d]" | "d"}, and in Connect Four "view": "board" | "changes" | "relative". The agent is
-`player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is "[d]", or with
-"action": "d" the digit alone: a cell 0-8, row by row, or a column 0-6. Anything else, and a move that is not
-legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in Connect Four it
-looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else blocks one, else moves at random.
-All choices come from the seed.
+"illegal_reward": -1, "action": "[d]" | "d"}, and in Connect Four "view": "board" | "changes" | "relative".
+The agent is `player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is
+"[d]", or with "action": "d" the digit alone: a cell 0-8, row by row, or a column 0-6. Anything else, and a
+move that is not legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in
+Connect Four it looks CONNECT_FOUR_DEPTH moves ahead. A player of one ply takes a win, else blocks one, else
+moves at random. All choices come from the seed.
 
 With an opening of n, a game begins after 0 to n moves, each random among those that do not end it. How many
 and which come from the seed, so episodes of one seed begin on the same board.
