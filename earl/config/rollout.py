@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from earl.config.base import ConfigSection
+from earl.config.devices import Devices
 
 
 class RolloutConfig(ConfigSection):
@@ -38,6 +39,11 @@ class RolloutConfig(ConfigSection):
     # Set "cpu" to leave the GPU to the trainer, "cuda" to have a missing GPU reported instead of computing on
     # the processor.
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Devices of all workers of this machine together: "auto", how many, or their numbers in a text. Without
+    # GPUs a device is a slot of the processor.
+    #
+    # Leave it at "auto" unless other programs use some of the GPUs; "4-7" keeps the engines to those.
+    devices: Devices = "auto"
     # torch threads of each engine process.
     #
     # Raise it if cores are idle. On a CPU, engines x tp x threads plus the trainer's ranks x threads should

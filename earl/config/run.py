@@ -36,6 +36,10 @@ class StackConfig(ConfigSection):
     #
     # Raise it if saving your model takes longer.
     stop_s: float = Field(default=20.0, gt=0)
+    # Several stages may compute on one GPU. Without it a run that needs more GPUs than there are is refused.
+    #
+    # Set it for a small model on a single GPU; memory must hold all stages at once.
+    share: bool = False
 
 
 class DashboardConfig(ConfigSection):

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from earl.config.base import ConfigSection
+from earl.config.devices import Devices
 from earl.errors import IllegalParallelism
 from earl.parallelism import Parallelism
 
@@ -32,6 +33,11 @@ class TrainerConfig(ConfigSection):
     # Set "cpu" to leave the GPU to the engines, "cuda" to have a missing GPU reported instead of computing on
     # the processor.
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Devices of the ranks: "auto", how many, or their numbers in a text. Without GPUs a device is a slot of
+    # the processor.
+    #
+    # Leave it at "auto" unless other programs use some of the GPUs; "0-3" keeps the ranks to those.
+    devices: Devices = "auto"
     # torch threads of each rank.
     #
     # Raise it if cores are idle. On a CPU, ranks x threads plus the engines' threads should not exceed the
@@ -227,6 +233,11 @@ class ReferenceConfig(ConfigSection):
     #
     # Set "cpu" if the GPUs' memory is needed by trainer and engines; the stage is then slower.
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Devices of the ranks: "auto", how many, or their numbers in a text. Without GPUs a device is a slot of
+    # the processor.
+    #
+    # Leave it at "auto" unless other programs use some of the GPUs.
+    devices: Devices = "auto"
     # torch threads of each rank.
     #
     # Raise it if trajectories wait for this stage and cores are idle.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from earl.config import auto_dtype
@@ -74,6 +75,14 @@ def settle(config: RunConfig, run_json: Path | None = None) -> RunConfig:
     return auto_dtype.resolve(config, devices.native)
 
 
+def gpus_here(config: RunConfig) -> int:
+    """GPUs of this machine that torch can use, 0 where every stage of the run computes on the processor.
+
+    Raises ConfigError if torch fails.
+    """
+    return len(cuda_capabilities([config.rollout.device, config.trainer.device, config.reference.device]))
+
+
 def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
     """The compute capability of each CUDA device that torch can use, found by a process started for it.
 
@@ -82,14 +91,19 @@ def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
     """
     if all(device == "cpu" for device in devices) or not gpu_may_be_here():
         return ()
-    command = [sys.executable, "-m", "earl.models.cuda_capabilities"]
+    return _examined(sys.executable)
+
+
+@cache
+def _examined(python: str) -> tuple[tuple[int, int], ...]:
+    command = [python, "-m", "earl.models.cuda_capabilities"]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=PROBE_S, text=True)
         return tuple((major, minor) for major, minor in json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise ConfigError(
-            f'dtype = "auto" cannot be decided: {" ".join(command)} failed ({error})',
-            'write dtype = "bfloat16" or "float32", or device = "cpu"',
+            f"the GPUs of this machine cannot be examined: {' '.join(command)} failed ({error})",
+            'mend torch or the driver, or set device = "cpu" for rollout, trainer and reference',
         ) from error
 
 

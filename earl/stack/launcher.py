@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import shutil
 import sys
 import time
@@ -25,10 +26,11 @@ from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnava
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, disk_space, plan, warden
-from earl.stack.auto_dtype import settle
+from earl.stack.auto_dtype import gpus_here, settle
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
+from earl.stack.placement import VISIBLE, place
 from earl.stack.ports import binds, resolve_all
 from earl.stack.record import LaunchRecorder, read_record
 from earl.stack.rundir import RunDirectory, run_path
@@ -100,6 +102,7 @@ async def launch(
     stack fails for good.
     """
     config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
+    placement = place(config, await asyncio.to_thread(gpus_here, config))
     launched = resolve(config)
     credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:
@@ -111,7 +114,7 @@ async def launch(
         directory.write(config, launched)
         addresses = plan.StackAddresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
         starts = StartTimes(config.model)
-        specs = plan.plan(launched, directory.run_json)
+        specs = plan.placed(plan.plan(launched, directory.run_json), placement, os.environ.get(VISIBLE))
         supervisor = Supervisor(specs, directory, addresses, config.stack, starts.last())
         leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
         recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at, earlier_s)

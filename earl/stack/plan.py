@@ -16,12 +16,14 @@ trainer.protected_kl above 0).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from earl.config.mixture import host_plans
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing, UnknownEnvironment
+from earl.stack.placement import Placement
 
 VALKEY = "valkey"
 MODEL = "model"
@@ -78,6 +80,16 @@ class StackAddresses:
             "EARL_GATEWAY": self.gateway,
             "EARL_REDIS_URL": self.redis_url,
         }
+
+
+def placed(
+    specs: Sequence[ProcessSpec], placement: Placement, visible: str | None = None
+) -> list[ProcessSpec]:
+    """The processes, each of which sees the GPUs that are its own. visible: as for Placement.environment."""
+    return [
+        replace(spec, environment=spec.environment | placement.environment(spec.name, visible))
+        for spec in specs
+    ]
 
 
 def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:

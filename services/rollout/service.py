@@ -9,6 +9,7 @@ file outlives the service.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -108,7 +109,9 @@ def pool_devices(
         arena_dir=str(arena_directory(config.data_plane, run_dir)),
         start_s=config.stack.start_s,
     )
-    return PoolDevices(base, rollout.engines, load_spec(base.model_dir))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    shared_gpus = len(visible.split(",")) if config.stack.share and visible else 0
+    return PoolDevices(base, rollout.engines, load_spec(base.model_dir), shared_gpus)
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:

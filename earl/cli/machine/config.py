@@ -22,6 +22,8 @@ from earl.config.load import expectation, load_run
 from earl.config.run import RunConfig
 from earl.config.units import unit
 from earl.errors import ConfigError
+from earl.stack.auto_dtype import gpus_here
+from earl.stack.placement import place
 from earl.stack.plan import plan
 from earl.stack.ports import resolve_all
 from earl.stack.rundir import check_directory, run_path, to_toml
@@ -160,16 +162,20 @@ def check(ctx: typer.Context, run_file: RunFile, as_json: AsJson = False) -> Non
 
 
 def would_start(config: RunConfig, notes: list[str]) -> CheckedRun:
-    """Plans the processes of a launch. Raises ConfigError for a run that exists, PortInUse."""
+    """Plans the processes of a launch.
+
+    Raises ConfigError for a run that exists or devices that it cannot have, PortInUse.
+    """
     directory = run_path(config)
     check_directory(config, resume=False)
     resolve_all(config)
+    placement = place(config, gpus_here(config))
     rollout, scheduler = config.rollout, config.scheduler
     sizes = " or ".join(map(str, sorted({entry.group_size for entry in config.mixture})))
     return CheckedRun(
         str(directory),
         [spec.name for spec in plan(config, directory / "run.json")],
-        notes,
+        [*notes, *(placement.lines() if placement.gpus else ())],
         f"rollout {rollout.workers} x {rollout.engines} engines of tp {rollout.tp}, trainer "
         f"{config.trainer.parallelism}, {scheduler.steps} steps of {scheduler.batch_groups} x {sizes} "
         "episodes",

@@ -20,23 +20,31 @@ from services.rollout.engines.contract.engine import EngineSpec
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def engine_device(device: str, number: int, tp: int) -> str:
+def engine_device(device: str, number: int, tp: int, gpus: int = 0) -> str:
     """The device of engine `number` of a pool on `device` ("cpu", "cuda" or "auto"), whose engines have tp
-    devices each: on GPUs, engine i takes those from i x tp on."""
-    return f"{device}:{number * tp}" if device in ("cuda", "auto") else device
+    devices each: on GPUs, engine i takes those from i x tp on.
+
+    gpus: of a pool whose engines share so many GPUs, at least tp: the engines take them in turns. 0: each
+    engine has its own.
+    """
+    if device not in ("cuda", "auto"):
+        return device
+    turns = gpus // tp if gpus else number + 1
+    return f"{device}:{number % turns * tp}"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDevices:
     """The devices of a pool that begins with `engines` engines like `base`; base.name is the pool's name.
 
-    Which devices an engine takes: `engine_device`.
+    Which devices an engine takes: `engine_device`, with shared_gpus.
     Example: PoolDevices(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
     """
 
     base: EngineSpec
     engines: int
     model: ModelSpec
+    shared_gpus: int = 0
 
     @property
     def initial(self) -> Parallelism:
@@ -73,7 +81,7 @@ class PoolDevices:
                 base,
                 name=f"{base.name}/engine-{number}" + (f"-epoch-{epoch}" if epoch else ""),
                 tp=tp,
-                device=engine_device(base.device, number, tp),
+                device=engine_device(base.device, number, tp, self.shared_gpus),
                 max_sequences=self.sequences(tp) + 1,
                 kv_tokens=self.kv_tokens(tp),
             )

@@ -11,6 +11,7 @@ shared between requests of equal salt (cache_salts.py).
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -212,6 +213,22 @@ def check_device(spec: EngineSpec, have: str, engine: str) -> None:
             f"engine {spec.name} should run on {spec.device}, {engine} here runs on {have}",
             'set rollout.device = "auto", or rollout.engine_python to an environment with another build',
         )
+
+
+def narrow_visible_gpus(spec: EngineSpec) -> None:
+    """Leaves the engine's process its own GPUs alone, of those that the worker sees: an engine that is not
+    EARL's numbers what it sees from 0. Before a library reads CUDA_VISIBLE_DEVICES. Raises EngineError."""
+    if not spec.first_device:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    last = spec.first_device + spec.tp
+    gpus = visible.split(",") if visible else [str(number) for number in range(last)]
+    if last > len(gpus):
+        raise EngineError(
+            f"engine {spec.name} needs GPU {last - 1} of the {len(gpus)} in CUDA_VISIBLE_DEVICES={visible}",
+            "lower rollout.engines x rollout.tp, or give the worker more GPUs",
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[spec.first_device : last])
 
 
 def refuse_deterministic(spec: EngineSpec) -> None:

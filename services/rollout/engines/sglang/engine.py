@@ -35,6 +35,7 @@ from services.rollout.engines.foreign.engine import (
     ForeignEngine,
     InFlight,
     check_device,
+    narrow_visible_gpus,
     refuse_deterministic,
 )
 from services.rollout.engines.sglang.link import Output, SglangLink, kv_tokens_of
@@ -241,11 +242,10 @@ class SglangEngine(ForeignEngine):
 
 
 def _device_of(spec: EngineSpec) -> str:
-    """ "cuda" or "cpu"; SGLang numbers devices by CUDA_VISIBLE_DEVICES. Raises EngineError."""
+    """ "cuda" or "cpu". Raises EngineError."""
     have = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(spec, have, "SGLang")
-    if first := spec.first_device:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + n) for n in range(spec.tp))
+    narrow_visible_gpus(spec)
     return have
 
 

@@ -16,7 +16,11 @@ from earl.errors import EngineError
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from services.rollout.engines.contract.engine import EngineSpec
-from services.rollout.engines.foreign.engine import check_device, refuse_deterministic
+from services.rollout.engines.foreign.engine import (
+    check_device,
+    narrow_visible_gpus,
+    refuse_deterministic,
+)
 
 # Tokens of a KV block: the least that vLLM's CPU attention takes.
 BLOCK_TOKENS = 32
@@ -42,10 +46,7 @@ def prepare_environment(spec: EngineSpec) -> None:
         os.environ.setdefault(name, value)
     # An unset VLLM_CPU_KVCACHE_SPACE leaves the size to kv_cache_memory_bytes.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    if first := spec.first_device:
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        visible = devices.split(",") if devices else [str(n) for n in range(first + spec.tp)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + spec.tp])
+    narrow_visible_gpus(spec)
 
 
 def device_of(spec: EngineSpec) -> str:
