@@ -23,12 +23,16 @@ from earl.loopback import is_loopback
 from earl.parallelism import divisors
 
 
-def cross_check(config: RunConfig) -> None:
-    """Raises the error of the first contradiction between keys."""
+def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
+    """Raises the error of the first contradiction between keys.
+
+    elsewhere: the run is planned for another machine; a checkpoint of which model.shape tells the sizes need
+    not be here.
+    """
     check_environments(config)
     check_protected(config)
     check_opponents(config)
-    check_model(config)
+    check_model(config, elsewhere=elsewhere)
     check_lengths(config)
     check_batches(config)
     check_groups(config)
@@ -141,8 +145,11 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
         )
 
 
-def check_model(config: RunConfig) -> None:
-    """Raises an error unless the checkpoint exists, tp divides its heads, and its framing keys agree."""
+def check_model(config: RunConfig, *, elsewhere: bool = False) -> None:
+    """Raises an error unless the checkpoint exists, tp divides its heads, and its framing keys agree.
+
+    elsewhere: model.shape stands for a checkpoint that is not here.
+    """
     check_framing(config.model)
     if not config.model.path:
         scratch = config.model.scratch
@@ -155,6 +162,10 @@ def check_model(config: RunConfig) -> None:
         check_heads(config, model.heads, model.kv_heads, config.model.path)
         return
     directory = Path(config.model.path).expanduser()
+    shape = config.model.shape
+    if elsewhere and shape is not None and not directory.is_dir():
+        check_heads(config, shape.heads, shape.kv_heads, "model.shape")
+        return
     if not directory.is_dir():
         raise ModelNotFound(
             f"model.path = {config.model.path!r} is not a directory",

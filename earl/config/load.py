@@ -29,17 +29,17 @@ Override = tuple[str, str]
 MOST_MISTAKES = 5
 
 
-def load_run(path: Path, overrides: Sequence[Override] = ()) -> RunConfig:
+def load_run(path: Path, overrides: Sequence[Override] = (), *, elsewhere: bool = False) -> RunConfig:
     """Reads, overrides, validates and cross-checks a run file.
 
-    overrides: (dotted key, value as typed), later ones win. Raises ConfigError, ModelNotFound,
-    IllegalParallelism or TransportUnavailable.
+    overrides: (dotted key, value as typed), later ones win. elsewhere: as for cross_check. Raises
+    ConfigError, ModelNotFound, IllegalParallelism or TransportUnavailable.
     """
     table = read_toml(path)
     for key, text in overrides:
         set_override(table, key, text)
     config = validate(table, str(path), frozenset(key for key, _ in overrides))
-    cross_check(config)
+    cross_check(config, elsewhere=elsewhere)
     return config
 
 

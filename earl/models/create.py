@@ -22,8 +22,8 @@ from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
 from earl.models.partial import partial_path
 from earl.models.source import resolve
-from earl.models.spec import spec_of
-from earl.models.tokenizer import SPECIALS, Tokenizer, scratch_tokenizer
+from earl.models.spec import SPECIALS, spec_of
+from earl.models.tokenizer import Tokenizer, scratch_tokenizer
 from earl.models.weights import check_model
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

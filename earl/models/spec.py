@@ -12,9 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from earl.config.model import ModelShape, ScratchModel
 from earl.errors import ModelNotFound, UnsupportedModel
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+# The tokens that every vocabulary made here begins with.
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,42 @@ class ModelSpec:
     def parameters(self) -> int:
         """Number of parameters."""
         return sum(map(prod, self.shapes().values()))
+
+
+def spec_of_shape(shape: ModelShape) -> ModelSpec:
+    """The spec of a checkpoint of which a run file tells the sizes alone."""
+    return ModelSpec(
+        family=shape.family,
+        hidden=shape.hidden_size,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_size or shape.hidden_size // shape.heads,
+        intermediate=shape.intermediate_size,
+        vocab=shape.vocabulary,
+        tied=shape.tied,
+        qkv_bias=shape.family == "qwen2",
+        qk_norm=shape.family == "qwen3",
+    )
+
+
+def spec_of_scratch(scratch: ScratchModel) -> ModelSpec:
+    """The spec of the model that a run makes from random weights."""
+    return ModelSpec(
+        family=scratch.family,
+        hidden=scratch.hidden_size,
+        layers=scratch.layers,
+        heads=scratch.heads,
+        kv_heads=scratch.kv_heads,
+        head_dim=scratch.hidden_size // scratch.heads,
+        intermediate=scratch.intermediate_size,
+        vocab=len(dict.fromkeys([*SPECIALS, *scratch.words])),
+        tied=True,
+        qkv_bias=scratch.family == "qwen2",
+        qk_norm=scratch.family == "qwen3",
+        max_positions=scratch.max_positions,
+        rope=Rope(scratch.rope_theta),
+    )
 
 
 def load_spec(path: str | Path) -> ModelSpec:

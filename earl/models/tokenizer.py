@@ -22,10 +22,10 @@ from earl.config.model import ModelConfig
 from earl.errors import ConfigError, ModelNotFound
 from earl.models.chat import ChatFrame, ChatTemplate
 from earl.models.export_record import read_record
+from earl.models.spec import SPECIALS
 
 log = logging.getLogger(__name__)
 
-SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 # Words outside of the vocabulary that are remembered, and named in the log.
 UNKNOWN_WORDS = 100
 

@@ -20,15 +20,16 @@ import typer
 from earl.cli.lib.notices import waiting
 from earl.cli.lib.probes import BY_HAND, PROBE_S, failed_probe, probed_by
 from earl.cli.lib.wrapped import print_wrapped, terminal_width, wrapped
-from earl.cli.machine import machine
+from earl.cli.machine import machine, node
 from earl.cli.machine.findings import PROBES, Finding, data_plane
+from earl.config import auto_dtype
 from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
 from earl.config.run import RunConfig
-from earl.errors import EarlError
-from earl.obs.processor import flags
+from earl.errors import ConfigError, EarlError
+from earl.obs.processor import flags, native_bfloat16
 from earl.rpc.peers import variable_or_file
-from earl.stack.auto_dtype import settle
+from earl.stack.auto_dtype import gpus_here, settle
 
 app = typer.Typer(add_completion=False)
 
@@ -52,6 +53,14 @@ def doctor(
     gateway: Annotated[
         str, typer.Option("--gateway", metavar="HOST:PORT", help="Check the env hosts there, too.")
     ] = "",
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--devices",
+            metavar="NxSIZE",
+            help="Plan for a machine with these GPUs instead, such as 8x80GiB; nothing here is tested.",
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
 ) -> None:
     """Test what works on this machine, and say what to do about the rest.
@@ -60,7 +69,12 @@ def doctor(
     memory, UCX and NIXL, which each move 16 MiB from an arena. With a run file its dtypes, its ports, its
     model and space for its arenas, too. Exit code 1 if anything that the run file, or a run without one,
     needs does not work here; what it does not need may be missing.
+
+    With --devices: which GPUs each process would compute on, and how much of their memory it would take, by
+    part, as predicted. Exit code 1 if it does not fit.
     """
+    if devices:
+        raise typer.Exit(planned_elsewhere(run_file, devices, as_json=as_json))
     config = settle(load_run(run_file)) if run_file is not None else None
     gateway = gateway or os.environ.get("EARL_GATEWAY", "")
     findings = asyncio.run(reported(examined(config, gateway), quiet=as_json))
@@ -70,6 +84,33 @@ def doctor(
     else:
         print_wrapped(verdict(findings, str(run_file) if run_file is not None else "a run with the defaults"))
     raise typer.Exit(0 if works else 1)
+
+
+def planned_elsewhere(run_file: Path | None, devices: str, *, as_json: bool) -> int:
+    """Prints what a run would take of such devices; returns the exit code. Raises ConfigError."""
+    gpus, device_bytes = node.devices_of(devices)
+    if run_file is None:
+        raise ConfigError("--devices without a run file", "give one: earl doctor RUN.toml --devices 8x80GiB")
+    config = load_run(run_file, elsewhere=True)
+    config = auto_dtype.resolve(config, lambda device: device != "cpu" or native_bfloat16(flags()))
+    probed = asyncio.run(probed_node(config, gpus, device_bytes))
+    findings = list(node.of_node(probed))
+    works = not any(finding.fatal for finding in findings)
+    if as_json:
+        print(json.dumps({"works": works, "findings": [asdict(finding) for finding in findings]}))
+        return 0 if works else 1
+    if probed["error"] is None:
+        print("\n".join(node.table(probed["facts"])))
+    for finding in findings:
+        print("\n".join(fitted(finding, terminal_width())))
+    print_wrapped(f"{run_file} {'fits' if works else 'does not fit'} {devices}")
+    return 0 if works else 1
+
+
+async def probed_node(config: RunConfig, gpus: int, device_bytes: int) -> dict[str, Any]:
+    """{"facts", "error"}: what the run takes of so many GPUs; without any, of the machine's memory."""
+    given = {"run": json.loads(needed(config)), "gpus": gpus, "device_bytes": device_bytes}
+    return await probed_by("services.scheduler.profiler.node_probe", json.dumps(given))
 
 
 async def reported(findings: AsyncIterator[Finding], *, quiet: bool) -> list[Finding]:
@@ -94,6 +135,11 @@ async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Find
     probed: dict[str, dict[str, Any]] = {}
     if config is not None:
         yield machine.of_threads(here, config)
+        if not (gpus := await asyncio.to_thread(gpus_here, config)):
+            with waiting("predicting memory", PROBE_S):
+                probed_memory = await probed_node(config, gpus, here.memory_bytes)
+            for finding in node.of_node(probed_memory):
+                yield finding
         yield machine.of_ports(config)
         with waiting("examining the model", PROBE_S):
             model = await probed_by("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))

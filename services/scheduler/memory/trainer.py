@@ -238,7 +238,8 @@ class _Step:
             optimizer=MOMENTS * WIDE_BYTES * parameters.trained,
             activations=activations,
             logits=logits,
-            staging=SLOTS * how.model_bytes * model.elements(how.dp, how.ranks),
+            # Slots are files: on a machine with GPUs its processor's memory has them.
+            staging=SLOTS * how.model_bytes * model.elements(how.dp, how.ranks) if how.device == "cpu" else 0,
             margin=_margin(how, parameters, moving),
         )
 

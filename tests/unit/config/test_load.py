@@ -18,7 +18,7 @@ TICTACTOE = EXAMPLES / "tictactoe.toml"
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_examples_load(path: Path):
-    config = load_run(path)
+    config = load_run(path, elsewhere=True)
     assert config.mixture[0].section.serve.startswith("earl.env.adapters.")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from earl.cli.lib.probes import probed_by
 from earl.cli.machine import doctor
@@ -18,7 +19,9 @@ from earl.cli.machine.doctor import TRIED, examined, lines, needed, probe, repor
 from earl.cli.machine.findings import PROBES, Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.probe import file_system_of, offers
+from earl.errors import EarlError
 from services.rollout.episode.columns import arena_bytes
+from tests.support.paths import ROOT
 from tests.support.runs import tictactoe
 
 INFO = """#
@@ -209,3 +212,48 @@ async def test_a_probe_can_be_tried_by_hand_as_the_remedy_says(tmp_path: Path):
         shell = await asyncio.create_subprocess_exec("sh", "-c", by_hand, stdout=subprocess.PIPE)
         out, _ = await shell.communicate()
     assert json.loads(out)["facts"] == {"arena_bytes": arena_bytes(config)}
+
+
+def planned(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of `earl doctor` with these arguments."""
+    result = CliRunner().invoke(doctor.app, list(arguments))
+    if isinstance(result.exception, EarlError):
+        return result.exception.exit_code, str(result.exception)
+    return result.exit_code, result.output
+
+
+def test_a_run_is_planned_for_a_machine_that_is_not_here():
+    file = str(ROOT / "examples" / "qwen3_8b_8gpu.toml")
+    code, output = planned(file, "--devices", "8x80GiB")
+    head, trainer, engine, slots, *_ = output.splitlines()
+    assert code == 0 and "fits 8x80GiB" in output.replace("\n", " ") and "published versions" in slots
+    assert head.split()[:4] == ["process", "devices", "ranks", "GiB"]
+    assert trainer.split()[:3] == ["trainer", "0-3", "1"] and engine.split()[:3] == ["rollout-0", "4-7", "1"]
+    sizes = [float(size) for size in trainer.split()[3:]]
+    assert sum(sizes[1:]) == pytest.approx(sizes[0], abs=0.06)
+    code, output = planned(file, "--devices", "8 x 24 GB", "--json")
+    finding = json.loads(output)["findings"][0]
+    assert code == 1 and not finding["works"] and finding["facts"]["device_bytes"] == 24 * 10**9
+    assert "the largest part is" in finding["said"] and finding["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--devices", "8x80GiB"), "--devices without a run file; give one"),
+        (("examples/tictactoe.toml", "--devices", "80GiB"), "'80GiB' names no devices; give how many"),
+        (("examples/tictactoe.toml", "--devices", "0x80GiB"), "'0x80GiB' names no devices"),
+        (("examples/tictactoe.toml", "--devices", "8x0GiB"), "'8x0GiB' names no devices"),
+        (("examples/tictactoe.toml", "--devices", "8x80"), "'8x80' names no devices"),
+        (("examples/tictactoe.toml", "--devices", "9999x1GiB"), "'9999x1GiB' names no devices"),
+    ],
+)
+def test_devices_that_are_none_are_refused_in_one_line(arguments, message):
+    code, output = planned(*arguments)
+    assert code == 2 and message in output and "\n" not in output
+
+
+def test_devices_that_a_plan_cannot_have_are_a_finding():
+    file = str(ROOT / "examples" / "qwen3_8b_8gpu.toml")
+    code, output = planned(file, "--devices", "4x80GiB")
+    assert code == 1 and "rollout.devices names GPU 7, and this machine has 4 devices" in output

@@ -1,0 +1,151 @@
+"""Memory that a run takes of one machine's devices, before anything starts. Pure.
+
+    placement, sizes of the model ─► bytes of each process on each of its devices, by part ─► what is too much
+
+Without GPUs the machine's memory is one device, which has every rank of every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from earl.config.devices import shown_devices
+from earl.config.run import RunConfig
+from earl.models.spec import ModelSpec
+from earl.parallelism import Parallelism
+from earl.stack.placement import Placement
+from services.scheduler.memory.model import Device, predict
+from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts
+from services.scheduler.memory.trainer import SLOTS
+
+GIB = 1 << 30
+# The CUDA context and libraries of one process on one GPU: assumed, not measured.
+CONTEXT_BYTES = 640 << 20
+
+# What makes a part smaller.
+_REMEDIES = {
+    "kv": "set rollout.kv_tokens, or lower rollout.max_sequences or rollout.max_context_tokens",
+    "activations": "lower trainer.microbatch_tokens, or raise trainer.tp or cp",
+    "optimizer": "raise trainer.ranks, or train adapters with trainer.lora_rank",
+    "gradients": "raise trainer.ranks, or train adapters with trainer.lora_rank",
+    "weights": 'raise the stage\'s tp or ranks, or set model.dtype = "bfloat16"',
+    "staging": 'set model.dtype = "bfloat16"',
+}
+_CHECKPOINTING = "set trainer.activation_checkpointing = true"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Memory that a process takes of each of its devices.
+
+    numbers: GPUs; empty: the machine's own memory. ranks: how many on each. parts: of one rank.
+    """
+
+    process: str
+    numbers: tuple[int, ...]
+    ranks: int
+    parts: MemoryParts
+
+    @property
+    def total_bytes(self) -> int:
+        return self.ranks * self.parts.total_bytes
+
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes on each device, by part."""
+        return {name: self.ranks * size for name, size in self.parts.parts().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The uses of all devices of a machine.
+
+    gpus: how many it has; device_bytes: of each, or, without GPUs, of the machine. slots_bytes: memory of the
+    machine that a run with GPUs takes besides, for published versions and for those that engines read.
+    checkpointed: the trainer computes activations again.
+    """
+
+    gpus: int
+    device_bytes: int
+    uses: tuple[DeviceUse, ...]
+    slots_bytes: int = 0
+    checkpointed: bool = False
+
+    def device_total(self, number: int) -> int:
+        """Bytes on GPU `number`; without GPUs, on the machine."""
+        return sum(use.total_bytes for use in self.uses if not self.gpus or number in use.numbers)
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yields what does not fit, and what to do about its largest part; alike GPUs are named together."""
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for number in range(self.gpus or 1):
+            if self.device_total(number) > self.device_bytes:
+                here = tuple(use.process for use in self.uses if not self.gpus or number in use.numbers)
+                alike.setdefault(here, []).append(number)
+        for processes, numbers in alike.items():
+            uses = [use for use in self.uses if use.process in processes]
+            most = max(
+                ((size, name, use) for use in uses for name, size in use.part_bytes().items()),
+                key=lambda part: part[0],
+            )
+            taken = ", ".join(f"{use.process} {use.total_bytes / GIB:.1f}" for use in uses)
+            where = f"GPU {shown_devices(tuple(numbers))}" if self.gpus else "this machine"
+            text = (
+                f"{where} would hold {self.device_total(numbers[0]) / GIB:.1f} of "
+                f"{self.device_bytes / GIB:.1f} GiB ({taken}): the largest part is {most[2].process}'s "
+                f"{most[1]}, {most[0] / GIB:.1f} GiB"
+            )
+            if most[1] == "activations" and most[2].process == "trainer" and not self.checkpointed:
+                yield text, _CHECKPOINTING
+            else:
+                yield text, _REMEDIES.get(most[1], "use more or larger devices")
+
+
+def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int) -> NodePlan:
+    """The memory that each process of a run takes, by its devices.
+
+    placement: of the run's processes. device_bytes: of each GPU, or, without GPUs, of the machine. Raises
+    IllegalParallelism.
+    """
+    uses = [
+        _use(config, spec, process, placement.on_gpus, numbers)
+        for process, numbers in placement.devices.items()
+    ]
+    checkpointed = config.trainer.activation_checkpointing
+    if not placement.gpus:
+        return NodePlan(0, device_bytes, tuple(uses), checkpointed=checkpointed)
+    model_bytes = spec.parameters * ITEM_BYTES[config.model.weight_dtype]
+    engines = config.rollout.workers * config.rollout.engines
+    slots_bytes = (SLOTS + engines) * model_bytes
+    on_gpus = tuple(use for use in uses if use.numbers)
+    return NodePlan(placement.gpus, device_bytes, on_gpus, slots_bytes, checkpointed)
+
+
+def _use(
+    config: RunConfig, spec: ModelSpec, process: str, on_gpus: frozenset[str], numbers: tuple[int, ...]
+) -> DeviceUse:
+    kind: Device = "cuda" if process in on_gpus else "cpu"
+    stage = "rollout" if process.startswith("rollout-") else process
+    rollout, reference = config.rollout, config.reference
+    context, trajectories = config.longest_sequence, config.batch_trajectories
+    ranks = len(numbers)
+    match stage:
+        case "rollout":
+            parallelism = Parallelism(rollout.engines, rollout.tp)
+            context, trajectories = rollout.max_context_tokens, rollout.engines * rollout.max_sequences
+            # A frozen opponent has engines of its own on the same devices.
+            ranks *= 2 if config.frozen is not None else 1
+        case "trainer":
+            parallelism = config.trainer.parallelism
+            if config.warmup.batches:
+                trajectories = max(trajectories, config.warmup_trajectories)
+        case _:
+            parallelism = Parallelism(reference.dp, reference.tp)
+    base_bytes = CONTEXT_BYTES if kind == "cuda" else 0
+    parts = predict(
+        stage, config, spec, parallelism, context, trajectories, device=kind, base_bytes=base_bytes
+    )
+    if kind == "cpu":
+        return DeviceUse(process, (), ranks, parts)
+    distinct = tuple(dict.fromkeys(numbers))
+    return DeviceUse(process, distinct, -(-ranks // len(distinct)), parts)

@@ -1,0 +1,83 @@
+"""Predicts what a run takes of a machine's devices: `python -m services.scheduler.profiler.node_probe`.
+
+{"run": RunConfig, "gpus": n, "device_bytes": of each, or of the machine without GPUs} as JSON on standard
+input; {"facts", "error"} as one line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from earl.config.packaged import packaged
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, EarlError
+from earl.models.source import resolve
+from earl.models.spec import ModelSpec, load_spec, spec_of_scratch, spec_of_shape
+from earl.stack.placement import place
+from services.scheduler.memory.node import NodePlan, node_plan
+
+
+def planned_spec(config: RunConfig) -> ModelSpec:
+    """The run's model: of its directory, of model.shape where that is not here, or from scratch.
+
+    Raises ModelNotFound, UnsupportedModel, and ConfigError where directory and model.shape differ.
+    """
+    model = config.model
+    if not model.path:
+        return spec_of_scratch(model.scratch)
+    if model.shape is None:
+        return load_spec(resolve(model.path))
+    shape = spec_of_shape(model.shape)
+    if packaged(model.path) is None and not Path(model.path).expanduser().is_dir():
+        return shape
+    spec = load_spec(resolve(model.path))
+    if spec.shapes() != shape.shapes():
+        raise ConfigError(
+            f"model.shape has {shape.parameters:,} parameters, and {model.path} has {spec.parameters:,}: "
+            "they are not one model",
+            "copy the sizes from its config.json, or remove model.shape",
+        )
+    return spec
+
+
+def facts_of(plan: NodePlan, lines: list[str]) -> dict[str, Any]:
+    uses = [
+        {
+            "process": use.process,
+            "devices": list(use.numbers),
+            "ranks": use.ranks,
+            "moment": use.parts.moment,
+            "bytes": use.total_bytes,
+            "parts": use.part_bytes(),
+        }
+        for use in plan.uses
+    ]
+    return {
+        "gpus": plan.gpus,
+        "device_bytes": plan.device_bytes,
+        "placement": lines,
+        "uses": uses,
+        "most_bytes": max((plan.device_total(number) for number in range(plan.gpus or 1)), default=0),
+        "slots_bytes": plan.slots_bytes,
+        "faults": [{"message": message, "remedy": remedy} for message, remedy in plan.faults()],
+    }
+
+
+def main() -> None:
+    result: dict[str, Any] = {"facts": {}, "error": None}
+    given = json.loads(sys.stdin.read())
+    try:
+        config = RunConfig.model_validate(given["run"])
+        placement = place(config, given["gpus"])
+        plan = node_plan(config, planned_spec(config), placement, given["device_bytes"])
+        result["facts"] = facts_of(plan, list(placement.lines()))
+    except EarlError as error:
+        result["error"] = {"message": error.message, "remedy": error.remedy}
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A run's memory on a machine's devices: the sum of its processes there, and what is too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earl.config.load import load_run
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, ModelNotFound
+from earl.models.create import write_scratch
+from earl.models.spec import load_spec, spec_of_scratch, spec_of_shape
+from earl.stack.placement import place
+from services.scheduler.memory.node import CONTEXT_BYTES, GIB, NodePlan, node_plan
+from services.scheduler.profiler.node_probe import planned_spec
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+LARGE, SHARED = EXAMPLES / "qwen3_8b_8gpu.toml", EXAMPLES / "qwen2_1b5_1gpu.toml"
+
+
+def planned(config: RunConfig, gpus: int, gib: float) -> NodePlan:
+    return node_plan(config, planned_spec(config), place(config, gpus), int(gib * GIB))
+
+
+def changed(file: Path, **sections: dict[str, Any]) -> RunConfig:
+    config = load_run(file, elsewhere=True)
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
+    )
+
+
+def test_the_examples_fit_the_machines_that_they_name():
+    large = planned(load_run(LARGE, elsewhere=True), 8, 80)
+    assert not list(large.faults())
+    assert [(use.process, use.numbers) for use in large.uses] == [
+        ("trainer", (0, 1, 2, 3)),
+        ("rollout-0", (4, 5, 6, 7)),
+    ]
+    # 8.19e9 parameters: in float32 with two moments over four ranks; in bfloat16 in each engine.
+    trainer, engine = large.uses
+    assert trainer.parts.optimizer == pytest.approx(8 * 8.19e9 / 4, rel=0.01)
+    assert engine.parts.weights == pytest.approx(2 * 8.19e9, rel=0.01)
+    assert engine.parts.kv == 262144 * 36 * 2 * 8 * 128 * 2
+    # Two published versions, and one that each of four engines reads.
+    assert large.slots_bytes == pytest.approx(6 * 2 * 8.19e9, rel=0.01)
+    shared = planned(load_run(SHARED, elsewhere=True), 1, 80)
+    assert not list(shared.faults())
+    assert shared.device_total(0) == sum(use.total_bytes for use in shared.uses)
+
+
+def test_what_does_not_fit_names_the_devices_and_the_largest_part():
+    faults = list(planned(load_run(LARGE, elsewhere=True), 8, 40).faults())
+    assert [message.split(" would")[0] for message, _ in faults] == ["GPU 0-3", "GPU 4-7"]
+    (_, remedy), (message, kv_remedy) = faults
+    assert "the largest part is rollout-0's kv, 36.0 GiB" in message and "rollout.kv_tokens" in kv_remedy
+    assert "microbatch_tokens" in remedy
+    plain = changed(LARGE, trainer={"activation_checkpointing": False})
+    ((message, remedy),) = planned(plain, 8, 80).faults()
+    assert "trainer's activations" in message and remedy == "set trainer.activation_checkpointing = true"
+
+
+def test_all_of_the_kv_that_contexts_might_need_is_too_much_for_any_card():
+    config = changed(LARGE, rollout={"kv_tokens": 0})
+    ((message, _),) = planned(config, 8, 80).faults()
+    assert "rollout-0's kv, 288.0 GiB" in message
+
+
+def test_published_versions_are_no_memory_of_a_gpu():
+    trainer = planned(load_run(LARGE, elsewhere=True), 8, 80).uses[0]
+    assert trainer.parts.staging == 0 and trainer.parts.base == CONTEXT_BYTES
+
+
+def test_without_gpus_the_machine_has_every_rank():
+    config = load_run(EXAMPLES / "tictactoe.toml")
+    plan = planned(config, 0, 16)
+    assert all(use.numbers == () for use in plan.uses)
+    assert plan.device_total(0) == sum(use.ranks * use.parts.total_bytes for use in plan.uses)
+    assert [use.ranks for use in plan.uses] == [config.trainer.ranks, config.rollout.engines]
+    assert not list(plan.faults())
+    ((message, _),) = planned(config, 0, 0.01).faults()
+    assert message.startswith("this machine would hold ")
+
+
+@given(gib=st.floats(1, 200), ranks=st.sampled_from([1, 2, 4]), engines=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_a_plan_fits_exactly_where_no_device_holds_more_than_it_has(gib, ranks, engines):
+    config = changed(
+        LARGE, trainer={"ranks": ranks, "devices": "auto"}, rollout={"engines": engines, "devices": "auto"}
+    )
+    plan = planned(config, 8, gib)
+    fits = all(plan.device_total(number) <= plan.device_bytes for number in range(8))
+    assert fits == (not list(plan.faults()))
+
+
+def test_the_shape_stands_for_a_checkpoint_that_is_not_here(tmp_path: Path):
+    with pytest.raises(ModelNotFound, match="is not a directory"):
+        load_run(LARGE)
+    scratch = load_run(EXAMPLES / "tictactoe.toml").model.scratch
+    write_scratch(tmp_path / "model", scratch, 0, "float32")
+    spec = load_spec(tmp_path / "model")
+    assert spec == spec_of_scratch(scratch)
+    shape = {
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.intermediate,
+        "layers": spec.layers,
+        "heads": spec.heads,
+        "kv_heads": spec.kv_heads,
+        "vocabulary": spec.vocab,
+        "tied": True,
+    }
+    here = {"path": str(tmp_path / "model"), "shape": shape}
+    config = RunConfig.model_validate({"name": "t", "environment": {"name": "e"}, "model": here})
+    assert planned_spec(config) == spec
+    assert config.model.shape is not None and spec_of_shape(config.model.shape).shapes() == spec.shapes()
+    other = RunConfig.model_validate(
+        {"name": "t", "environment": {"name": "e"}, "model": {**here, "shape": {**shape, "layers": 9}}}
+    )
+    with pytest.raises(ConfigError, match="they are not one model"):
+        planned_spec(other)
