@@ -171,16 +171,16 @@ def causal_attention(
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
         grouped = False
     outputs = []
-    row = 0
-    for sequences, length in packing.buckets:
-        rows = slice(row, row + sequences * length)
-        q, k, v = (x[rows].unflatten(0, (sequences, length)).transpose(1, 2) for x in (query, key, value))
+    # Split, not sliced: the backward pass joins the parts' gradients instead of adding up one whole for each.
+    sizes = [sequences * length for sequences, length in packing.buckets]
+    parts = zip(*(x.split(sizes) for x in (query, key, value)), strict=True)
+    for (sequences, length), part in zip(packing.buckets, parts, strict=True):
+        q, k, v = (x.unflatten(0, (sequences, length)).transpose(1, 2) for x in part)
         if q.dtype is torch.bfloat16 and not q.is_cuda and length < NARROW_TOKENS and q.requires_grad:
             out: torch.Tensor = _ShortFlash.apply(q, k, v)  # type: ignore[assignment]
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-        row = rows.stop
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if packing.identity else take_rows(output, packing.back)
 
