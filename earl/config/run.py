@@ -106,13 +106,16 @@ class RunConfig(ConfigSection):
 
     @property
     def longest_sequence(self) -> int:
-        """The most tokens of a sequence. Unless the selector may change its cp, the trainer truncates what is
+        """The most tokens of a sequence. Unless the selector may raise its cp, the trainer truncates what is
         longer than its ranks can take.
         """
-        most = self.rollout.max_context_tokens
-        if self.scheduler.selector == "on":
-            return most
-        return min(most, self.trainer.microbatch_tokens * self.trainer.cp)
+        return min(self.rollout.max_context_tokens, self.trainer.microbatch_tokens * self._most_cp)
+
+    @property
+    def _most_cp(self) -> int:
+        """The largest cp that the trainer may ever have: without a profile, the selector changes nothing."""
+        decides = self.scheduler.selector == "on" and (self.scheduler.profile or self.scheduler.profile_s > 0)
+        return self.trainer.ranks if decides else self.trainer.cp
 
     @property
     def mixture(self) -> tuple[MixtureEntry, ...]:

@@ -186,6 +186,9 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
 def test_without_a_selector_a_sequence_is_as_long_as_the_trainers_layout_takes():
     two = [("trainer.microbatch_tokens", "64"), ("trainer.ranks", "2")]
     assert load_run(TICTACTOE, two).longest_sequence == 80
+    # Without a profile the selector never raises cp.
+    unmeasured = [*two, ("scheduler.profile_s", "0")]
+    assert load_run(TICTACTOE, unmeasured).longest_sequence == 64
     static = [*two, ("scheduler.selector", "static")]
     assert load_run(TICTACTOE, static).longest_sequence == 64
     assert load_run(TICTACTOE, [*static, ("trainer.cp", "2")]).longest_sequence == 80
