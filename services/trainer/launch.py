@@ -22,7 +22,9 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from earl.bulk_import import bulk_import
 from earl.errors import ConfigError
@@ -100,7 +102,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
         monitor_interval=0.1,
         # SIGTERM and SIGINT are passed on (SignalRelay), so that the ranks can save.
         signals_to_handle="SIGHUP,SIGQUIT",
-        shutdown_timeout=LOST_S,
+        **shutdown_options(LaunchConfig),
     )
     os.environ[AGENT] = str(os.getpid())
     try:
@@ -115,6 +117,11 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     finally:
         relay.ended = True
     return 0
+
+
+def shutdown_options(config: type) -> dict[str, Any]:
+    """The bound on how long a group that lost a rank may take to end; torch 2.11 has 30 s and no such key."""
+    return {"shutdown_timeout": LOST_S} if "shutdown_timeout" in signature(config).parameters else {}
 
 
 class SignalRelay(threading.Thread):
