@@ -13,8 +13,8 @@ WIDE_BYTES = ITEM_BYTES["float32"]
 ROW_BYTES = 160
 # Share of a step's temporary memory that the allocator cannot use again at once.
 MARGIN = 0.1
-# earl.models.logprobs.CHUNK_BYTES.
-CHUNK_BYTES = 64 << 20
+# earl.models.logprobs: CHUNK_BYTES, GPU_CHUNK_BYTES.
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,6 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def chunk_elements(vocab: int, rows: int) -> int:
-    """Logits that exist at once (earl.models.logprobs)."""
-    return vocab * min(rows, max(1, CHUNK_BYTES // (WIDE_BYTES * vocab)))
+def chunk_elements(vocab: int, rows: int, device: str) -> int:
+    """Logits that exist at once (earl.models.logprobs). device: "cpu" or "cuda"."""
+    return vocab * min(rows, max(1, CHUNK_BYTES[device] // (WIDE_BYTES * vocab)))

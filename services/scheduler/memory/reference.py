@@ -57,7 +57,7 @@ def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
 def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """A chunk and its exponentials; on CUDA, where it is narrower, also the product (logprobs.py)."""
     narrow = how.item_bytes if how.item_bytes < WIDE_BYTES and how.device != "cpu" else 0
-    logits = (2 * WIDE_BYTES + narrow) * chunk_elements(model.vocab, how.trained_rows)
+    logits = (2 * WIDE_BYTES + narrow) * chunk_elements(model.vocab, how.trained_rows, how.device)
     hidden = how.item_bytes * model.hidden * (2 * how.rows + how.trained_rows)
     return _moment("log-probs", model, how, hidden, logits)
 

@@ -256,11 +256,11 @@ def _margin(how: TrainerNumbers, parameters: _Parameters, moving: int) -> int:
 
 def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:
     """A chunk and its exponentials (before those, where it is narrower, the product in its own dtype)."""
-    return 2 * WIDE_BYTES * chunk_elements(model.vocab, how.trained_rows)
+    return 2 * WIDE_BYTES * chunk_elements(model.vocab, how.trained_rows, how.device)
 
 
 def _logits_backward(model: ModelNumbers, how: TrainerNumbers, parameters: _Parameters) -> int:
     """A chunk, its probabilities where the entropy has a gradient; narrower, chunk and product once more."""
-    chunk = chunk_elements(model.vocab, how.trained_rows)
+    chunk = chunk_elements(model.vocab, how.trained_rows, how.device)
     total = WIDE_BYTES * chunk * (2 if how.entropy else 1)
     return total + (how.item_bytes * (chunk + parameters.table) if how.item_bytes < WIDE_BYTES else 0)

@@ -263,11 +263,12 @@ class WeightSlots:
 
 @torch.no_grad()
 def _copy(policy: Weights, arrays: dict[str, np.ndarray], dtype: str) -> None:
-    """Shards into the arena, cast to the model's dtype on the way. A collective."""
+    """Copies shards into the arena, cast to the model's dtype. A collective."""
     for shard, values in policy.weights():
         if not shard.box.size:
             continue
         target = torch.from_numpy(arrays[shard.name])
         if dtype == "bfloat16":
             target = target.view(torch.bfloat16)
-        target.copy_(values)
+        # A copy between devices moves the source's dtype: cast first, it moves no more than is kept.
+        target.copy_(values if values.device == target.device else values.to(target.dtype))

@@ -46,7 +46,7 @@ def configuration(**sections: dict[str, Any]) -> RunConfig:
 
 
 def test_constants_are_those_of_what_allocates() -> None:
-    assert parts.CHUNK_BYTES == logprobs.CHUNK_BYTES
+    assert parts.CHUNK_BYTES == {"cpu": logprobs.CHUNK_BYTES, "cuda": logprobs.GPU_CHUNK_BYTES}
     assert trainer.SLOTS == weight_slots.SLOTS
     assert model_module.SHORTEST_SHARED == prefix_packing.SHORTEST_SHARED
     assert rollout.PACK_ELEMENTS == linear.PACK_ELEMENTS
