@@ -55,11 +55,16 @@ class RolloutConfig(ConfigSection):
     # Set "float32" if logprob_mismatch is large and the trainer computes in float32.
     dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Tokens that the KV cache of one engine holds. When they are used up, the youngest sequences wait and are
-    # computed again later. 0: max_sequences x max_context_tokens.
+    # computed again later. 0: max_sequences x max_context_tokens, and on GPUs at most what memory_fraction
+    # leaves for them, decided once by the machine that starts the run (docs/devices.md).
     #
     # Set a smaller number if engines run out of memory and most episodes are far shorter than
     # max_context_tokens.
     kv_tokens: int = Field(default=0, ge=0)
+    # Part of a GPU's memory that a run may take with kv_tokens = 0, by prediction.
+    #
+    # Lower it if engines run out of memory, or other programs use the GPU.
+    memory_fraction: float = Field(default=0.9, gt=0, le=1)
     # Sequences that one engine generates at once.
     #
     # More raise throughput until memory or the processor is full.

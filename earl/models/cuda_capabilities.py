@@ -1,6 +1,7 @@
-"""`python -m earl.models.cuda_capabilities` prints the compute capability of each CUDA device as JSON.
+"""`python -m earl.models.cuda_capabilities` prints what each CUDA device is as JSON.
 
-In a process of its own, because a launcher needs no torch: [[9, 0], ...], [] if torch has no device.
+In a process of its own, because a launcher needs no torch: [[9, 0, 85899345920], ...], the compute capability
+and the bytes of each; [] if torch has no device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 
 def main() -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    sys.stdout.write(json.dumps([torch.cuda.get_device_capability(index) for index in range(count)]) + "\n")
+    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
+    sys.stdout.write(json.dumps([[each.major, each.minor, each.total_memory] for each in devices]) + "\n")
 
 
 if __name__ == "__main__":

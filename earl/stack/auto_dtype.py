@@ -80,7 +80,16 @@ def gpus_here(config: RunConfig) -> int:
 
     Raises ConfigError if torch fails.
     """
-    return len(cuda_capabilities([config.rollout.device, config.trainer.device, config.reference.device]))
+    return len(gpu_bytes_here(config))
+
+
+def gpu_bytes_here(config: RunConfig) -> tuple[int, ...]:
+    """The memory of each of those GPUs. Raises ConfigError as `gpus_here`."""
+    return tuple(device[2] for device in _cuda_devices(_stage_devices(config)))
+
+
+def _stage_devices(config: RunConfig) -> list[str]:
+    return [config.rollout.device, config.trainer.device, config.reference.device]
 
 
 def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
@@ -89,17 +98,22 @@ def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
     Empty, without a process, where all `devices` are "cpu" or there is no GPU. Raises ConfigError if torch
     fails.
     """
+    return tuple((major, minor) for major, minor, _ in _cuda_devices(devices))
+
+
+def _cuda_devices(devices: Collection[str]) -> tuple[tuple[int, int, int], ...]:
+    """(major, minor, bytes) of each CUDA device; see cuda_capabilities."""
     if all(device == "cpu" for device in devices) or not gpu_may_be_here():
         return ()
     return _examined(sys.executable)
 
 
 @cache
-def _examined(python: str) -> tuple[tuple[int, int], ...]:
+def _examined(python: str) -> tuple[tuple[int, int, int], ...]:
     command = [python, "-m", "earl.models.cuda_capabilities"]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=PROBE_S, text=True)
-        return tuple((major, minor) for major, minor in json.loads(done.stdout.splitlines()[-1]))
+        return tuple((major, minor, size) for major, minor, size in json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise ConfigError(
             f"the GPUs of this machine cannot be examined: {' '.join(command)} failed ({error})",

@@ -26,10 +26,11 @@ from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnava
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, disk_space, plan, warden
-from earl.stack.auto_dtype import gpus_here, settle
+from earl.stack.auto_dtype import gpu_bytes_here, settle
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
+from earl.stack.kv_size import with_kv_tokens
 from earl.stack.placement import VISIBLE, place
 from earl.stack.ports import binds, resolve_all
 from earl.stack.record import LaunchRecorder, read_record
@@ -102,7 +103,11 @@ async def launch(
     stack fails for good.
     """
     config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
-    placement = place(config, await asyncio.to_thread(gpus_here, config))
+    gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
+    placement = place(config, len(gpu_bytes))
+    if gpu_bytes:
+        before = run_path(config) / "run.json" if resume else None
+        config = await asyncio.to_thread(with_kv_tokens, config, placement, min(gpu_bytes), before)
     launched = resolve(config)
     credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:

@@ -67,5 +67,7 @@ def table(facts: Mapping[str, Any]) -> Iterator[str]:
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+    if facts["gpus"] and facts["kv_tokens"]:
+        yield f"KV of each engine: {facts['kv_tokens']:,} tokens"
     if facts["slots_bytes"]:
         yield f"memory of the machine for published versions: {facts['slots_bytes'] / GIB:.1f} GiB"

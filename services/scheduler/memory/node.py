@@ -121,6 +121,31 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
     return NodePlan(placement.gpus, device_bytes, on_gpus, slots_bytes, checkpointed)
 
 
+def kv_tokens_within(config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int) -> int:
+    """The tokens of KV of each engine that compute on GPUs, where rollout.kv_tokens leaves them open.
+
+    As many as fit into rollout.memory_fraction of the GPUs beside everything else that is on them, at most
+    those of max_sequences whole contexts, at least one context. Engines on the processor commit what they
+    write; theirs is 0, as the run file has it. Raises IllegalParallelism.
+    """
+    rollout = config.rollout
+    if rollout.kv_tokens or "rollout-0" not in placement.on_gpus:
+        return rollout.kv_tokens
+    least = rollout.max_context_tokens
+    smallest = rollout.model_copy(update={"kv_tokens": least})
+    plan = node_plan(config.model_copy(update={"rollout": smallest}), spec, placement, device_bytes)
+    most = rollout.max_sequences * least
+    for use in plan.uses:
+        if not use.process.startswith("rollout-"):
+            continue
+        token_bytes = use.parts.kv / least
+        for number in use.numbers:
+            engines = sum(other.ranks for other in plan.uses if other.parts.kv and number in other.numbers)
+            free = rollout.memory_fraction * device_bytes - plan.device_total(number)
+            most = min(most, least + int(max(0.0, free) / (engines * token_bytes)))
+    return max(least, most)
+
+
 def _use(
     config: RunConfig, spec: ModelSpec, process: str, on_gpus: frozenset[str], numbers: tuple[int, ...]
 ) -> DeviceUse:

@@ -17,7 +17,7 @@ from earl.errors import ConfigError, EarlError
 from earl.models.source import resolve
 from earl.models.spec import ModelSpec, load_spec, spec_of_scratch, spec_of_shape
 from earl.stack.placement import place
-from services.scheduler.memory.node import NodePlan, node_plan
+from services.scheduler.memory.node import NodePlan, kv_tokens_within, node_plan
 
 
 def planned_spec(config: RunConfig) -> ModelSpec:
@@ -72,8 +72,11 @@ def main() -> None:
     try:
         config = RunConfig.model_validate(given["run"])
         placement = place(config, given["gpus"])
-        plan = node_plan(config, planned_spec(config), placement, given["device_bytes"])
-        result["facts"] = facts_of(plan, list(placement.lines()))
+        spec, device_bytes = planned_spec(config), given["device_bytes"]
+        kv_tokens = kv_tokens_within(config, spec, placement, device_bytes)
+        rollout = config.rollout.model_copy(update={"kv_tokens": kv_tokens})
+        plan = node_plan(config.model_copy(update={"rollout": rollout}), spec, placement, device_bytes)
+        result["facts"] = facts_of(plan, list(placement.lines())) | {"kv_tokens": kv_tokens}
     except EarlError as error:
         result["error"] = {"message": error.message, "remedy": error.remedy}
     sys.stdout.write(json.dumps(result) + "\n")

@@ -15,7 +15,7 @@ from earl.errors import ConfigError, ModelNotFound
 from earl.models.create import write_scratch
 from earl.models.spec import load_spec, spec_of_scratch, spec_of_shape
 from earl.stack.placement import place
-from services.scheduler.memory.node import CONTEXT_BYTES, GIB, NodePlan, node_plan
+from services.scheduler.memory.node import CONTEXT_BYTES, GIB, NodePlan, kv_tokens_within, node_plan
 from services.scheduler.profiler.node_probe import planned_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -26,6 +26,15 @@ def planned(config: RunConfig, gpus: int, gib: float) -> NodePlan:
     return node_plan(config, planned_spec(config), place(config, gpus), int(gib * GIB))
 
 
+def kv_tokens(config: RunConfig, gpus: int, gib: float) -> int:
+    return kv_tokens_within(config, planned_spec(config), place(config, gpus), int(gib * GIB))
+
+
+def large(**rollout: Any) -> RunConfig:
+    """The example of eight GPUs, with 36 GiB of KV in each engine."""
+    return changed(LARGE, rollout={"kv_tokens": 262144, **rollout})
+
+
 def changed(file: Path, **sections: dict[str, Any]) -> RunConfig:
     config = load_run(file, elsewhere=True)
     return config.model_copy(
@@ -34,43 +43,72 @@ def changed(file: Path, **sections: dict[str, Any]) -> RunConfig:
 
 
 def test_the_examples_fit_the_machines_that_they_name():
-    large = planned(load_run(LARGE, elsewhere=True), 8, 80)
-    assert not list(large.faults())
-    assert [(use.process, use.numbers) for use in large.uses] == [
+    plan = planned(large(), 8, 80)
+    assert not list(plan.faults())
+    assert [(use.process, use.numbers) for use in plan.uses] == [
         ("trainer", (0, 1, 2, 3)),
         ("rollout-0", (4, 5, 6, 7)),
     ]
     # 8.19e9 parameters: in float32 with two moments over four ranks; in bfloat16 in each engine.
-    trainer, engine = large.uses
+    trainer, engine = plan.uses
     assert trainer.parts.optimizer == pytest.approx(8 * 8.19e9 / 4, rel=0.01)
     assert engine.parts.weights == pytest.approx(2 * 8.19e9, rel=0.01)
     assert engine.parts.kv == 262144 * 36 * 2 * 8 * 128 * 2
     # Two published versions, and one that each of four engines reads.
-    assert large.slots_bytes == pytest.approx(6 * 2 * 8.19e9, rel=0.01)
-    shared = planned(load_run(SHARED, elsewhere=True), 1, 80)
+    assert plan.slots_bytes == pytest.approx(6 * 2 * 8.19e9, rel=0.01)
+    config = load_run(SHARED, elsewhere=True)
+    config = changed(SHARED, rollout={"kv_tokens": kv_tokens(config, 1, 80)})
+    shared = planned(config, 1, 80)
     assert not list(shared.faults())
     assert shared.device_total(0) == sum(use.total_bytes for use in shared.uses)
 
 
 def test_what_does_not_fit_names_the_devices_and_the_largest_part():
-    faults = list(planned(load_run(LARGE, elsewhere=True), 8, 40).faults())
+    faults = list(planned(large(), 8, 40).faults())
     assert [message.split(" would")[0] for message, _ in faults] == ["GPU 0-3", "GPU 4-7"]
     (_, remedy), (message, kv_remedy) = faults
     assert "the largest part is rollout-0's kv, 36.0 GiB" in message and "rollout.kv_tokens" in kv_remedy
     assert "microbatch_tokens" in remedy
-    plain = changed(LARGE, trainer={"activation_checkpointing": False})
+    plain = changed(LARGE, trainer={"activation_checkpointing": False}, rollout={"kv_tokens": 262144})
     ((message, remedy),) = planned(plain, 8, 80).faults()
     assert "trainer's activations" in message and remedy == "set trainer.activation_checkpointing = true"
 
 
 def test_all_of_the_kv_that_contexts_might_need_is_too_much_for_any_card():
-    config = changed(LARGE, rollout={"kv_tokens": 0})
-    ((message, _),) = planned(config, 8, 80).faults()
+    ((message, _),) = planned(load_run(LARGE, elsewhere=True), 8, 80).faults()
     assert "rollout-0's kv, 288.0 GiB" in message
 
 
+@pytest.mark.parametrize(
+    ("file", "gpus", "gib"), [(LARGE, 8, 80), (LARGE, 8, 64), (SHARED, 1, 80), (SHARED, 2, 24)]
+)
+def test_kv_that_is_left_open_takes_what_is_free(file: Path, gpus: int, gib: float):
+    config = load_run(file, elsewhere=True)
+    tokens = kv_tokens(config, gpus, gib)
+    least, most = (
+        config.rollout.max_context_tokens,
+        config.rollout.max_sequences * config.rollout.max_context_tokens,
+    )
+    assert least <= tokens <= most
+    plan = planned(changed(file, rollout={"kv_tokens": tokens}), gpus, gib)
+    rollout = [use for use in plan.uses if use.process == "rollout-0"]
+    fullest = max(plan.device_total(number) for use in rollout for number in use.numbers)
+    assert fullest <= 0.9 * gib * GIB
+    # Whole contexts: less than one more would fit.
+    one_more = rollout[0].parts.kv * least / tokens
+    assert tokens == most or fullest + 2 * one_more > 0.9 * gib * GIB
+
+
+def test_kv_that_is_given_stays_and_engines_on_the_processor_commit_what_they_write():
+    assert kv_tokens(large(), 8, 80) == 262144
+    assert kv_tokens(load_run(EXAMPLES / "tictactoe.toml"), 0, 16) == 0
+    # Where not even one context fits, one is planned for, and the plan says that it does not fit.
+    config = load_run(LARGE, elsewhere=True)
+    assert kv_tokens(config, 8, 16) == config.rollout.max_context_tokens
+
+
 def test_published_versions_are_no_memory_of_a_gpu():
-    trainer = planned(load_run(LARGE, elsewhere=True), 8, 80).uses[0]
+    trainer = planned(large(), 8, 80).uses[0]
     assert trainer.parts.staging == 0 and trainer.parts.base == CONTEXT_BYTES
 
 
