@@ -14,7 +14,7 @@ from earl.config.model import ModelConfig
 from earl.config.packaged import gguf_file, packaged
 from earl.errors import EarlError
 from earl.models.source import resolve
-from earl.models.spec import load_spec
+from earl.models.spec import load_spec, spec_of_scratch
 from earl.models.tokenizer import Tokenizer
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -27,7 +27,9 @@ def facts_of(config: ModelConfig) -> dict[str, Any]:
         file, version = gguf_file(package)
         return {"path": str(file), "package": package.package, "version": version}
     if not config.path:
-        return {"path": "", "words": len(config.scratch.words)}
+        parameters = spec_of_scratch(config.scratch).parameters
+        size = parameters * ITEM_BYTES[config.weight_dtype]
+        return {"path": "", "words": len(config.scratch.words), "parameters": parameters, "bytes": size}
     directory = resolve(config.path)
     spec = load_spec(directory)
     Tokenizer.load(directory, config)

@@ -171,7 +171,9 @@ def of_arenas(
         if (error := probed["error"]) is not None:
             return Finding("arenas", False, True, error["message"], error["remedy"], probed["facts"])
     need = config.rollout.workers * int(rollout["facts"]["arena_bytes"])
-    need += SLOTS * int(model["facts"].get("bytes", 0))
+    # Of a run against frozen versions, the trainer keeps those in an arena of their own.
+    versions = SLOTS + (config.frozen.most_needed if config.frozen is not None else 0)
+    need += versions * int(model["facts"].get("bytes", 0))
     free = int(memory.get("free_bytes", 0))
     text = (
         f"about {need / GIB:.2f} GiB are needed in {config.data_plane.arena_dir}, {free / GIB:.2f} are free"

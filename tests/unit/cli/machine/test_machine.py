@@ -132,6 +132,11 @@ def test_arenas_that_do_not_fit_are_found(tmp_path: Path):
     model = {"facts": {"bytes": 1 << 29}, "error": None}
     fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, worker, model)
     assert fits.works and fits.facts["need_bytes"] == 3 << 30
+    match = {"name": "open_spiel/tic_tac_toe", "seats": 2, "opponent": "frozen", "frozen_every": 4}
+    against = tictactoe(tmp_path, rollout={"workers": 2}, environment=match, scheduler={"staleness": 1})
+    assert against.frozen is not None and against.frozen.most_needed == 2
+    frozen = machine.of_arenas(against, {"free_bytes": 4 << 30}, worker, model)
+    assert frozen.works and frozen.facts["need_bytes"] == 4 << 30
     small = machine.of_arenas(config, {"free_bytes": 64 << 20}, worker, model)
     assert failing(small) == ["arenas"] and "--shm-size" in small.remedy
     unknown = {"facts": {}, "error": {"message": "its probe ended with 1", "remedy": "see why"}}
@@ -144,7 +149,7 @@ def test_arenas_that_do_not_fit_are_found(tmp_path: Path):
 def test_models_are_looked_at_without_their_weights(tmp_path: Path):
     config = tictactoe(tmp_path)
     made = machine.of_model(config, {"facts": probe.facts_of(config.model), "error": None})
-    assert made.works and "13 words" in made.said
+    assert made.works and "13 words" in made.said and made.facts["bytes"] == 4 * made.facts["parameters"] > 0
     with pytest.raises(ModelNotFound):
         probe.facts_of(config.model.model_copy(update={"path": str(tmp_path)}))
 
