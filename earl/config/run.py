@@ -18,6 +18,10 @@ from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
 from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 
+# The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
+EPISODE_S = 300.0
+SLOW_TOKENS_PER_S = 20.0
+
 
 class StackConfig(ConfigSection):
     """The local stack: the processes that `earl train` starts."""
@@ -27,10 +31,10 @@ class StackConfig(ConfigSection):
     # 0 while you look for the cause of a crash; raise it for long runs on machines where processes are
     # killed.
     restarts: int = Field(default=2, ge=0)
-    # Seconds that a process may take to become ready.
+    # Seconds that a process may take to become ready; 0: 60, and one for each 50 MB of the model.
     #
-    # Raise it for a large model on a slow disk.
-    start_s: float = Field(default=60.0, gt=0)
+    # Raise it if the model lies on a slow disk, or engines compile.
+    start_s: float = Field(default=0.0, ge=0)
     # Seconds that workers may take to finish at the end of a run, the trainer's last checkpoint included;
     # then they are killed.
     #
@@ -103,6 +107,11 @@ class RunConfig(ConfigSection):
     def trainer_dtype(self) -> DType:
         """The dtype of trainer and reference stage. Raises ConfigError if it has not been resolved."""
         return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
+
+    @property
+    def episode_s(self) -> float:
+        """Seconds that an episode may take: the longest context at a slow pace, where no bound is given."""
+        return self.scheduler.episode_s or EPISODE_S + self.rollout.max_context_tokens / SLOW_TOKENS_PER_S
 
     @property
     def longest_sequence(self) -> int:

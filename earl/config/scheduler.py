@@ -61,10 +61,11 @@ class SchedulerConfig(ConfigSection):
     # Raise it if workers are paused for longer without being lost; lower it to replay the episodes of frozen
     # workers sooner.
     lease_s: float = Field(default=30.0, gt=0)
-    # Seconds that an episode may take; then its attempt fails.
+    # Seconds that an episode may take; then its attempt fails. 0: 300, and one for each 20 tokens of
+    # rollout.max_context_tokens.
     #
     # Raise it for long episodes with slow tools.
-    episode_s: float = Field(default=300.0, gt=0)
+    episode_s: float = Field(default=0.0, ge=0)
     # "train": what an episode that ends as TRUNCATED sampled is trained on like any other. "mask": its reward
     # counts in its group, its tokens in no loss (DAPO's overlong filtering). "drop": it is left out of its
     # group, which needs min_group_size others, or is replaced by another task.

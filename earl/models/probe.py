@@ -17,8 +17,6 @@ from earl.models.source import resolve
 from earl.models.spec import load_spec, spec_of_scratch
 from earl.models.tokenizer import Tokenizer
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-
 
 def facts_of(config: ModelConfig) -> dict[str, Any]:
     """Facts of the configured model. Raises ModelNotFound, UnsupportedModel, ConfigError."""
@@ -27,9 +25,9 @@ def facts_of(config: ModelConfig) -> dict[str, Any]:
         file, version = gguf_file(package)
         return {"path": str(file), "package": package.package, "version": version}
     if not config.path:
-        parameters = spec_of_scratch(config.scratch).parameters
-        size = parameters * ITEM_BYTES[config.weight_dtype]
-        return {"path": "", "words": len(config.scratch.words), "parameters": parameters, "bytes": size}
+        spec, words = spec_of_scratch(config.scratch), len(config.scratch.words)
+        size = spec.size_bytes(config.weight_dtype)
+        return {"path": "", "words": words, "parameters": spec.parameters, "bytes": size}
     directory = resolve(config.path)
     spec = load_spec(directory)
     Tokenizer.load(directory, config)
@@ -37,7 +35,7 @@ def facts_of(config: ModelConfig) -> dict[str, Any]:
         "path": str(directory),
         "family": spec.family,
         "parameters": spec.parameters,
-        "bytes": spec.parameters * ITEM_BYTES[config.weight_dtype],
+        "bytes": spec.size_bytes(config.weight_dtype),
         "max_positions": spec.max_positions,
         "chat_template": config.chat,
     }

@@ -55,6 +55,10 @@ class ModelSpec:
     max_positions: int = 2048
     rope: Rope = Rope()
 
+    def size_bytes(self, dtype: str) -> int:
+        """Bytes of all parameters in "float32" or "bfloat16"."""
+        return self.parameters * (4 if dtype == "float32" else 2)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every parameter by its transformers name, with its whole shape, in the order of computation."""
         block = self._block_shapes()

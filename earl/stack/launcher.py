@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from earl.config.deadlines import checkpoint_bytes, start_seconds
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
@@ -120,7 +121,8 @@ async def launch(
         addresses = plan.StackAddresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
         starts = StartTimes(config.model)
         specs = plan.placed(plan.plan(launched, directory.run_json), placement, os.environ.get(VISIBLE))
-        supervisor = Supervisor(specs, directory, addresses, config.stack, starts.last())
+        bounds = config.stack.model_copy(update={"start_s": start_seconds(config, checkpoint_bytes(config))})
+        supervisor = Supervisor(specs, directory, addresses, bounds, starts.last())
         leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
         recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at, earlier_s)
 

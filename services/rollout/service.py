@@ -19,6 +19,7 @@ import msgspec
 
 from earl.bus import Bus
 from earl.bus.reader_leases import ReaderLeases
+from earl.config.deadlines import load_seconds, start_seconds
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.sequence_store import SequenceStore
@@ -107,11 +108,13 @@ def pool_devices(
         run=config.name,
         data_plane=config.data_plane.model_dump_json(),
         arena_dir=str(arena_directory(config.data_plane, run_dir)),
-        start_s=config.stack.start_s,
     )
+    spec = load_spec(base.model_dir)
+    start_s = start_seconds(config, spec.size_bytes(config.model.weight_dtype))
+    base = msgspec.structs.replace(base, start_s=start_s)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     shared_gpus = len(visible.split(",")) if config.stack.share and visible else 0
-    return PoolDevices(base, rollout.engines, load_spec(base.model_dir), shared_gpus)
+    return PoolDevices(base, rollout.engines, spec, shared_gpus)
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
@@ -184,12 +187,13 @@ async def _open_resources(
     store = await _open_store(stack, bus, config, run_dir, name, incarnation)
     devices = pool_devices(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
     reader_leases = ReaderLeases(bus, name)
+    load_s = load_seconds(config, devices.model.size_bytes(config.model.weight_dtype))
     pool = EnginePool(
         devices,
         EngineProcess,
         reading=reader_leases.hold,
         restarts=config.rollout.engine_restarts,
-        load_s=config.data_plane.read_s,
+        load_s=load_s,
         # Only the selector orders the switch that a long context waits for.
         waits=config.scheduler.selector == "on",
     )
@@ -228,7 +232,7 @@ async def _open_resources(
             allowed.setdefault(entry.name, []).extend(entry.section.tools)
     seats = {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
     hosts = HostWait(gateway, wait_s, seats, allowed)
-    weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
+    weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * load_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts, opponent)
 
 
@@ -241,7 +245,7 @@ def _opponent(config: RunConfig, devices: PoolDevices) -> FrozenOpponent | None:
         replace(devices, base=base),
         EngineProcess,
         restarts=config.rollout.engine_restarts,
-        load_s=config.data_plane.read_s,
+        load_s=load_seconds(config, devices.model.size_bytes(config.model.weight_dtype)),
     )
     return FrozenOpponent(engines, config.frozen)
 

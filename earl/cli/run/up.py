@@ -23,6 +23,7 @@ from earl.cli.lib.find_run import addresses_of
 from earl.cli.lib.notices import NOTICE_S, notice
 from earl.cli.run.detached import LaunchNews, LaunchOrder
 from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
+from earl.config.deadlines import checkpoint_bytes, start_seconds
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError, ProcessFailed
@@ -161,7 +162,7 @@ async def start(
 
 def longest_pause_s(config: RunConfig) -> float:
     """The longest pause between reports: a process is ready within start_s, stopped within stop_s."""
-    return config.stack.start_s + 2 * config.stack.stop_s + SLACK_S
+    return start_seconds(config, checkpoint_bytes(config)) + 2 * config.stack.stop_s + SLACK_S
 
 
 async def follow_launch(

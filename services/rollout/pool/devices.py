@@ -17,8 +17,6 @@ from earl.models.tp import check_tp, legal_tp, rank_heads
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import EngineSpec
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-
 
 def engine_device(device: str, number: int, tp: int, gpus: int = 0) -> str:
     """The device of engine `number` of a pool on `device` ("cpu", "cuda" or "auto"), whose engines have tp
@@ -60,7 +58,7 @@ class PoolDevices:
     @property
     def weight_bytes(self) -> int:
         """Bytes of one engine's weights, over all of its devices."""
-        return self.model.parameters * _ITEM_BYTES[self.base.dtype]
+        return self.model.size_bytes(self.base.dtype)
 
     def check(self, parallelism: Parallelism) -> None:
         """Raises IllegalParallelism, naming devices or heads."""

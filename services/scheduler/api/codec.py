@@ -50,7 +50,8 @@ class TicketEncoder:
         self._entries = config.mixture
         self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
-        self._scheduler, self._frozen = config.scheduler, config.frozen
+        self._lease_s, self._episode_s = config.scheduler.lease_s, config.episode_s
+        self._frozen = config.frozen
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
         # The most episodes of one message, which the tasks of their tickets may fill to a quarter.
         each = max(longest + max(map(len, self._tasks.values())), 1)
@@ -73,8 +74,8 @@ class TicketEncoder:
             sample_seed=ticket.sample_seed,
             min_version=ticket.min_version,
             temperature=ticket.temperature,
-            episode_s=self._scheduler.episode_s,
-            lease_s=self._scheduler.lease_s,
+            episode_s=self._episode_s,
+            lease_s=self._lease_s,
             max_turns=entry.max_turns,
             evaluation=ticket.evaluation,
             transcript=ticket.transcript,

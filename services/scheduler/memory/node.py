@@ -16,7 +16,7 @@ from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from earl.stack.placement import Placement
 from services.scheduler.memory.model import Device, predict
-from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts
+from services.scheduler.memory.parts import MemoryParts
 from services.scheduler.memory.trainer import SLOTS
 
 GIB = 1 << 30
@@ -114,7 +114,7 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
     checkpointed = config.trainer.activation_checkpointing
     if not placement.gpus:
         return NodePlan(0, device_bytes, tuple(uses), checkpointed=checkpointed)
-    model_bytes = spec.parameters * ITEM_BYTES[config.model.weight_dtype]
+    model_bytes = spec.size_bytes(config.model.weight_dtype)
     engines = config.rollout.workers * config.rollout.engines
     slots_bytes = (SLOTS + engines) * model_bytes
     on_gpus = tuple(use for use in uses if use.numbers)

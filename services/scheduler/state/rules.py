@@ -65,7 +65,7 @@ class Rules:
     staleness: int = _key("scheduler.staleness")
     attempts: int = _key("scheduler.attempts")
     lease_s: float = _key("scheduler.lease_s")
-    episode_s: float = _key("scheduler.episode_s")
+    episode_s: float = _key("episode_s")
     membership_s: float = _key("scheduler.membership_s")
     temperature: float = _key("scheduler.temperature")
     train_limit_s: float = _key("scheduler.train_limit_s")
