@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from earl.config.base import ConfigSection
 from earl.loopback import is_loopback
@@ -14,15 +14,18 @@ GRAIN_BYTES = 4 << 10
 
 
 class DataPlaneConfig(ConfigSection):
+    @model_validator(mode="before")
+    @classmethod
+    def _without_arena_device(cls, table: Any) -> Any:
+        """Earlier run files could name the device of arenas, which was the processor's memory always."""
+        if isinstance(table, dict) and table.get("arena_device") == "cpu":
+            return {key: value for key, value in table.items() if key != "arena_device"}
+        return table
+
     # A tmpfs that is large enough for the run's arenas, which are files in a directory below it.
     #
     # Change it if /dev/shm is small, as in many containers.
     arena_dir: str = "/dev/shm"
-    # Memory into which arenas are written: "cpu", or a GPU such as "cuda:0", from which published data are
-    # copied into the arena's file in arena_dir.
-    #
-    # Set the GPU on which a run's stages compute: what they publish is then written in its memory first.
-    arena_device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     # How tensors are read. "auto": through shared memory where the reader can open the arena, otherwise over
     # UCX. "nixl": over NIXL (extra `nixl`), with RDMA if the machine has an active RDMA port.
     #

@@ -16,6 +16,6 @@ A folder imports those below it, never one above:
     describe/                   plan/            descriptors, pieces; who is read for what (pure)
     layout/                                      boxes, placements, meshes (pure)
 
-Only `publish.dtensor` and `memory.device_arena` know torch. Nothing here unpickles, no tensor enters
+Only `publish.dtensor` knows torch. Nothing here unpickles, no tensor enters
 Redis.
 """

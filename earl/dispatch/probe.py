@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,32 +82,6 @@ def rdma(config: DataPlaneConfig, facts: Facts) -> None:
     facts["ports_up"] = rdma_ports()
 
 
-def device(config: DataPlaneConfig, facts: Facts) -> None:
-    """A region written on data_plane.arena_device, or on the first GPU, and read from the arena's file."""
-    import numpy as np
-    import torch
-
-    from earl.dispatch.memory.device_arena import DeviceRegion, cuda_device, open_arena
-
-    name = config.arena_device if config.arena_device != "cpu" else "cuda:0"
-    facts["torch"] = torch.__version__
-    facts["device"] = torch.cuda.get_device_name(cuda_device(name))
-    config = config.model_copy(update={"arena_device": name})
-    with ExitStack() as stack:
-        directory = stack.enter_context(_directory(config))
-        arena = stack.enter_context(closing(open_arena(config, directory, "doctor", 1, PROBE_BYTES)))
-        region = arena.allocate(PROBE_BYTES)
-        assert isinstance(region, DeviceRegion)
-        written = region.tensor(torch.uint8, (PROBE_BYTES,))
-        written.random_()
-        torch.cuda.synchronize(written.device)
-        started = time.perf_counter()
-        region.seal(checksum=False)
-        seconds = time.perf_counter() - started
-        arrived = torch.from_numpy(region.array(np.uint8, (PROBE_BYTES,)))
-        _check_arrival(facts, seconds, torch.equal(arrived, written.cpu()))
-
-
 # Where a probe needs another extra than stack.
 EXTRAS = {"ucx": "ucx", "nixl": "nixl", "rdma": "nixl"}
 PROBES: dict[str, Callable[[DataPlaneConfig, Facts], None]] = {
@@ -115,7 +89,6 @@ PROBES: dict[str, Callable[[DataPlaneConfig, Facts], None]] = {
     "ucx": ucx,
     "nixl": nixl,
     "rdma": rdma,
-    "device": device,
 }
 
 

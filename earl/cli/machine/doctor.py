@@ -41,7 +41,6 @@ TRIED = {
     "ucx": "testing UCX",
     "nixl": "testing NIXL",
     "rdma": "looking for RDMA",
-    "device": "testing arenas on a GPU",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from earl.config.data_plane import DataPlaneConfig
 
 # The probes, in the order in which they run: each finding needs those up to its own.
-PROBES = ("memory", "ucx", "nixl", "rdma", "device")
+PROBES = ("memory", "ucx", "nixl", "rdma")
 IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 
@@ -51,8 +51,6 @@ def data_plane(
             yield _wire("nixl", probed["nixl"], _nixl_offers, wire == "nixl")
         case "rdma":
             yield _rdma(probed, config)
-        case "device":
-            yield _gpu(probed["device"], config.arena_device != "cpu")
 
 
 def _arena_dir(memory: Mapping[str, Any]) -> Finding:
@@ -124,13 +122,3 @@ def _rdma(probed: Mapping[str, Mapping[str, Any]], config: DataPlaneConfig) -> F
         return finding(False, said=f"not usable: {ports} is up, but {reason}{without}", remedy=remedy)
     remedy = "" if config.wire == "nixl" else 'set data_plane.transport = "nixl" to use it'
     return finding(True, said=f"there: {ports} is up, and NIXL read over it{without}", remedy=remedy)
-
-
-def _gpu(device: Mapping[str, Any], needed: bool) -> Finding:
-    facts, error = device["facts"], device["error"]
-    if error is not None and not needed and "device" not in facts:
-        return Finding("gpu arenas", False, False, "no GPU that torch can use", "", facts)
-    if error is not None:
-        return Finding("gpu arenas", False, needed, error["message"], error["remedy"], facts)
-    rate = f"{facts['moved_bytes'] >> 20} MiB into the arena's file at {facts['gb_per_s']:.1f} GB/s"
-    return Finding("gpu arenas", True, needed, f"{facts['device']}: {rate}", "", facts)

@@ -127,10 +127,6 @@ class Arena:
         """Returns where the first region may begin, in bytes from the start of the file."""
         return self._header.data_offset
 
-    def moved_to(self, device: str) -> None:
-        """Name the device where regions are written in what is published from now on."""
-        self.ref = replace(self.ref, device=device)
-
     def allocate(self, size_bytes: int) -> Region:
         """A region of this size, its bytes undefined. Raises ArenaFull when it does not fit now."""
         if size_bytes < 0:
@@ -152,7 +148,7 @@ class Arena:
                     "wait until readers have consumed regions, or make the arena larger",
                 )
             slot = self._free_slots.pop()
-            region = self._live[slot] = self._region(slot, offset, size_bytes)
+            region = self._live[slot] = Region(self, slot, offset, size_bytes)
             return region
 
     def close(self) -> None:
@@ -166,10 +162,6 @@ class Arena:
             self._live.clear()
         arena_file.remove(self._path)
         os.close(self._fd)
-
-    def _region(self, slot: int, offset_bytes: int, size_bytes: int) -> Region:
-        """Makes what `allocate` returns; arenas with memory besides the file have their own kind."""
-        return Region(self, slot, offset_bytes, size_bytes)
 
     def _publish(self, slot: int, region: Region, checksums: tuple[int, ...]) -> RegionRef:
         with self._lock:

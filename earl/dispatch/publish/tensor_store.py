@@ -24,7 +24,6 @@ from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, space
 from earl.dispatch.layout.box import Box
 from earl.dispatch.memory.allocator import rounded
 from earl.dispatch.memory.arena import Arena, Region
-from earl.dispatch.memory.device_arena import open_arena
 from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.dispatch.registry import codec
 from earl.dispatch.registry.registry import Registry
@@ -102,7 +101,7 @@ class TensorStore:
 
         Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
         """
-        arena = await asyncio.to_thread(open_arena, config, directory, owner, incarnation, size_bytes)
+        arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes)
         if not config.wired:
             return cls(arena, registry, checksum=config.checksums == "always")
         try:

@@ -230,3 +230,13 @@ def test_contradictions_between_keys(overrides: dict[str, str], error: type[Conf
 def test_every_key_has_words_for_its_type():
     for key, field in keys.fields():
         assert keys.describe(field.annotation), key
+
+
+def test_run_files_that_name_the_device_of_arenas_still_load(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    text = 'name = "a"\n[environment]\nname = "open_spiel/tic_tac_toe"\n[data_plane]\narena_device = "{}"\n'
+    file.write_text(text.format("cpu"))
+    assert load_run(file).data_plane == load_run(TICTACTOE).data_plane
+    file.write_text(text.format("cuda:0"))
+    with pytest.raises(ConfigError, match="arena_device"):
+        load_run(file)
