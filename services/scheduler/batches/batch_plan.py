@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from earl.config.frozen_schedule import FrozenSchedule
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
@@ -114,18 +115,23 @@ def _advantages(
     return advantages
 
 
-def summary(committed: CommittedBatch, *, masks_truncated: bool = False) -> dict[str, float]:
+def summary(
+    committed: CommittedBatch, *, masks_truncated: bool = False, frozen: FrozenSchedule | None = None
+) -> dict[str, float]:
     """Summarises a committed batch's trajectories; names are those of metrics.jsonl.
 
     The figures of an environment of a mixture are named "environments.LABEL.FIGURE", those of a seat, where
-    the policy has several, "seats.SEAT.FIGURE". masks_truncated: as for split_batch.
+    the policy has several, "seats.SEAT.FIGURE". masks_truncated: as for split_batch. frozen: the schedule of
+    a run against frozen versions; opponent_version is then the mean of those that were met.
     """
-    batch, results, environments, seats = committed
+    batch, results, environments, seats, against = committed
     if not results:
         return {}
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
     seats = seats or [0] * len(results)
     figures = _figures(batch, results, masks=masks) | _seat_figures(results, seats)
+    if frozen is not None and against:
+        figures["opponent_version"] = sum(map(frozen.version_at, against)) / len(against)
     for label in dict.fromkeys(filter(None, environments)):
         places = [place for place, other in enumerate(environments) if other == label]
         chosen = [results[place] for place in places]

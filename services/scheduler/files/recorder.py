@@ -84,7 +84,9 @@ class RunRecorder:
             phase=phase,
             version=version,
             time_s=elapsed_s,
-            trajectories=batch_plan.summary(committed, masks_truncated=self._masks_truncated),
+            trajectories=batch_plan.summary(
+                committed, masks_truncated=self._masks_truncated, frozen=self._frozen
+            ),
             trainer=trainer,
             observed=observed,
             length_tokens=tokens,

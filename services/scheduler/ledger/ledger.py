@@ -249,7 +249,8 @@ class Ledger:
         """Moves the tickets of a batch from planned to trained, once."""
         tables, run = self.tables, self.tables.run
         seats: list[int] = []
-        committed = CommittedBatch(batch, [], [], seats)
+        against: list[int] = []
+        committed = CommittedBatch(batch, [], [], seats, against)
         self.successes.add_trained(batch.version, map(tables.tickets.__getitem__, batch.tickets))
         for number in batch.tickets:
             ticket = tables.tickets[number]
@@ -257,6 +258,8 @@ class Ledger:
                 committed.results.append(ticket.result)
                 committed.environments.append(ticket.environment)
                 seats.append(ticket.seat)
+                if ticket.frozen:
+                    against.append(ticket.min_version)
                 if ticket.result.descriptor_key:
                     tables.freed.append(ticket.result.descriptor_key)
             tables.move(ticket, TicketState.TRAINED, result=None)

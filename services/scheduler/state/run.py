@@ -32,12 +32,14 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class CommittedBatch(NamedTuple):
     """A batch that is trained, with the results of its tickets, the labels of their environments, and their
-    seats; no seats where the policy has one in every episode."""
+    seats; no seats where the policy has one in every episode. against: of each ticket that was played against
+    a frozen version, the version of the policy that chose it."""
 
     batch: Batch
     results: list[EpisodeResult]
     environments: list[str]
     seats: Sequence[int] = ()
+    against: Sequence[int] = ()
 
 
 class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):

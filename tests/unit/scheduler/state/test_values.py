@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from earl.config.frozen_schedule import FrozenSchedule
 from services.scheduler.api.codec import encode_plan
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.batch_plan import split_batch, summary
@@ -166,6 +167,16 @@ def test_a_summary_says_what_was_trained() -> None:
     assert [item.masked for item in masked.ranks[0]] == [True, False, False, False]
     assert masked.trained_tokens == 15 and masked.total_tokens == 46
     assert [item.advantage for item in masked.ranks[0]] == [1, -1, 0, 0]
+
+
+def test_a_summary_names_the_frozen_version_that_was_met() -> None:
+    batch, tickets = planned([1, -1, 1, 1], 2)
+    results = [one.result for one in tickets.values() if one.result is not None]
+    schedule = FrozenSchedule(first=3, every=4, staleness=1)
+    met = CommittedBatch(batch, results, [""] * len(results), against=[6, 6, 7, 8])
+    assert summary(met, frozen=schedule)["opponent_version"] == 5  # 3, 3, 7, 7
+    assert "opponent_version" not in summary(met)
+    assert "opponent_version" not in summary(met._replace(against=()), frozen=schedule)
 
 
 def test_a_plan_gives_the_kl_of_protected_environments_to_their_sequences_alone() -> None:
