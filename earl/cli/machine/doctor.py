@@ -29,7 +29,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.obs.processor import flags, native_bfloat16
 from earl.rpc.peers import variable_or_file
-from earl.stack.auto_dtype import gpus_here, settle
+from earl.stack.auto_dtype import gpu_bytes_here, settle
 
 app = typer.Typer(add_completion=False)
 
@@ -134,11 +134,12 @@ async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Find
     probed: dict[str, dict[str, Any]] = {}
     if config is not None:
         yield machine.of_threads(here, config)
-        if not (gpus := await asyncio.to_thread(gpus_here, config)):
-            with waiting("predicting memory", PROBE_S):
-                probed_memory = await probed_node(config, gpus, here.memory_bytes)
-            for finding in node.of_node(probed_memory):
-                yield finding
+        with waiting("predicting memory", PROBE_S):
+            gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
+            device_bytes = min(gpu_bytes, default=here.memory_bytes)
+            planned = await probed_node(config, len(gpu_bytes), device_bytes)
+        for finding in node.of_node(planned):
+            yield finding
         yield machine.of_ports(config)
         with waiting("examining the model", PROBE_S):
             model = await probed_by("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))

@@ -18,8 +18,10 @@ from earl.cli.machine import doctor
 from earl.cli.machine.doctor import TRIED, examined, lines, needed, probe, reported, verdict
 from earl.cli.machine.findings import PROBES, Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
+from earl.config.run import RunConfig
 from earl.dispatch.probe import file_system_of, offers
 from earl.errors import EarlError
+from earl.obs.limits import host_bytes
 from services.rollout.episode.columns import arena_bytes
 from tests.support.paths import ROOT
 from tests.support.runs import tictactoe
@@ -255,3 +257,30 @@ def test_devices_that_a_plan_cannot_have_are_a_finding():
     file = str(ROOT / "examples" / "qwen3_8b_8gpu.toml")
     code, output = planned(file, "--devices", "4x80GiB")
     assert code == 1 and "rollout.devices names GPU 7, and this machine has 4 devices" in output
+
+
+async def test_a_run_file_is_planned_for_what_this_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: list[tuple[int, int]] = []
+
+    async def probing(config: RunConfig, gpus: int, device_bytes: int) -> dict[str, Any]:
+        given.append((gpus, device_bytes))
+        return failed("planned")
+
+    async def refusing(*_: Any) -> dict[str, Any]:
+        return failed("not tried")
+
+    async def findings() -> list[Finding]:
+        return [finding async for finding in examined(tictactoe(tmp_path), "") if finding.name == "devices"]
+
+    monkeypatch.setattr(doctor, "probed_node", probing)
+    monkeypatch.setattr(doctor, "gpu_bytes_here", lambda config: (80 << 30, 24 << 30))
+    for name in ("probed_by", "probe", "redis"):
+        monkeypatch.setattr(doctor, name, refusing)
+    monkeypatch.setattr(doctor, "PROBES", ())
+    (finding,) = await findings()
+    assert finding.said == "planned" and finding.fatal
+    monkeypatch.setattr(doctor, "gpu_bytes_here", lambda config: ())
+    await findings()
+    assert given == [(2, 24 << 30), (0, host_bytes())]
