@@ -25,12 +25,13 @@ from tests.support.recorded import recorded
 
 
 class Page:
-    """The application over a recorded run, and the links that it gave."""
+    """The application over a recorded run, and the links that it gave. Made again, it is a restarted server."""
 
     def __init__(self, folder: Path) -> None:
         directory = folder / "one"
-        directory.mkdir()
-        recorded(directory, steps=4)
+        if not directory.exists():
+            directory.mkdir()
+            recorded(directory, steps=4)
         self.links: list[str] = []
         self.door = Door(key_of(directory), self.links.append)
         self.folder = RunFolder(folder, lambda run, config: Silent())
@@ -112,12 +113,13 @@ async def test_a_link_works_once_and_the_next_one_is_there(page: Page):
     assert (await page.get(f"/api/runs/one/trajectories?token={page.links[-1]}")).status == 401
 
 
-async def test_the_first_request_for_a_trajectory_finds_it(page: Page):
+async def test_the_first_request_for_a_trajectory_finds_it(page: Page, tmp_path: Path):
     cookie = await page.enter()
     listed = json.loads((await page.get("/api/runs/one/trajectories", cookie=cookie)).body)
     ticket = listed["rows"][0]["ticket"]
-    await page.folder.close()  # as after a restart of the server
-    answer = await page.get(f"/api/runs/one/trajectories/{ticket}", cookie=cookie)
+    restarted = Page(tmp_path)
+    answer = await restarted.get(f"/api/runs/one/trajectories/{ticket}", cookie=cookie)
+    await restarted.folder.close()
     assert answer.status == 200 and json.loads(answer.body)["ticket"] == ticket
 
 

@@ -208,6 +208,7 @@ def test_the_saved_run_file_says_the_same(tmp_path: Path):
         environment__task__levels='{ "a b" = [1, 2] }',
     )
     table = given.model_dump(mode="json")
+    assert table["model"].pop("shape") is None  # TOML has no null
     assert tomllib.loads(to_toml(table)) == table
     assert RunConfig.model_validate(tomllib.loads(to_toml(table))) == given
 

@@ -96,7 +96,7 @@ def test_what_is_shown_is_a_run_file_of_the_same_run(tmp_path: Path):
     shown = tmp_path / "shown.toml"
     shown.write_text(printed("show", TICTACTOE, "--trainer.lr", "0.5"))
     written: dict[str, Any] = tomllib.loads(shown.read_text())
-    assert written["trainer"]["lr"] == 0.5 and written["scheduler"]["episode_s"] == 300.0
+    assert written["trainer"]["lr"] == 0.5 and written["scheduler"]["lease_s"] == 30.0
     assert load_run(shown) == load_run(TICTACTOE, [("trainer.lr", "0.5")])
 
 
