@@ -25,7 +25,7 @@ from tests.support.recorded import recorded
 
 
 class Page:
-    """The application over a recorded run, and the links that it gave. Made again, it is a restarted server."""
+    """The application over a recorded run, and the links that it gave; made again, a restarted server."""
 
     def __init__(self, folder: Path) -> None:
         directory = folder / "one"
