@@ -42,11 +42,15 @@ def fitting_text(facts: Mapping[str, Any]) -> str:
     most, device = facts["most_bytes"] / GIB, facts["device_bytes"] / GIB
     if not facts["gpus"]:
         return f"the run's processes take about {most:.1f} of {device:.1f} GiB"
-    return f"the fullest of {facts['gpus']} GPUs would hold {most:.1f} of {device:.1f} GiB"
+    gpus = "the GPU" if facts["gpus"] == 1 else f"the fullest of {facts['gpus']} GPUs"
+    return f"{gpus} would hold {most:.1f} of {device:.1f} GiB"
 
 
 def table(facts: Mapping[str, Any]) -> Iterator[str]:
     """A line for each process: GiB of each of its devices, in all and by part."""
+    if not facts["uses"]:
+        yield "no process computes on a GPU"
+        return
     names = list(facts["uses"][0]["parts"])
     used = [name for name in names if any(use["parts"][name] for use in facts["uses"])]
     head = ["process", "devices", "ranks", "GiB", *used]

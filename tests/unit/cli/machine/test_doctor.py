@@ -253,6 +253,19 @@ def test_devices_that_are_none_are_refused_in_one_line(arguments, message):
     assert code == 2 and message in output and "\n" not in output
 
 
+def test_a_run_on_the_processor_takes_nothing_of_a_gpu(tmp_path: Path):
+    text = (ROOT / "examples" / "tictactoe.toml").read_text()
+    file = tmp_path / "cpu.toml"
+    file.write_text(
+        text.replace("[rollout]", '[rollout]\ndevice = "cpu"').replace(
+            "[trainer]", '[trainer]\ndevice = "cpu"'
+        )
+    )
+    code, output = planned(str(file), "--devices", "1x8GiB")
+    assert code == 0 and output.startswith("no process computes on a GPU\n")
+    assert "the GPU would hold 0.0 of 8.0 GiB" in output
+
+
 def test_devices_that_a_plan_cannot_have_are_a_finding():
     file = str(ROOT / "examples" / "qwen3_8b_8gpu.toml")
     code, output = planned(file, "--devices", "4x80GiB")
