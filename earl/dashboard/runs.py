@@ -125,10 +125,9 @@ class RunFolder:
             viewed.feed.close()
 
     async def close(self) -> None:
-        """Closes every view. A request that is still under way opens none after it."""
+        """Closes every view. Requests still under way read what they can of those, and open no other."""
         self._closed = True
-        while self._open:
-            _, viewed = self._open.popitem()
+        for viewed in list(self._open.values()):
             await viewed.close()
 
 
