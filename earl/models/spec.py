@@ -7,7 +7,7 @@ the decoders here do not have is refused while the spec is read, with the key an
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -115,21 +115,12 @@ def spec_of_shape(shape: ModelShape) -> ModelSpec:
 
 def spec_of_scratch(scratch: ScratchModel) -> ModelSpec:
     """The spec of the model that a run makes from random weights."""
-    return ModelSpec(
-        family=scratch.family,
-        hidden=scratch.hidden_size,
-        layers=scratch.layers,
-        heads=scratch.heads,
-        kv_heads=scratch.kv_heads,
-        head_dim=scratch.hidden_size // scratch.heads,
-        intermediate=scratch.intermediate_size,
-        vocab=len(dict.fromkeys([*SPECIALS, *scratch.words])),
-        tied=True,
-        qkv_bias=scratch.family == "qwen2",
-        qk_norm=scratch.family == "qwen3",
-        max_positions=scratch.max_positions,
-        rope=Rope(scratch.rope_theta),
+    sizes = scratch.model_dump(
+        include={"family", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads"}
     )
+    vocabulary = len(dict.fromkeys([*SPECIALS, *scratch.words]))
+    shape = ModelShape(**sizes, vocabulary=vocabulary, tied=True)
+    return replace(spec_of_shape(shape), max_positions=scratch.max_positions, rope=Rope(scratch.rope_theta))
 
 
 def load_spec(path: str | Path) -> ModelSpec:
