@@ -1,26 +1,20 @@
-"""Checks across keys of a run file: contradictions between them, and what they point to.
-
-No torch here: a checkpoint is judged by its config.json.
-"""
+"""Checks across keys of a run file: contradictions between them, and what they point to."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
-from earl.config.model import ModelConfig, ScratchModel
+from earl.config.model_check import check_model
 from earl.config.opponents import check_opponents
-from earl.config.packaged import gguf_file, packaged
 from earl.config.protected import check_protected
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.config.weight import first_step_without_weight, schedule_of
-from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
+from earl.errors import ConfigError, TransportUnavailable
 from earl.loopback import is_loopback
-from earl.parallelism import divisors
 
 
 def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
@@ -142,108 +136,6 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
             f"system = {entry.section.system[:40]!r} of environment {entry.label} without model.chat = true "
             "would be used nowhere",
             "set model.chat = true, or remove system",
-        )
-
-
-def check_model(config: RunConfig, *, elsewhere: bool = False) -> None:
-    """Raises an error unless the checkpoint exists, tp divides its heads, and its framing keys agree.
-
-    elsewhere: model.shape stands for a checkpoint that is not here.
-    """
-    check_framing(config.model)
-    if not config.model.path:
-        scratch = config.model.scratch
-        check_scratch(scratch)
-        check_heads(config, scratch.heads, scratch.kv_heads, "model.scratch")
-        return
-    model = packaged(config.model.path)
-    if model is not None:
-        gguf_file(model)
-        check_heads(config, model.heads, model.kv_heads, config.model.path)
-        return
-    directory = Path(config.model.path).expanduser()
-    shape = config.model.shape
-    if elsewhere and shape is not None and not directory.is_dir():
-        check_heads(config, shape.heads, shape.kv_heads, "model.shape")
-        return
-    if not directory.is_dir():
-        raise ModelNotFound(
-            f"model.path = {config.model.path!r} is not a directory",
-            "give a local transformers checkpoint directory, or remove the key to train a model from scratch",
-        )
-    if not (directory / "config.json").is_file():
-        raise ModelNotFound(
-            f"model.path = {config.model.path!r} has no config.json", "give a complete checkpoint"
-        )
-    try:
-        written = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        heads = int(written["num_attention_heads"])
-        kv_heads = int(written.get("num_key_value_heads") or heads)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelNotFound(
-            f"model.path = {config.model.path!r}: config.json names no attention heads ({error})",
-            "give a Llama or Qwen checkpoint",
-        ) from None
-    check_heads(config, heads, kv_heads, config.model.path)
-
-
-def check_scratch(scratch: ScratchModel) -> None:
-    """Raises ConfigError unless a model from scratch has heads of an even size, a multiple of kv_heads."""
-    if scratch.hidden_size % (2 * scratch.heads):
-        raise ConfigError(
-            f"model.scratch.hidden_size = {scratch.hidden_size} does not give "
-            f"{scratch.heads} heads an even size",
-            f"give a multiple of {2 * scratch.heads}",
-        )
-    if scratch.heads % scratch.kv_heads:
-        raise ConfigError(
-            f"model.scratch.heads = {scratch.heads} is no multiple of kv_heads = {scratch.kv_heads}",
-            "give a kv_heads that divides heads",
-        )
-
-
-def check_framing(model: ModelConfig) -> None:
-    """Raises ConfigError for prefixes and chat settings that contradict each other."""
-    if model.chat and model.observation_prefix:
-        raise ConfigError(
-            f"model.observation_prefix = {model.observation_prefix!r} with model.chat = true: the chat "
-            "template comes before observations",
-            "put it into model.system, or remove the one or the other",
-        )
-    if model.chat and not model.path:
-        raise ConfigError(
-            "model.chat = true without model.path: a model from scratch has no chat template",
-            "give an instruction-tuned checkpoint, or remove model.chat",
-        )
-    if model.system and not model.chat:
-        raise ConfigError(
-            f"model.system = {model.system[:40]!r} without model.chat = true would be used nowhere",
-            "set model.chat = true, or remove model.system",
-        )
-
-
-def check_heads(config: RunConfig, heads: int, kv_heads: int, what: str) -> None:
-    """Raises IllegalParallelism for a stage whose tp or cp does not divide these, or the trainer's ranks."""
-    legal = divisors(heads, kv_heads)
-    degrees = {
-        "rollout.tp": config.rollout.tp,
-        "reference.tp": config.reference.tp,
-        "trainer.tp": config.trainer.tp,
-    }
-    for key, tp in degrees.items():
-        if tp not in legal:
-            raise IllegalParallelism(
-                f"{key} = {tp} does not divide {what}'s {heads} heads and {kv_heads} key-value heads",
-                f"use one of {', '.join(map(str, legal))}",
-            )
-    tp, cp = config.trainer.tp, config.trainer.cp
-    heads, kv_heads = heads // tp, max(1, kv_heads // tp)
-    legal = divisors(heads, kv_heads)
-    if cp not in legal:
-        raise IllegalParallelism(
-            f"trainer.cp = {cp} does not divide the {heads} heads and {kv_heads} key-value heads that "
-            f"trainer.tp = {tp} leaves a rank of {what}",
-            f"use one of {', '.join(map(str, legal))}, or another trainer.tp",
         )
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from earl.config.check import check_scratch
 from earl.config.model import ModelConfig, ScratchModel
+from earl.config.model_check import check_scratch
 from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
 from earl.models.partial import partial_path
