@@ -120,7 +120,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
 
 
 def shutdown_options(config: type) -> dict[str, Any]:
-    """The bound on how long a group that lost a rank may take to end; torch 2.11 has 30 s and no such key."""
+    """The bound on how long a group that lost a rank may take to end; torch 2.11 takes none."""
     return {"shutdown_timeout": LOST_S} if "shutdown_timeout" in signature(config).parameters else {}
 
 
