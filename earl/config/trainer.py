@@ -101,6 +101,12 @@ class TrainerConfig(ConfigSection):
     # Set it to keep the size of updates when max_context_tokens changes; a smaller divisor makes updates
     # larger.
     loss_sequence_tokens: int = Field(default=0, ge=0)
+    # Factor by which a turn's advantage is smaller for each turn of its trajectory that follows; 1: all turns
+    # have the same.
+    #
+    # Lower it, to 0.8 for example, if the last turns decide how an episode ends; where a first turn decides
+    # much later ones, leave it at 1.
+    turn_discount: float = Field(default=1.0, gt=0, le=1)
     # Weight of the entropy bonus, which keeps the policy exploring; 0: none.
     #
     # Raise it, to 0.01 for example, if entropy falls to 0 early; lower it if the policy stays random.

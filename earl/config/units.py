@@ -76,6 +76,7 @@ UNITS = {
     "rope_theta": "",
     "seed": "",
     "temperature": "",
+    "turn_discount": "",
     "weight_decay": "",
     "held_out": "",
     "protected_kl": "",

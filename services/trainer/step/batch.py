@@ -223,10 +223,11 @@ def build(
     total_tokens: int,
     total_sequences: int,
     sequence_tokens: int = 0,
+    turn_discount: float = 1.0,
 ) -> MicroBatch:
     """The forward pass of a bin (indices into columns.items); totals: of the mini-batch over all ranks.
 
-    loss_mean, sequence_tokens: as in advantages.token_weights.
+    loss_mean, sequence_tokens: as in token_weights. turn_discount: as in turn_discounts.
     """
     offsets = columns.offsets
     slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in packed.chosen]
@@ -239,6 +240,9 @@ def build(
     trained = np.flatnonzero(mask)
     counts = np.add.reduceat(mask.astype(np.int64), starts)
     rows = rows_of(lengths, packed.shared)
+    credit = advantages.per_token([columns.items[i].advantage for i in packed.chosen], counts.tolist())
+    if turn_discount < 1.0:
+        credit *= advantages.turn_discounts(mask, starts, turn_discount)
     return MicroBatch(
         tokens=tokens[rows.places],
         positions=rows.positions,
@@ -247,7 +251,7 @@ def build(
         source=trained - 1 - np.repeat(starts - rows.first, counts),
         targets=tokens[trained],
         behaviour=behaviour[trained],
-        advantages=advantages.per_token([columns.items[i].advantage for i in packed.chosen], counts.tolist()),
+        advantages=credit,
         weights=advantages.token_weights(
             counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
         ),

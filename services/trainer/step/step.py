@@ -178,7 +178,7 @@ class Stepper:
             whole = EMPTY
             if index < len(mini.bins):
                 sums = (mini.trained_tokens, mini.trained_sequences)
-                whole = build(columns, mini.bins[index], mean, *sums, length)
+                whole = build(columns, mini.bins[index], mean, *sums, length, trainer.turn_discount)
             micro = whole.of(self.mesh.tensor, self.mesh.context)
             before, share = None, 0.0
             if len(micro.column_places):

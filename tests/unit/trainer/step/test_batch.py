@@ -75,6 +75,18 @@ def test_micro_batch_points_each_trained_token_at_the_position_before_it() -> No
     assert got == expected
 
 
+def test_earlier_turns_are_discounted_by_the_turns_after_them() -> None:
+    columns = _filled([8, 2, 5])
+    columns.sampled["loss_mask"][:] = [0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1]
+    chosen = Bin([2, 0], [0, 0])
+    micro = build(columns, chosen, "token", 6, 2, turn_discount=0.5)
+    half, whole = columns.items[0].advantage, columns.items[2].advantage
+    expected = [whole / 2, whole, half / 4, half / 4, half / 2, half]
+    np.testing.assert_array_equal(micro.advantages, np.float32(expected))
+    undiscounted = build(columns, chosen, "token", 6, 2).advantages
+    np.testing.assert_array_equal(undiscounted, np.float32([whole] * 2 + [half] * 4))
+
+
 def test_columns_reuse_their_arrays_and_count_trained_tokens() -> None:
     columns = _filled([10, 20])
     before = columns.tokens.__array_interface__["data"][0]

@@ -50,11 +50,14 @@ def _reference_step(model: Path, plan, loss_mean: str, config) -> dict[str, torc
         hidden = decoder.forward_packed(tokens, torch.arange(len(tokens)), [len(tokens)])
         distribution = torch.log_softmax(decoder.logits(hidden), -1)
         per_token = []
+        turn_ends = np.flatnonzero(np.diff(columns["loss_mask"].astype(int), append=0) < 0)
         for t in np.flatnonzero(columns["loss_mask"]):
+            turns_after = np.count_nonzero(turn_ends >= t) - 1
+            advantage = item.advantage * config.trainer.turn_discount**turns_after
             logprob = distribution[t - 1, tokens[t]]
             entropy = -(distribution[t - 1].exp() * distribution[t - 1]).sum()
             ratio = torch.exp(logprob - float(columns["logprobs"][t]))
-            gain = torch.minimum(ratio * item.advantage, ratio.clamp(0.8, 1.2) * item.advantage)
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             per_token.append(-gain - config.trainer.entropy_coefficient * entropy)
         losses.append(torch.stack(per_token))
         counts.append(len(per_token))
@@ -95,6 +98,15 @@ def test_a_large_epsilon_makes_an_update_follow_the_gradients_size(group: Group,
     stepper.train(plan, columns_of(plan))
     for name, expected in _reference_step(model, plan, "token", config).items():
         torch.testing.assert_close(gathered(stepper)[name], expected, atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_a_step_discounts_the_advantage_of_earlier_turns(group: Group, model: Path) -> None:
+    config = configuration(turn_discount=0.6, entropy_coefficient=0.01, max_grad_norm=0.05)
+    stepper = stepper_for(group, model, config)
+    plan = plan_of(items_of(1, 9), 1)
+    stepper.train(plan, columns_of(plan))
+    for name, expected in _reference_step(model, plan, "token", config).items():
+        torch.testing.assert_close(gathered(stepper)[name], expected, atol=2e-5, rtol=1e-4, msg=name)
 
 
 def test_minibatches_and_passes_count_as_updates(group: Group, model: Path) -> None:
