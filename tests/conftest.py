@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from earl.models.source import resolve
@@ -23,6 +24,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Tests of what a closed terminal does mean the same where they were started with nohup.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# A test fails for a wrong value, never for a slow machine.
+hypothesis.settings.register_profile("earl", deadline=None)
+hypothesis.settings.load_profile("earl")
 # Until all tests are collected: their imports set off collections that find nothing.
 gc.disable()
 

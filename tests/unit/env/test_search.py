@@ -48,7 +48,7 @@ def test_queries_that_find_nothing(query):
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_query_is_syntax(noise):
     query = f'{noise} OR NEAR("ferry" b) title: * ^" -bread AND'
     assert INDEX.search(query) == INDEX.search(" ".join(re.findall(r"\w+", query)))

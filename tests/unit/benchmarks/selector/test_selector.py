@@ -17,7 +17,7 @@ from services.scheduler.selector.candidate_scores import weigh
 
 
 @pytest.mark.parametrize("kind", generate.KINDS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 10**6))
 def test_traces_grow_by_a_quarter_at_most_and_something_always_fits(kind, seed):
     table = generate.table(random.Random(seed))

@@ -76,7 +76,7 @@ def strided(draw):
     return views[0], views[1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(strided(), st.integers(1, 64))
 def test_any_strided_copy_is_pieces_and_so_are_its_parts(case, limit_bytes):
     source, target = case

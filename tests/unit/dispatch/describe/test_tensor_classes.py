@@ -85,7 +85,7 @@ def published(draw) -> tuple[TensorClass, np.ndarray]:
     return TensorClass(template, "int32", layout), whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(published(), st.data())
 def test_reads_of_a_class_are_right_whatever_its_layout(case, data):
     one, whole = case
@@ -164,7 +164,6 @@ def test_one_tensor_may_be_wanted_twice():
     np.testing.assert_array_equal(into, whole[[1, 1]])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=3), st.data())
 def test_any_tensors_of_a_stack_are_products_of_ranges(sizes, data):
     total = prod(sizes)

@@ -16,7 +16,7 @@ from earl.dispatch.layout.placements import placement_boxes
 from earl.dispatch.plan.boxes import join, plan
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 
-many = settings(deadline=None, max_examples=100)
+many = settings(max_examples=100)
 
 shapes = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)
 

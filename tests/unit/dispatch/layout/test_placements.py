@@ -19,7 +19,7 @@ from earl.dispatch.publish.dtensor import from_torch
 from earl.errors import LayoutError
 from tests.support.layouts import to_torch
 
-some = settings(deadline=None, max_examples=40)
+some = settings(max_examples=40)
 
 
 @st.composite

@@ -74,7 +74,7 @@ class SpaceMachine(RuleBasedStateMachine):
         assert self.space.largest_bytes <= self.space.free_bytes
 
 
-SpaceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+SpaceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestSpace = SpaceMachine.TestCase
 
 
@@ -86,7 +86,6 @@ def test_at_most_an_eighth_is_wasted(size: int):
     assert occupied(size) <= -(-size // GRAIN_BYTES) * GRAIN_BYTES
 
 
-@settings(deadline=None)
 @given(st.integers(0, 3 * SMALL_BYTES), st.integers(1, 300))
 def test_room_for_n_regions_of_one_size_is_n_times_what_one_occupies(size: int, count: int):
     space = Slabs(0, count * occupied(size))

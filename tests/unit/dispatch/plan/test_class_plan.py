@@ -17,7 +17,7 @@ from earl.dispatch.plan.class_plan import Want, plan_reads
 from earl.errors import LayoutError, LayoutGap
 from tests.support.layouts import box_runs, copies_of, layout_of
 
-some = settings(deadline=None, max_examples=60)
+some = settings(max_examples=60)
 
 
 @st.composite

@@ -16,7 +16,7 @@ from earl.dispatch.plan.schedule import ReadRequests, schedule
 from earl.dispatch.plan.sequence_plan import ContextSlice, RaggedIndex, plan_batch
 from earl.errors import LayoutGap, LayoutOverlap
 
-some = settings(deadline=None, max_examples=80)
+some = settings(max_examples=80)
 DTYPES = (np.int32, np.uint8, np.float64)
 
 

@@ -15,7 +15,7 @@ from earl.dispatch.layout.placements import Placement, placement_boxes
 from earl.dispatch.plan.reshard_plan import Reshard, ReshardPiece, plan_reshard, rounds
 from earl.errors import LayoutGap
 
-some = settings(deadline=None, max_examples=60)
+some = settings(max_examples=60)
 EMPTY = Box((0, 0), (0, 0))
 
 

@@ -12,7 +12,7 @@ from earl.dispatch.plan.schedule import schedule
 from earl.dispatch.plan.sequence_plan import ContextSlice, plan_batch
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 
-some = settings(deadline=None, max_examples=60)
+some = settings(max_examples=60)
 COLUMNS = (np.int32, np.bool_, np.float64)
 
 

@@ -26,7 +26,7 @@ def test_descriptors_survive_their_bytes(strides: tuple[int, ...]):
     assert codec.decode(codec.encode(sample(strides))) == sample(strides)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
 def test_damaged_descriptors_are_refused_or_harmless(at: int, junk: bytes):
     data = bytearray(codec.encode(sample()))

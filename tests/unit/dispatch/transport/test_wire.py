@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.dispatch.transport import wire
@@ -69,7 +69,6 @@ def test_what_is_out_of_bounds_is_refused(bad: Request, says: str):
         wire.decode_request(memoryview(wire.encode_request(bad, KEY)), KEY)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_change_of_a_frame_is_noticed(data):
     frame = bytearray(wire.encode_request(request(PIECE), KEY))

@@ -76,7 +76,7 @@ def test_a_taken_cell_is_illegal_and_blanks_are_not():
 
 @pytest.mark.parametrize("game", GAMES)
 @given(seed=st.integers(0, 2**63), player=st.integers(0, 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_games_repeat_from_their_seed_and_add_up(game, seed, player):
     task = {"player": player, "draw_reward": 0.25}
     result, seen = play(game, seed, task, random_chooser(seed))
@@ -90,7 +90,7 @@ def test_games_repeat_from_their_seed_and_add_up(game, seed, player):
 
 @pytest.mark.parametrize("game", GAMES)
 @given(seed=st.integers(0, 2**63), player=st.integers(0, 1), opening=st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_opening_leaves_the_agent_a_turn_and_repeats_from_the_seed(game, seed, player, opening):
     task = {"player": player, "opening": opening, "opponent": "one_ply"}
     environment, again = game(), game()

@@ -22,7 +22,7 @@ def acts(*actions):
 
 @pytest.mark.parametrize("game", GAMES)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_two_seats_histories_reconstruct_the_game(game, seed):
     task = {"draw_reward": 0.5}
     histories, last = played(game, seed, task, random_chooser(seed))
@@ -46,7 +46,7 @@ def test_who_moves_and_what_both_see():
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_changes_name_every_stone_once_to_each_seat(seed):
     task = {"view": "changes"}
     histories, last = played(ConnectFour, seed, task, random_chooser(seed))
@@ -61,7 +61,7 @@ def test_changes_name_every_stone_once_to_each_seat(seed):
 
 
 @given(seed=st.integers(0, 2**32), opening=st.integers(0, 12))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_relative_view_names_each_stone_mine_or_theirs(seed, opening):
     histories, _ = played(ConnectFour, seed, {"view": "relative", "opening": opening}, random_chooser(seed))
     plain, _ = played(ConnectFour, seed, {"view": "changes", "opening": opening}, random_chooser(seed))
@@ -73,7 +73,7 @@ def test_a_relative_view_names_each_stone_mine_or_theirs(seed, opening):
 
 @pytest.mark.parametrize("game", GAMES)
 @given(seed=st.integers(0, 2**32), opening=st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_two_seats_after_an_opening(game, seed, opening):
     task = {"opening": opening}
     histories, last = played(game, seed, task, random_chooser(seed))

@@ -58,7 +58,7 @@ def test_one_seat_against_random_play():
 
 @pytest.mark.parametrize("make", [TicTacToe, ConnectFour, Rounds], ids=lambda cls: cls.name)
 @given(seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_two_seats_histories_reconstruct_the_game(make, seed):
     histories, last = played_by_all(make, seed, {}, at_random(seed))
     assert last.done is not last.truncated

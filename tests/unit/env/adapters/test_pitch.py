@@ -152,7 +152,7 @@ def test_the_ground_and_the_clock_end_it():
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from(STICKS), min_size=1, max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_episodes_repeat_and_stay_finite(seed, sticks):
     def replayed():
         environment = PitchRecovery()

@@ -232,7 +232,7 @@ class ColumnRegistryMachine(RuleBasedStateMachine):
 
 
 TestColumnRegistry = ColumnRegistryMachine.TestCase
-TestColumnRegistry.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestColumnRegistry.settings = settings(max_examples=60, stateful_step_count=50)
 
 
 def test_a_planned_batch_goes_first():

@@ -280,7 +280,7 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorld.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 # --- one by one -----------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def whole_run(rules: Rules, seed: int, kills: set[int]) -> list[list[tuple[int, 
     return batches
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 30), st.sets(st.integers(0, 7)), st.sampled_from([0, 2]))
 def test_any_order_of_arrival_and_a_kill_in_mid_epoch_give_the_same_tickets(
     seed: int, kills: set[int], resample: int
@@ -209,7 +209,7 @@ def test_tasks_neither_solved_nor_hopeless_are_preferred_and_each_comes_back() -
     assert weight(Successes()) == 1.0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 30), st.integers(1, 12), st.integers(1, 12))
 def test_no_task_is_drawn_twice_for_a_step_while_there_are_others(seed: int, tasks: int, groups: int) -> None:
     curriculum = rates({task: task / tasks for task in range(tasks)})
@@ -221,7 +221,7 @@ def test_no_task_is_drawn_twice_for_a_step_while_there_are_others(seed: int, tas
     assert sorted(taken) == list(range(tasks))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 30))
 def test_no_evaluation_task_is_trained(seed: int) -> None:
     rules = dataclasses.replace(RULES_WITH, seed=seed)

@@ -183,7 +183,7 @@ def configurations(draw: st.DrawFn) -> RunConfig:
     )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     STAGES,
     configurations(),

@@ -124,7 +124,7 @@ def test_without_gpus_the_machine_has_every_rank():
 
 
 @given(gib=st.floats(1, 200), ranks=st.sampled_from([1, 2, 4]), engines=st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_plan_fits_exactly_where_no_device_holds_more_than_it_has(gib, ranks, engines):
     config = changed(
         LARGE, trainer={"ranks": ranks, "devices": "auto"}, rollout={"engines": engines, "devices": "auto"}

@@ -157,7 +157,6 @@ TestSwitching = SwitchingMachine.TestCase
 TestSwitching.settings = settings(
     max_examples=60,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
@@ -167,6 +166,5 @@ class TestSwitchingLong(SwitchingMachine.TestCase):
     settings = settings(
         max_examples=500,
         stateful_step_count=60,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

@@ -32,7 +32,7 @@ def near(a: float | None, b: float | None, digits: int) -> bool:
     return a == b if a is None or b is None else abs(a - b) <= 10.0 ** (1 - digits) * a
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(written(), min_size=1, max_size=5))
 def test_rows_are_read_as_they_were_written(these):
     text = dump(these)
@@ -52,7 +52,7 @@ def test_a_line_is_a_row():
 
 
 @given(st.permutations(COLUMNS))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_columns_stand_in_any_order(order):
     cells = dict(zip(COLUMNS, GOOD.split(","), strict=True))
     text = f"{','.join(order)}\n{','.join(cells[name] for name in order)}\n"

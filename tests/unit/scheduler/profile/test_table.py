@@ -19,7 +19,7 @@ CONTEXTS, LOADS = (512.0, 2048.0, 8192.0), (8.0, 32.0, 128.0)
 GRID = [(context, load) for context in CONTEXTS for load in LOADS]
 TP4 = Parallelism(2, 4)
 VALUES = st.floats(1e-6, 1e6)
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 
 
 def near(a: float, b: float, relative: float = 1e-6) -> bool:
@@ -194,7 +194,7 @@ def test_throughput_is_exact_at_rows_and_positive_everywhere(rates, point):
 
 
 @pytest.mark.parametrize("bad", [{"rate": None}, {"fraction": 1.2}, {"rate": None, "fraction": 1.01}])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(point=place())
 def test_what_does_not_fit_extends_to_everything_longer_and_more_concurrent(bad, point):
     of = table(row(TP4, 512, 8), row(TP4, 2048, 32, **bad))

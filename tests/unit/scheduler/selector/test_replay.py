@@ -37,7 +37,7 @@ def test_a_line_is_a_step():
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e9)] * 4, st.integers(1, 4096)), min_size=1, max_size=5))
 def test_steps_are_read_as_they_were_written(drawn):
     steps = [
@@ -194,7 +194,7 @@ def drawn_steps(draw: random.Random, count: int, devices: tuple[int, ...] = (4,)
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from((0.0, 1.0, 100.0, 1e4)), st.sampled_from(((4,), (1, 2, 4))))
 def test_the_oracle_is_the_cheapest_of_all_sequences(seed, cost_s, devices):
     draw = random.Random(seed)
@@ -213,7 +213,7 @@ def test_the_oracle_is_the_cheapest_of_all_sequences(seed, cost_s, devices):
     assert found == pytest.approx(seconds(path))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from((0.0, 10.0, 1e4)), st.sampled_from(NAMES[:3]))
 def test_no_policy_is_quicker_than_the_oracle(seed, cost_s, name):
     draw = random.Random(seed)

@@ -24,7 +24,7 @@ from services.scheduler.selector.trace import TraceStep
 SEEDS = st.integers(0, 10**6)
 COSTS = (0.0, 0.003, 0.1, 1.0, 3.0, 20.0, 300.0, 1e7)
 SHORT = 30
-quick = settings(max_examples=8, deadline=None)
+quick = settings(max_examples=8)
 
 
 def drawn_table(draw: random.Random) -> ProfileTable:
@@ -110,7 +110,7 @@ def test_the_same_again_decides_the_same(drawn, seed):
 
 @both
 @pytest.mark.parametrize("name", NAMES[:3])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=SEEDS, at=st.integers(0, SHORT - 1))
 def test_what_comes_later_changes_nothing(drawn, name, seed, at):
     table, steps, cost_s = drawn(seed)
@@ -130,7 +130,7 @@ def test_a_dearer_switch_never_makes_more_of_them(drawn, seed, more):
     assert made == sorted(made, reverse=True)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS)
 def test_no_step_runs_out_of_memory_while_growth_is_bounded(seed):
     """Lengths and load grow by a quarter at once, and tp 8 has room for that; no other need have."""

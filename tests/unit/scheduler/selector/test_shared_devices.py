@@ -85,7 +85,7 @@ def test_one_stage_shares_nothing_and_too_many_choices_are_refused():
         SharedTable(many).candidates(128)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 10**6))
 def test_the_policy_keeps_its_promises_for_all_stages_at_once(seed):
     draw = random.Random(seed)

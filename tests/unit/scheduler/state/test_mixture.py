@@ -23,7 +23,7 @@ from services.scheduler.state.seeds import EVALUATION_BIT, env_seed
 from services.scheduler.state.tickets import Purpose
 from tests.support.ledger import RULES
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 weights = st.lists(st.integers(1, 9), min_size=2, max_size=5)
 
 

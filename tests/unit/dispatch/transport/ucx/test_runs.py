@@ -11,7 +11,7 @@ import libucx
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.dispatch.describe.pieces import Pieces
@@ -103,7 +103,6 @@ PARTS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(PARTS, st.integers(0, 41))
 def test_runs_are_the_pieces_in_their_order(parts: list[tuple[int, int, int]], threshold: int):
     memory, pieces = pieces_of(parts)

@@ -9,7 +9,7 @@ from services.rollout.engines.torch.prefix_cache import PrefixIndex, block_keys
 from tests.support.sequences import Run
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_what_is_relied_on_is_there(data):
     run = Run(data.draw(st.sampled_from([80, 128, 240, 320])), data.draw(st.booleans()))

@@ -259,7 +259,7 @@ def alone(request) -> tuple[torch.dtype, dict[str, tuple[list[int], list[float]]
     return dtype, wanted, requests
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_deterministic_is_bit_for_bit(alone, data):
     dtype, wanted, requests = alone

@@ -114,7 +114,7 @@ class Drawn:
             self.known[session.session] = session.first + len(session.ids)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_what_arrived_is_what_was_computed(data):
     drawn = Drawn(data)

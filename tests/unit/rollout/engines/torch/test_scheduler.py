@@ -188,7 +188,7 @@ def test_batches_travel_as_bytes():
         assert getattr(again, name).tolist() == getattr(batch, name).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_token_is_computed_exactly_once_in_order(data):
     scheduler = SequenceScheduler(3, 24)
