@@ -1,11 +1,8 @@
 """The environment, task and seed of the group at each place of a schedule. Pure.
 
-Training follows a sequence of low discrepancy: place i plays the environment whose interval of [0, 1), as
-long as its share, holds the fractional part of o + i * 0.618… (the additive recurrence of the golden ratio).
-The offset o comes from the run's seed. So any n successive places hold close to n times each share: a batch
-is mixed like the whole run. Where weights have a schedule, the shares are those of the place's step. An
-evaluation takes the environments in turns, equally often, whatever their
-shares: instance i of it is instance i // n of environment i % n.
+Training and the warm-up draw environments by their shares (draws.py). Where weights have a schedule, the
+shares are those of the place's step. An evaluation takes the environments in turns, equally often, whatever
+their shares: instance i of it is instance i // n of environment i % n.
 
 An environment with a task set plays its tasks in epochs, each in an order of its own that the seed decides.
 A task has one seed for the whole run, so its prompt is the same in every epoch. With a curriculum there are
@@ -17,16 +14,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
-from earl.config.weight import Schedule, weight_at
 from services.scheduler.state.curriculum import Curriculum
 from services.scheduler.state.rules import Rules, Share
-from services.scheduler.state.seeds import EVALUATION_BIT, MASK, derive, env_seed
+from services.scheduler.state.seeds import EVALUATION_BIT, derive, env_seed
 from services.scheduler.state.tickets import Purpose
 
-# 2**64 divided by the golden ratio, made odd.
-STRIDE = 0x9E3779B97F4A7C15
 NO_TASK = -1
 
 
@@ -73,7 +66,7 @@ def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
         return mixture[0]
     if purpose is Purpose.EVALUATE:
         return mixture[index % len(mixture)]
-    return mixture[_entry_at(_draws(rules, purpose), index)]
+    return mixture[rules.draws(purpose).entry_at(index)]
 
 
 def shares_at(rules: Rules, purpose: Purpose, places: range) -> list[Share]:
@@ -81,15 +74,7 @@ def shares_at(rules: Rules, purpose: Purpose, places: range) -> list[Share]:
     mixture = rules.mixture
     if len(mixture) == 1:
         return [mixture[0]] * len(places)
-    draws = _draws(rules, purpose)
-    shares: list[Share] = []
-    start = places.start
-    while start < places.stop:
-        block, first = divmod(start, BLOCK)
-        entries = _entries(draws, block)[first : first + places.stop - start]
-        shares += [mixture[entry] for entry in entries]
-        start += len(entries)
-    return shares
+    return [mixture[entry] for entry in rules.draws(purpose).entries_at(places)]
 
 
 def seats_at(rules: Rules, purpose: Purpose, index: int) -> int:
@@ -162,54 +147,7 @@ def _drawn(rules: Rules, share: Share, purpose: Purpose, index: int) -> int:
     """The number of places before `index` that play the environment."""
     if len(rules.mixture) == 1:
         return index
-    draws = _draws(rules, purpose)
-    entry = rules.mixture.index(share)
-    block, rest = divmod(index, BLOCK)
-    return _counted(draws, block)[entry] + _entries(draws, block)[:rest].count(entry)
-
-
-class _Draws(NamedTuple):
-    """Decides which entry a place plays. shares: constant ones; schedules: of weights, empty for those.
-
-    batch_groups: the places of a step.
-    """
-
-    shares: tuple[float, ...]
-    schedules: tuple[Schedule, ...]
-    batch_groups: int
-    offset: int
-
-
-def _draws(rules: Rules, purpose: Purpose) -> _Draws:
-    mixture, offset = rules.mixture, _offset(rules.seed, purpose)
-    scheduled = purpose is Purpose.TRAIN and any(share.schedule for share in mixture)
-    schedules = tuple(share.schedule for share in mixture) if scheduled else ()
-    return _Draws(tuple(share.share for share in mixture), schedules, rules.batch_groups, offset)
-
-
-# Places whose environments are counted together.
-BLOCK = 256
-
-
-@lru_cache(maxsize=16)
-def _counts(draws: _Draws) -> list[tuple[int, ...]]:
-    """The places that each entry has before each block, as far as `_counted` has counted them."""
-    return [(0,) * len(draws.shares)]
-
-
-def _counted(draws: _Draws, blocks: int) -> tuple[int, ...]:
-    """The places that each entry has in the first `blocks` blocks."""
-    counts = _counts(draws)
-    while len(counts) <= blocks:
-        entries = _entries(draws, len(counts) - 1)
-        counts.append(tuple(before + entries.count(entry) for entry, before in enumerate(counts[-1])))
-    return counts[blocks]
-
-
-@lru_cache(maxsize=64)
-def _entries(draws: _Draws, block: int) -> tuple[int, ...]:
-    """The entry that each place of the block plays."""
-    return tuple(_entry_at(draws, place) for place in range(block * BLOCK, (block + 1) * BLOCK))
+    return rules.draws(purpose).count_before(rules.mixture.index(share), index)
 
 
 @lru_cache(maxsize=8)
@@ -218,31 +156,6 @@ def _order(seed: int, count: int) -> list[int]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
-
-
-@lru_cache(maxsize=64)
-def _offset(seed: int, purpose: Purpose) -> int:
-    return derive(seed, "mixture", purpose)
-
-
-def _entry_at(draws: _Draws, index: int) -> int:
-    shares = draws.shares
-    if draws.schedules:
-        shares = _shares_at(draws.schedules, index // draws.batch_groups)
-    point = (draws.offset + index * STRIDE & MASK) / (MASK + 1)
-    for entry, share in enumerate(shares[:-1]):
-        if point < share:
-            return entry
-        point -= share
-    # With rounding the point may lie beyond the last interval that has a length.
-    return max(entry for entry, share in enumerate(shares) if share)
-
-
-@lru_cache(maxsize=64)
-def _shares_at(schedules: tuple[Schedule, ...], step: int) -> tuple[float, ...]:
-    """The shares at a step of training, together 1."""
-    weights = [weight_at(schedule, step) for schedule in schedules]
-    return tuple(weight / sum(weights) for weight in weights)
 
 
 @lru_cache(maxsize=256)

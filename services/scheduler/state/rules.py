@@ -15,6 +15,9 @@ from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.config.weight import Schedule
+from services.scheduler.state.draws import Draws
+from services.scheduler.state.seeds import derive
+from services.scheduler.state.tickets import Purpose
 
 
 def _key(name: str, default: Any = MISSING) -> Any:
@@ -95,6 +98,22 @@ class Rules:
     reference_for: frozenset[str] | None = None
     # Names what decides how an instance is played: see EvaluationRecord.setting.
     evaluation_setting: str = ""
+    # By purpose; follows from seed, batch_groups and mixture.
+    _draws: Mapping[Purpose, Draws] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shares = [share.share for share in self.mixture]
+        scheduled = any(share.schedule for share in self.mixture)
+        schedules = [share.schedule for share in self.mixture] if scheduled else []
+        by_purpose = {
+            purpose: Draws(shares, each, self.batch_groups, derive(self.seed, "mixture", purpose))
+            for purpose, each in ((Purpose.WARMUP, ()), (Purpose.TRAIN, schedules))
+        }
+        object.__setattr__(self, "_draws", by_purpose)
+
+    def draws(self, purpose: Purpose) -> Draws:
+        """Decides the environment of each place of the warm-up's or training's schedule."""
+        return self._draws[purpose]
 
 
 def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyType({})) -> Rules:
