@@ -128,57 +128,74 @@ def summary(
     if not results:
         return {}
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
-    seats = seats or [0] * len(results)
-    figures = _figures(batch, results, masks=masks) | _seat_figures(results, seats)
+    rows = [_row(result) for result in results]
+    seats = seats or [0] * len(rows)
+    figures = _figures(batch, rows, masks=masks) | _seat_figures(rows, seats)
     if frozen is not None and against:
         figures["opponent_version"] = sum(map(frozen.version_at, against)) / len(against)
-    for label in dict.fromkeys(filter(None, environments)):
-        places = [place for place, other in enumerate(environments) if other == label]
-        chosen = [results[place] for place in places]
-        of_label = _figures(batch, chosen, masks=masks)
-        of_label |= _seat_figures(chosen, [seats[place] for place in places])
+    of_labels: dict[str, tuple[list[_Row], list[int]]] = {}
+    labelled = zip(environments, rows, seats, strict=True) if any(environments) else ()
+    for label, row, seat in labelled:
+        chosen, theirs = of_labels.setdefault(label, ([], []))
+        chosen.append(row)
+        theirs.append(seat)
+    for label, (chosen, theirs) in of_labels.items():
+        of_label = _figures(batch, chosen, masks=masks) | _seat_figures(chosen, theirs)
         figures |= {f"environments.{label}.{name}": value for name, value in of_label.items()}
     return figures
 
 
-def _seat_figures(results: Sequence[EpisodeResult], seats: Sequence[int]) -> dict[str, float]:
+# Reward, win, tokens, turns, trained tokens, truncated, oldest version, metrics of one trajectory: plain
+# tuples, because every trajectory of a run has one.
+_Row = tuple[float, float, int, int, int, bool, int, Mapping[str, float]]
+
+
+def _row(result: EpisodeResult) -> _Row:
+    truncated = result.ending is EpisodeEnding.TRUNCATED
+    counts = (result.total_tokens, result.turns, result.trained_tokens)
+    return result.reward, result.win, *counts, truncated, result.oldest_version, result.metrics
+
+
+def _seat_figures(rows: Sequence[_Row], seats: Sequence[int]) -> dict[str, float]:
     """The figures of each seat; none where there is only one."""
     figures: dict[str, float] = {}
     for seat in range(max(seats) + 1) if any(seats) else ():
-        chosen = [result for result, other in zip(results, seats, strict=True) if other == seat]
+        chosen = [row for row, other in zip(rows, seats, strict=True) if other == seat]
         if chosen:
+            rewards, wins, _, turns, *_ = zip(*chosen, strict=True)
             figures |= {
-                f"seats.{seat}.reward_mean": sum(each.reward for each in chosen) / len(chosen),
-                f"seats.{seat}.win_rate": sum(each.win for each in chosen) / len(chosen),
-                f"seats.{seat}.turns_mean": sum(each.turns for each in chosen) / len(chosen),
+                f"seats.{seat}.reward_mean": sum(rewards) / len(chosen),
+                f"seats.{seat}.win_rate": sum(wins) / len(chosen),
+                f"seats.{seat}.turns_mean": sum(turns) / len(chosen),
             }
     return figures
 
 
-def _figures(batch: Batch, results: Sequence[EpisodeResult], *, masks: bool) -> dict[str, float]:
-    """The figures of results, at least one. masks: no token of a truncated one is trained on."""
-    rows = [(each.reward, each.win, each.total_tokens, each.turns) for each in results]
-    rewards, wins, tokens, turns = zip(*rows, strict=True)
-    in_loss = [each for each in results if not (masks and each.ending is EpisodeEnding.TRUNCATED)]
+def _figures(batch: Batch, rows: Sequence[_Row], *, masks: bool) -> dict[str, float]:
+    """The figures of trajectories, at least one. masks: no token of a truncated one is trained on."""
+    rewards, wins, tokens, turns, trained, truncated, oldest, reported = zip(*rows, strict=True)
+    in_loss = sum(trained)
+    if masks and any(truncated):
+        in_loss -= sum(count for count, ended in zip(trained, truncated, strict=True) if ended)
     staleness: list[int] = []
     if batch.purpose is Purpose.TRAIN:  # imitation has no policy to be stale
-        staleness = [batch.version - result.oldest_version for result in results if result.trained_tokens]
+        staleness = [batch.version - first for first, count in zip(oldest, trained, strict=True) if count]
     metrics: dict[str, list[float]] = {}
-    for result in results:
-        for name, value in result.metrics.items():
+    for measured in filter(None, reported):
+        for name, value in measured.items():
             metrics.setdefault(name.replace(".", "_"), []).append(value)
     metrics.pop("win", None)
-    count = len(results)
+    count = len(rows)
     return {
         "sequences": float(count),
         "reward_mean": sum(rewards) / count,
         "win_rate": sum(wins) / count,
         "tokens": float(sum(tokens)),
-        "trained_tokens": float(sum(each.trained_tokens for each in in_loss)),
+        "trained_tokens": float(in_loss),
         "length_mean": sum(tokens) / count,
         "length_max": float(max(tokens)),
         "turns_mean": sum(turns) / count,
-        "truncated_episodes": float(sum(result.ending is EpisodeEnding.TRUNCATED for result in results)),
+        "truncated_episodes": float(sum(truncated)),
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
         "staleness_max": float(max(staleness, default=0)),
         **{

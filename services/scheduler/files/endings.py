@@ -9,7 +9,7 @@ killed is in no line.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from earl.errors import EngineOutOfMemory
@@ -28,11 +28,10 @@ class Endings:
 
     def __init__(self, directory: Path) -> None:
         self._file = LineFile(directory / NAME)
-        self._counts: Counter[str] = Counter()
-        # By the label of the environment, in a mixture.
-        self._by_label: dict[str, Counter[str]] = {}
-        # Since this process began.
-        self.totals: Counter[str] = Counter()
+        # By the label of the environment, "" in a run that has only one; since the last line.
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        # Since this process began, until the last line.
+        self._written: Counter[str] = Counter()
         self._written_s = 0.0
 
     def count(self, result: EpisodeResult, environment: str = "") -> None:
@@ -40,14 +39,16 @@ class Endings:
 
         environment: its label; "" in a run that has only one.
         """
-        names: list[str] = [result.ending]
+        counts = self._counts[environment]
+        counts[result.ending] += 1
         # An error's name precedes its message: see services.rollout.worker.agent.
         if result.message.startswith(_OUT_OF_MEMORY):
-            names.append(OUT_OF_MEMORY)
-        self._counts.update(names)
-        self.totals.update(names)
-        if environment:
-            self._by_label.setdefault(environment, Counter()).update(names)
+            counts[OUT_OF_MEMORY] += 1
+
+    @property
+    def totals(self) -> Counter[str]:
+        """Attempts by ending, since this process began."""
+        return self._written + self._unwritten
 
     def write(self, time_s: float) -> None:
         """Writes the counts, if the last line is PERIOD_S old."""
@@ -62,13 +63,19 @@ class Endings:
     def _write(self, time_s: float) -> None:
         if not self._counts:
             return
-        line: dict[str, object] = {"time_s": round(time_s, 3), **_all(self._counts)}
-        if self._by_label:
-            line["environments"] = {label: _all(counts) for label, counts in self._by_label.items()}
+        unwritten = self._unwritten
+        line: dict[str, object] = {"time_s": round(time_s, 3), **_all(unwritten)}
+        labels = {label: _all(counts) for label, counts in self._counts.items() if label}
+        if labels:
+            line["environments"] = labels
         if self._file.write(line):
+            self._written += unwritten
             self._counts.clear()
-            self._by_label.clear()
         self._written_s = time_s
+
+    @property
+    def _unwritten(self) -> Counter[str]:
+        return sum(self._counts.values(), Counter())
 
 
 def _all(counts: Counter[str]) -> dict[str, int]:
