@@ -2,8 +2,7 @@
 seats, against the client itself.
 
 Task: {"opponent": "random" | "minimax" | "one_ply", "player": 0 | 1, "opening": 0, "draw_reward": 0,
-"illegal_reward": -1, "action": "[d]" | "d"}; in Connect Four also "action": "stone" and
-"view": "board" | "changes" | "relative".
+"illegal_reward": -1, "action": "[d]" | "d"}, and in Connect Four "view": "board" | "changes" | "relative".
 The agent is `player`; player 0 (x) moves first. Reward at the end: 1 for a win, -1 for a loss. An action is
 "[d]", or with "action": "d" the digit alone: a cell 0-8, row by row, or a column 0-6. Anything else, and a
 move that is not legal, ends the episode as lost with illegal = 1. Minimax plays tic-tac-toe perfectly; in
@@ -84,7 +83,8 @@ class BoardGame(Environment):
         state = self._state
         mover = state.current_player()
         self._moves[mover] += 1
-        move = self._read(action)
+        match = _ACTIONS[self._action].fullmatch(action)
+        move = int(match[1]) if match else -1
         if move not in state.legal_actions():
             return self._ended(mover, illegal=True)
         state.apply_action(move)
@@ -141,18 +141,9 @@ class BoardGame(Environment):
         state.apply_action(move)
 
     def _observation(self) -> Observation:
+        legal = [self._action.replace("d", str(move)) for move in self._state.legal_actions()]
         mover = self._state.current_player()
-        legal = [self._write(move) for move in self._state.legal_actions()]
         return Observation(self.text(mover), legal, seat=mover if self.seats_played == 2 else 0)
-
-    def _write(self, move: int) -> str:
-        """The action that makes a legal move of the player whose turn it is."""
-        return self._action.replace("d", str(move))
-
-    def _read(self, action: str) -> int:
-        """The move that an action names; -1 for none."""
-        match = _ACTIONS[self._action].fullmatch(action)
-        return int(match[1]) if match else -1
 
     def text(self, player: int) -> str:
         """The board as it is shown to the player, once for each observation."""
@@ -198,16 +189,12 @@ class ConnectFour(BoardGame):
     own mark. A turn then costs two words instead of 47, and its observations together name every stone once.
     With "relative", the same stones are mine and theirs: "m30 t31" for x is "t30 m31" for o. Both seats then
     read alike, so that what is learned in one serves in the other.
-
-    With "action": "stone", which needs one of these two views, an action is the stone as the view would show
-    it: "m30" drops one into column 3 and says that it lands at its foot. It is legal only if it lands there.
-    Observations then leave the player's own moves out. What makes a cell worth taking belongs to one word so.
     """
 
     name = "open_spiel/connect_four"
     description = "Connect Four; an action [d] drops a stone into column d, 0-6."
     game_name = "connect_four"
-    task_keys = _TASK | {"view": _VIEW, "action": ChoiceSetting(*_ACTIONS, "stone")}
+    task_keys = _TASK | {"view": _VIEW}
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         # A look-ahead takes milliseconds: in a thread it holds up nobody's answers.
@@ -216,8 +203,6 @@ class ConnectFour(BoardGame):
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self._view: str = settings["view"]
-        if settings["action"] == "stone" and self._view == "board":
-            raise ValueError('"action": "stone" needs "view": "changes" or "relative", which name stones')
         # Stones that each player has been shown; None: no observation yet.
         self._shown: list[int | None] = [None, None]
 
@@ -227,29 +212,9 @@ class ConnectFour(BoardGame):
     def text(self, player: int) -> str:
         if self._view == "board":
             return " / ".join(" ".join(row) for row in self._rows())
-        stones = self._stones(self._marks(player))
+        stones = self._stones("xo" if self._view == "changes" else ("mt", "tm")[player])
         before, self._shown[player] = self._shown[player], len(stones)
-        if before is None:
-            return " ".join(["xo"[player], *stones])
-        # The first stone since is the player's own.
-        return " ".join(stones[before + (self._action == "stone") :])
-
-    def _marks(self, player: int) -> str:
-        """The marks of x's and o's stones, as the player is shown them."""
-        return "xo" if self._view == "changes" else ("mt", "tm")[player]
-
-    def _write(self, move: int) -> str:
-        if self._action != "stone":
-            return super()._write(move)
-        player = self._state.current_player()
-        height = self._state.history().count(move)
-        return f"{self._marks(player)[player]}{move}{height}"
-
-    def _read(self, action: str) -> int:
-        if self._action != "stone":
-            return super()._read(action)
-        moves = {self._write(move): move for move in self._state.legal_actions()}
-        return moves.get(action.strip(), -1)
+        return " ".join(["xo"[player], *stones] if before is None else stones[before:])
 
     def _stones(self, marks: str) -> list[str]:
         """All stones in order of play: mark, column, height. marks: x's and o's."""

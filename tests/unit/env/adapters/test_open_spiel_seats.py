@@ -71,37 +71,6 @@ def test_a_relative_view_names_each_stone_mine_or_theirs(seed, opening):
             assert shown.split() == words and action == same
 
 
-@given(seed=st.integers(0, 2**32), opening=st.integers(0, 12), view=st.sampled_from(["changes", "relative"]))
-@settings(max_examples=20)
-def test_an_action_may_be_the_stone_that_it_drops(seed, opening, view):
-    task = {"view": view, "opening": opening}
-    stones, _ = played(ConnectFour, seed, task | {"action": "stone"}, random_chooser(seed))
-    columns, last = played(ConnectFour, seed, task, random_chooser(seed))
-    for seat in range(2):
-        # The same game; what was shown of each turn is what was done and what is shown.
-        said = [word for shown, action in stones[seat].turns for word in (*shown.split(), action)]
-        shown = [word for shown, _ in columns[seat].turns for word in shown.split()]
-        assert said[: len(shown)] == shown and len(said) - len(shown) <= 1
-        assert [action[1] for _, action in stones[seat].turns] == [a[1] for _, a in columns[seat].turns]
-        assert stones[seat].metrics == columns[seat].metrics
-    assert reconstructed(ConnectFour, seed, task | {"action": "stone"}, stones).done == last.done
-
-
-@pytest.mark.parametrize("action", ["", "3", "[3]", "t30", "m31", "m70", "m3", "m30 m40", "x30"])
-def test_a_stone_that_does_not_land_there_loses(action):
-    four, shown = begun(ConnectFour, 0, {"view": "relative", "action": "stone"})
-    assert list(shown.legal_actions) == [f"m{column}0" for column in range(7)]
-    result = four.step(action)
-    assert result.done and result.rewards == (-1.0, 0.0) and result.metrics["illegal"] == 1
-
-
-def test_stones_are_actions_only_where_they_are_shown():
-    with pytest.raises(ValueError, match='needs "view"'):
-        ConnectFour().reset(0, {"action": "stone"})
-    with pytest.raises(ValueError, match="action"):
-        TicTacToe().reset(0, {"action": "stone"})
-
-
 @pytest.mark.parametrize("game", GAMES)
 @given(seed=st.integers(0, 2**32), opening=st.integers(1, 40))
 @settings(max_examples=20)
