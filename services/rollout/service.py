@@ -49,6 +49,7 @@ from services.rollout.episode import columns
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.tokenizer_cache import TokenizerCache
 from services.rollout.pool.devices import PoolDevices
+from services.rollout.pool.host_copy import HostCopy
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.actions import AgentBounds
 from services.rollout.worker.agent import EpisodeAgent
@@ -192,6 +193,7 @@ async def _open_resources(
         devices,
         EngineProcess,
         reading=reader_leases.hold,
+        copy=HostCopy(devices.base),
         restarts=config.rollout.engine_restarts,
         load_s=load_s,
         # Only the selector orders the switch that a long context waits for.
@@ -246,6 +248,7 @@ def _opponent(config: RunConfig, devices: PoolDevices) -> FrozenOpponent | None:
         EngineProcess,
         restarts=config.rollout.engine_restarts,
         load_s=load_seconds(config, devices.model.size_bytes(config.model.weight_dtype)),
+        copy=HostCopy(base),
     )
     return FrozenOpponent(engines, config.frozen)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from earl.config.deadlines import load_seconds
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, load_spec
 from services.trainer.api.servicer import TrainerServicer
@@ -80,7 +81,8 @@ def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
         stepper.policy,
         name=resources.name,
         dtype=config.model.weight_dtype,
-        lease_s=2 * config.data_plane.read_s,
+        # Twice what a reader may take; a worker's lease ends then, too.
+        lease_s=2 * load_seconds(config, stepper.policy.spec.size_bytes(dtype)),
         hurry=resources.requests.stop,
         open_store=resources.open_store,
     )

@@ -218,6 +218,16 @@ async def test_only_whole_versions_are_used(own, weights):
     generation = await engine.generate_all(ask(prompt(6), 4))
     assert_close(generation.logprobs, recompute(MODELS[0], prompt(6), generation.ids))
     await weights.remove(keys)
+    # One that was withdrawn before it was applied is refused, and the version before stays in use.
+    withdrawn, keys = await weights.publish(MODELS[1])
+    await engine.begin_update(withdrawn)
+    await engine.load(withdrawn, keys, 30.0)
+    await weights.remove(keys)
+    with pytest.raises(VersionGone):
+        await engine.commit(withdrawn)
+    generation = await engine.generate_all(ask(prompt(6), 4))
+    assert generation.versions == [staged] * 4
+    assert_close(generation.logprobs, recompute(MODELS[0], prompt(6), generation.ids))
 
 
 async def test_a_head_that_is_the_embedding_is_updated_with_it(own, weights, tmp_path):

@@ -6,7 +6,7 @@ Both sample token `length of the context % VOCABULARY`, with log-prob LOGPROB.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from earl.errors import EarlError, EngineError
+from earl.errors import EarlError, EngineError, VersionGone
 from earl.models.spec import ModelSpec
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, LoadReport
@@ -92,9 +92,12 @@ class VllmCore:
             case "earl_take":
                 reports, self.reports = self.reports, []
                 return [reports]
+            case "earl_check":
+                return [wire.encoder.encode(ShardReport(0, None, None, []))]
             case "earl_apply":
-                error = self.apply_error
-                return [(0, wire.encoder.encode(wire.WireError.of(error))) if error else (10, b"")]
+                error = wire.WireError.of(self.apply_error) if self.apply_error else None
+                load = LoadReport(version=args[0], size_bytes=10, read_s=0.0)
+                return [wire.encoder.encode(ShardReport(0, error, None if error else load, []))]
         return [None]
 
 
@@ -177,15 +180,24 @@ class Link:
 
 
 class Staged:
-    """A Stager that has version `staged`."""
+    """A stager that has version `staged`. overwritten: its owner wrote over it while it was applied."""
 
-    def __init__(self, staged: int) -> None:
+    def __init__(self, staged: int, overwritten: bool = False) -> None:
         self.staged = staged
+        self.overwritten = overwritten
+        self.size_bytes = 16
 
-    def tensors(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
+    def take(self, version: int) -> Staged:
         if version != self.staged:
             raise EngineError("not staged")
-        return {"weight": (np.zeros(4, np.float32), "float32")}
+        return self
+
+    def tensors(self) -> Iterator[tuple[str, np.ndarray, str]]:
+        yield "weight", np.zeros(4, np.float32), "float32"
+
+    def applied(self, staged: Staged, seconds: float) -> None:
+        if self.overwritten:
+            raise VersionGone("it was overwritten")
 
 
 def told(outbox: list[Any]) -> list[Any]:

@@ -195,26 +195,8 @@ class MappedArena:
 
     def __init__(self, path: str, nonce: int, incarnation: int) -> None:
         """Maps the file. Raises RegionGone when it is gone or another's, TransportUnavailable when barred."""
+        fd, self._header, file_bytes = _open(path, nonce, incarnation)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise RegionGone(
-                f"arena {path} is gone",
-                "its owner ended: read a newer descriptor; or its arena_dir is not shared: let it serve over "
-                "the wire (data_plane.bind)",
-            ) from None
-        except OSError as error:
-            raise TransportUnavailable(
-                f"arena {path} cannot be opened: {error.strerror}", "serve it over ucx"
-            ) from error
-        try:
-            file_bytes = os.fstat(fd).st_size
-            self._header = Header.unpack(os.pread(fd, arena_file.PAGE_BYTES, 0), path, file_bytes)
-            if (self._header.nonce, self._header.incarnation) != (nonce, incarnation):
-                raise RegionGone(
-                    f"arena {path} is of incarnation {self._header.incarnation:x}, not {incarnation:x}",
-                    "its owner restarted; read a newer descriptor",
-                )
             self._map = mmap.mmap(fd, file_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except BaseException:
             os.close(fd)
@@ -308,6 +290,46 @@ class MappedArena:
     def __del__(self) -> None:
         # A file descriptor left open would keep the memory of an arena whose owner removed it.
         self.close()
+
+
+def can_be_mapped(arena: ArenaRef) -> bool:
+    """Returns whether this process can map the arena now."""
+    if arena.host != host_id():
+        return False
+    try:
+        fd, _, _ = _open(arena.path, arena.nonce, arena.incarnation)
+    except (RegionGone, TransportUnavailable):
+        return False
+    os.close(fd)
+    return True
+
+
+def _open(path: str, nonce: int, incarnation: int) -> tuple[int, Header, int]:
+    """(file descriptor, header, bytes of the file) of an arena. Raises as MappedArena."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise RegionGone(
+            f"arena {path} is gone",
+            "its owner ended: read a newer descriptor; or its arena_dir is not shared: let it serve over "
+            "the wire (data_plane.bind)",
+        ) from None
+    except OSError as error:
+        raise TransportUnavailable(
+            f"arena {path} cannot be opened: {error.strerror}", "serve it over ucx"
+        ) from error
+    try:
+        file_bytes = os.fstat(fd).st_size
+        header = Header.unpack(os.pread(fd, arena_file.PAGE_BYTES, 0), path, file_bytes)
+        if (header.nonce, header.incarnation) != (nonce, incarnation):
+            raise RegionGone(
+                f"arena {path} is of incarnation {header.incarnation:x}, not {incarnation:x}",
+                "its owner restarted; read a newer descriptor",
+            )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, header, file_bytes
 
 
 def _pages(memory: np.ndarray) -> Iterator[np.ndarray]:

@@ -51,6 +51,11 @@ class TensorSpec:
     def held(self) -> Box:
         return self.box if self.box is not None else Box.whole(self.shape)
 
+    @property
+    def rounded_bytes(self) -> int:
+        """Bytes of its aligned place in a region."""
+        return rounded(self.held.size * numpy_dtype(self.dtype).itemsize)
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -127,7 +132,7 @@ class TensorStore:
                     f"{key} {name}: box {spec.held} outside shape {spec.shape}", "give a box inside it"
                 )
             offsets[name] = size_bytes
-            size_bytes += rounded(spec.held.size * numpy_dtype(spec.dtype).itemsize)
+            size_bytes += spec.rounded_bytes
         region = self.arena.allocate(size_bytes)
         self._entries[key] = _Entry(version, region, dict(specs), offsets)
         return {

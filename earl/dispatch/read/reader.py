@@ -2,6 +2,7 @@
 
 ```
 read: registry (one round trip) ─ plan ─ pieces by arena ─ transport per arena ─ receipt
+map:  registry (one round trip) ─ plan ─ pieces by arena ─► copied by the caller (mapped_version.py)
 ```
 Promise: when `read` returns, every target holds exactly the published bytes; when it raises, nothing
 writes into a target any more. For keys of weights, what is gone is VersionGone: take the newer one.
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
+from earl.dispatch.memory.arena import can_be_mapped
 from earl.dispatch.read.cached_plan import Repeated as Repeated
 from earl.dispatch.read.cached_plan import VersionRead
+from earl.dispatch.read.mapped_version import MappedPart, MappedVersion
 from earl.dispatch.read.resolve import Form, FromArena, Read, ReadPlan, assemble
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
 from earl.dispatch.read.resolve_sequences import SequenceRead, resolve_sequences
@@ -119,6 +122,45 @@ class Dispatcher:
         verified = bool(batches) and all(batch.verified for batch in batches)
         retries = sum(batch.retries for batch in batches)
         return Receipt(by_path, seconds, verified, retries, planned_s)
+
+    async def maps(self, keys: Sequence[str]) -> bool:
+        """Returns whether `map` would find what these descriptors hold, and `data_plane` lets it be mapped.
+
+        Raises VersionGone, DescriptorMissing, BusUnavailable.
+        """
+        arenas: dict[int, ArenaRef] = {}
+        for descriptor in await self._registry.get(list(keys)):
+            parts = [part for tensor in descriptor.tensors for part in tensor.shards]
+            arenas |= {part.region.arena.nonce: part.region.arena for part in (*descriptor.classes, *parts)}
+        return self._config.mapped and all(map(can_be_mapped, arenas.values()))
+
+    async def map(self, read: VersionRead, deadline_s: float) -> MappedVersion:
+        """Finds a version's slices where they lie in shared memory; nothing is copied.
+
+        Whatever `data_plane.transport` is: who gives the keys decides that they are to be mapped. Digests are
+        compared as in `read`. Raises as `read`, and TransportUnavailable where an arena cannot be mapped.
+        """
+        verify = self._config.checksums == "always"
+        try:
+            async with asyncio.timeout(deadline_s):
+                descriptors = dict(zip(read.keys, await self._registry.get(list(read.keys)), strict=True))
+                parts: list[MappedPart] = []
+                for source in read.slices.plan(read.keys, descriptors, self._turn):
+                    try:
+                        arena = await self._shm.open(source.arena)
+                    except RegionGone as error:
+                        raise _gone(source.arena, True, error) from error
+                    parts.append(MappedPart(source.arena.owner, arena, tuple(source.pieces(CREDIT_BYTES))))
+                version = MappedVersion(tuple(parts), verify)
+                version.check()
+                if verify:
+                    await asyncio.to_thread(version.confirm)
+                return version
+        except TimeoutError:
+            raise ReadTimeout(
+                f"a version under {', '.join(read.keys)} was not found within {deadline_s} s",
+                "is the registry slow? data_plane.read_s bounds a read",
+            ) from None
 
     async def describe(self, keys: Sequence[str]) -> dict[str, Form]:
         """Dtype and shape of every tensor that these descriptors hold together, by name. Raises as `read`."""

@@ -136,11 +136,15 @@ def _copy_all(
                 return
             np.copyto(target, source)
     if verify:
-        _verify(mapped, pieces)
+        verify_pieces(mapped, pieces)
     mapped.check(pieces.regions.slot, pieces.regions.generation)
 
 
-def _verify(mapped: MappedArena, pieces: Pieces) -> None:
+def verify_pieces(mapped: MappedArena, pieces: Pieces) -> None:
+    """Compares the blocks that the pieces touch, as they are now, with their digests, where there are any.
+
+    Raises RegionGone, ChecksumMismatch.
+    """
     regions = pieces.regions
     verifiable = regions.verifiable
     touched = [(region, block) for region, block in pieces.blocks().tolist() if verifiable[region]]

@@ -18,6 +18,7 @@ from earl.errors import ReshapeRefused
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
 from earl.reparallelize import CommandSlot, SwitchCommand, SwitchOutcome
+from earl.worker_report import TransferTotals
 from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
@@ -26,6 +27,7 @@ from services.rollout.engines.contract.engine import (
     Generation,
 )
 from services.rollout.pool.devices import PoolDevices
+from services.rollout.pool.host_copy import HostCopy
 from services.rollout.pool.kv_placement import Rates
 from services.rollout.pool.memory_fit import fits_with_old
 from services.rollout.pool.parity import Canary
@@ -49,7 +51,8 @@ class EnginePool:
 
     waits: turns that the engines in use cannot hold wait for engines that can, because switches are ordered
     in this run. free_bytes: what processes of the host may still take; new engines start next to the old ones
-    where that is enough. reading: keeps a version readable for so many seconds at most.
+    where that is enough. reading: keeps a version readable for so many seconds at most. copy: of what the
+    engines cannot apply from where it was published; None if they always can.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class EnginePool:
         waits: bool = False,
         free_bytes: Callable[[], int] = available_bytes,
         reading: Reading = always_readable,
+        copy: HostCopy | None = None,
     ) -> None:
+        self._copy = copy
         self._devices = devices
         self._free_bytes = free_bytes
         self._make = make
@@ -132,6 +137,8 @@ class EnginePool:
             switch.cancel()
             await asyncio.gather(switch, return_exceptions=True)
         await self.router.replicas.stop()
+        if self._copy is not None:
+            await self._copy.close()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -146,7 +153,14 @@ class EnginePool:
         Raises VersionGone, another DataPlaneError or WeightsIncomplete.
         """
         async with self._publish_lock:
+            if self._copy is not None:
+                publication = await self._copy.bring(publication, self._load_s)
             await self.router.replicas.load(publication)
+
+    @property
+    def transfers(self) -> list[TransferTotals]:
+        """Totals of what was read for all engines together, by path."""
+        return [] if self._copy is None else self._copy.transfers
 
     async def wait_version(self, version: int) -> None:
         """Returns when all live engines have `version` or a newer one."""

@@ -138,8 +138,9 @@ class Gauges:
         return spans
 
     def transfers(self) -> list[TransferTotals]:
-        """Totals of the engines' reads, by path."""
-        return totals_by_path(part for engine in self.engines for part in engine.transfers)
+        """Totals of the engines' reads, and of the pool's for them, by path."""
+        read = [part for engine in self.engines for part in engine.transfers]
+        return totals_by_path([*read, *self._pool.transfers])
 
     async def close(self) -> None:
         if self._poll is not None:

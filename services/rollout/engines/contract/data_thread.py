@@ -13,17 +13,19 @@ import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
+from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import EarlError, EngineError
-from earl.worker_report import TransferTotals
+from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract.engine import EngineSpec
 
 JOIN_S = 5.0
+T = TypeVar("T")
 
 
 class DataThread:
@@ -43,6 +45,8 @@ class DataThread:
         self._bus: Bus | None = None
         self._registry: Registry | None = None
         self._dispatcher: Dispatcher | None = None
+        # What the step loop's thread copied itself, out of mapped arenas.
+        self._mapped = TransferTotals(path=SharedMemory.path)
         self._finished: list[tuple[int, Any]] = []
         self._lock = threading.Lock()
         self.wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -53,10 +57,7 @@ class DataThread:
         what: the call in words, for errors. dropped: the outcome if it is cancelled. Raises EngineError if
         the thread does not start it within JOIN_S.
         """
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="data plane", daemon=True)
-            self._thread.start()
+        running = self._running_loop()
         created = threading.Event()
         tasks: list[asyncio.Task] = []
 
@@ -67,10 +68,32 @@ class DataThread:
             tasks.append(task)
             created.set()
 
-        self._loop.call_soon_threadsafe(create, self._loop)
+        running.call_soon_threadsafe(create, running)
         if not created.wait(JOIN_S):
             raise EngineError(f"engine {self._spec.name}: its data plane is stuck for {JOIN_S:g} s")
         return tasks[0]
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` in the thread, for a caller with a loop of its own; cancelling the call cancels it."""
+
+        async def noted() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.add(task)
+            try:
+                return await work
+            finally:
+                self._tasks.discard(task)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(noted(), self._running_loop()))
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """The thread's loop; starts the thread."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="data plane", daemon=True)
+            self._thread.start()
+        return self._loop
 
     def cancel(self, task: asyncio.Task) -> None:
         """Cancels a task: its call ends with the error that `start` was given for that. Work that is started
@@ -90,7 +113,14 @@ class DataThread:
     def transfers(self) -> list[TransferTotals]:
         """Totals of what was read, by path of the data plane."""
         # The thread that reads adds to them meanwhile; what is not in yet comes with the next report.
-        return [] if self._dispatcher is None else list(self._dispatcher.totals.values())
+        read = [] if self._dispatcher is None else list(self._dispatcher.totals.values())
+        return totals_by_path([*read, self._mapped] if self._mapped.transfers else read)
+
+    def note_mapped(self, size_bytes: int, seconds: float) -> None:
+        """Counts what was copied out of mapped arenas, without a read."""
+        self._mapped.size_bytes += size_bytes
+        self._mapped.seconds += seconds
+        self._mapped.transfers += 1
 
     def close(self) -> None:
         """Stops the thread and what runs in it."""

@@ -1,7 +1,7 @@
 """Shared code of engines in a process of their own: refusal of requests, weights, pauses.
 
 submit ─► checks ─► the engine's own scheduler ─► tokens ─► outbox
-load ─► staged ─ commit: applied between two steps ─► new version, or everything refused
+load ─► staged ─ commit: applied between two steps, then confirmed ─► new version, or everything refused
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class LocalEngine(ABC):
     def commit(self, version: int) -> LoadReport:
         """Puts the staged version to use, now, between steps.
 
-        Raises WeightsIncomplete: without effect if the version is not staged, otherwise nothing is generated
-        until a load succeeds.
+        Raises VersionGone, without effect, if the version is not there any more. Raises WeightsIncomplete:
+        without effect if the version is not staged, otherwise nothing is generated until a load succeeds.
         """
         clock = time.perf_counter()
         staged = self._take_staged(version)
@@ -105,13 +105,15 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _take_staged(self, version: int) -> Any:
-        """Returns the staged version for `_apply`. Raises WeightsIncomplete if it is not staged."""
+        """Returns the staged version for `_apply`. Raises WeightsIncomplete if it is not staged, VersionGone
+        if it is not there any more."""
 
     @abstractmethod
     def _apply(self, version: int, staged: Any) -> int:
         """Makes the staged version the engine's weights; returns its bytes.
 
-        Raises EarlError if the weights are now neither the old version nor the new one.
+        Raises EarlError if the weights are now neither the old version nor the new one, or cannot be
+        confirmed to be the new one.
         """
 
     @abstractmethod

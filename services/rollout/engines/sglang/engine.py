@@ -17,20 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 
-from earl.errors import EngineError
+from earl.errors import DataPlaneError, EngineError
 from earl.models.slices import rank_parameters
 from earl.models.spec import load_spec
 from earl.worker_report import totals_by_path
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
-from services.rollout.engines.contract.weight_staging import WeightStager
+from services.rollout.engines.contract.mapped_tensor import as_tensor
+from services.rollout.engines.contract.weight_staging import StagedVersion, WeightStager
 from services.rollout.engines.foreign.engine import (
     ForeignEngine,
     InFlight,
@@ -191,13 +192,13 @@ class SglangEngine(ForeignEngine):
     def drop(self) -> None:
         self._stager.drop()
 
-    def _take_staged(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
-        return self._stager.tensors(version)
+    def _take_staged(self, version: int) -> StagedVersion:
+        return self._stager.take(version)
 
-    def _apply(self, version: int, staged: dict[str, tuple[np.ndarray, str]]) -> int:
+    def _apply(self, version: int, staged: StagedVersion) -> int:
+        started = time.perf_counter()
         tensors = [
-            (name, torch.from_numpy(array).view(getattr(torch, dtype)))
-            for name, (array, dtype) in staged.items()
+            (name, as_tensor(array).view(getattr(torch, dtype))) for name, array, dtype in staged.tensors()
         ]
         recompute = self.spec.kv_on_update == "recompute"
         # Retracted requests are computed again; held in place they keep their KV.
@@ -209,8 +210,15 @@ class SglangEngine(ForeignEngine):
             self._link.pause("abort")
             self._run_again()
             raise
-        self._run_again()
-        return sum(array.nbytes for array, _ in staged.values())
+        try:
+            self._stager.applied(staged, time.perf_counter() - started)
+        except DataPlaneError:
+            # Nothing may be sampled with these weights, not even by what runs.
+            self._link.pause("abort")
+            raise
+        finally:
+            self._run_again()
+        return staged.size_bytes
 
     def _run_again(self) -> None:
         """The end of a pause that only weights needed."""

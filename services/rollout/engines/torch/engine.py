@@ -236,13 +236,14 @@ class TorchEngine(LocalEngine):
 
     def _take_staged(self, version: int) -> int:
         """The version's bytes on this rank."""
-        return sum(array.nbytes for array, _ in self._rank.stager.tensors(version).values())
+        return self._rank.stager.take(version).size_bytes
 
     def _apply(self, version: int, staged: int) -> int:
         """Applies a staged version on every rank."""
         self._followers.send(ApplyShard(version))
         try:
             self._rank.apply(version)
+            self.reports.append((0, ShardReport(0, None, None, self._rank.data.transfers)))
         except RuntimeError as error:
             raise EngineError(str(error)) from error
         finally:

@@ -11,6 +11,7 @@ its socket does: with rank 0, and so with the service.
 from __future__ import annotations
 
 import select
+import time
 from datetime import timedelta
 
 import msgspec
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from earl.errors import EarlError, EngineError
 from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
+from earl.worker_report import TransferTotals
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
@@ -33,6 +35,7 @@ from services.rollout.engines.torch.kv_handover import SlotRows
 from services.rollout.engines.torch.kv_shards import KvShards
 from services.rollout.engines.torch.model_runner import AddUp, ModelRunner, alone
 from services.rollout.engines.torch.shm_allreduce import SharedSum
+from services.rollout.engines.torch.weight_copy import copy_staged
 
 # Bound of one collective: a rank that is slower than this is stuck.
 COLLECTIVE_S = 60.0
@@ -71,7 +74,10 @@ class WithdrawRows(wire.EngineCall):
 
 
 class Applied(msgspec.Struct, tag=True, array_like=True):
+    """transfers: the rank's totals by path, with what was applied."""
+
     error: wire.WireError | None
+    transfers: list[TransferTotals] = []
 
 
 Order = RunStep | wire.LoadWeights | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
@@ -111,13 +117,13 @@ class EngineRank:
         self.kv.take(order.call, order.keys, order.rows, order.deadline_s)
 
     def apply(self, version: int) -> None:
-        """Puts the whole staged version to use. Raises WeightsIncomplete if it is not staged; another error
-        leaves the weights unusable."""
-        tensors = self.stager.tensors(version)
-        with torch.inference_mode():
-            for name, (array, dtype) in tensors.items():
-                tensor = torch.from_numpy(array)
-                self.runner.weights[name].copy_(tensor.view(getattr(torch, dtype)))
+        """Puts the whole staged version to use. Raises WeightsIncomplete if it is not staged, VersionGone if
+        it is not there any more; another error leaves the weights unusable."""
+        staged, started = self.stager.take(version), time.perf_counter()
+        copy_staged(staged, self.runner.weights)
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+        self.stager.applied(staged, time.perf_counter() - started)
         self.runner.use_weights()
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
@@ -198,7 +204,7 @@ def _obey(rank: EngineRank, channel: wire.EngineChannel, order: Order) -> None:
         case ApplyShard(version):
             try:
                 rank.apply(version)
-                channel.send(wire.encoder.encode(Applied(None)))
+                channel.send(wire.encoder.encode(Applied(None, rank.data.transfers)))
             except (EarlError, RuntimeError) as error:
                 channel.send(wire.encoder.encode(Applied(wire.WireError.of(error))))
 
@@ -217,7 +223,8 @@ class Followers:
                 channel.send(body)
 
     def await_applied(self) -> list[tuple[int, ShardReport]]:
-        """Waits for each follower's Applied; returns the reports that came meanwhile, by rank.
+        """Waits for each follower's Applied; returns the reports that came meanwhile, by rank, and of each
+        rank one of call 0 with its transfers.
 
         Raises the first error among them, ChannelClosed for a follower that has ended or sends nothing.
         """
@@ -228,6 +235,7 @@ class Followers:
                 others.append((rank, report))
             if report.error is not None:
                 errors.append(report.error)
+            others.append((rank, ShardReport(0, None, None, report.transfers)))
         if errors:
             raise errors[0].rebuild()
         return others

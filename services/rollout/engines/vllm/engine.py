@@ -26,7 +26,7 @@ from earl.models.spec import load_spec
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
-from services.rollout.engines.contract.shard_report import ShardReport, whole_load
+from services.rollout.engines.contract.shard_report import ShardReport, refuse_failed, whole_load
 from services.rollout.engines.contract.stats import BusyClock
 from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.vllm import core
@@ -36,7 +36,7 @@ POLL_S = 0.01
 # Exit code of an engine that lost one of its workers.
 WORKER_LOST = 3
 
-_reports = msgspec.msgpack.Decoder(ShardReport)
+_decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
 class VllmEngine(ForeignEngine):
@@ -168,7 +168,7 @@ class VllmEngine(ForeignEngine):
     def collect(self) -> None:
         for rank, reports in enumerate(self._core.collective_rpc("earl_take")):
             for encoded in reports:
-                report = _reports.decode(encoded)
+                report = _decoder.decode(encoded)
                 self._transfers[rank] = report.transfers
                 self._note_report(report)
 
@@ -202,13 +202,15 @@ class VllmEngine(ForeignEngine):
                 f"engine {self.spec.name} has version {self._staged} staged, not {version}",
                 "load the version before it is committed",
             )
+        refuse_failed(self._reports("earl_check", version))
 
     def _apply(self, version: int, staged: None) -> int:
-        results = self._core.collective_rpc("earl_apply", args=(version,))
-        for _, error in results:
-            if error:
-                raise EngineError(msgspec.msgpack.decode(error, type=wire.WireError).message)
-        return sum(size for size, _ in results)
+        reports = self._reports("earl_apply", version)
+        self._transfers = [report.transfers for report in reports]
+        return whole_load(reports).size_bytes
+
+    def _reports(self, method: str, version: int) -> list[ShardReport]:
+        return [_decoder.decode(report) for report in self._core.collective_rpc(method, args=(version,))]
 
     def _drop_kv(self) -> None:
         """Running sequences are computed again, idle sessions begin again."""

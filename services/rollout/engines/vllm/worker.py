@@ -1,7 +1,7 @@
 """EARL's part of every vLLM worker (`worker_extension_cls`): this rank's weights, and the sampler.
 
-    earl_begin ──► WeightStager's thread reads this rank's slices ──► staged      (generation continues)
-    earl_apply ──► vLLM's own reload, layer by layer, from the staged slices, between two steps
+    earl_begin ──► WeightStager's thread finds this rank's slices ──► staged      (generation continues)
+    earl_apply ──► vLLM's own reload, layer by layer, from where the slices lie, between two steps
 
 vLLM calls the methods by name on each rank; they take and return bytes and numbers only.
 """
@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,13 +23,15 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: igno
     finalize_layerwise_reload,
 )
 
+from earl.errors import EarlError
 from earl.models.slices import rank_parameters
 from earl.models.spec import load_spec
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
-from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.engine import EngineSpec, LoadReport
+from services.rollout.engines.contract.mapped_tensor import as_tensor
 from services.rollout.engines.contract.shard_report import ShardReport
-from services.rollout.engines.contract.weight_staging import WeightStager
+from services.rollout.engines.contract.weight_staging import StagedVersion, WeightStager
 from services.rollout.engines.vllm.sampler import SeededSampler
 
 
@@ -66,29 +69,43 @@ class EarlWorker:
         reports = [ShardReport.of(call, outcome, data.transfers) for call, outcome in data.take()]
         return [wire.encoder.encode(report) for report in reports]
 
-    def earl_apply(self, version: int) -> tuple[int, bytes]:
-        """Puts the staged version to use. Returns (its bytes, b""), or (0, the encoded error): the weights
-        are then neither the old version nor the new one."""
+    def earl_check(self, version: int) -> bytes:
+        """Returns an encoded ShardReport of call 0, with the reason if the version cannot be applied now."""
+        error = None
         try:
-            tensors = self.earl_stager.tensors(version)
+            self.earl_stager.take(version)
+        except EarlError as reason:
+            error = wire.WireError.of(reason)
+        return wire.encoder.encode(ShardReport(0, error, None, self.earl_data.transfers))
+
+    def earl_apply(self, version: int) -> bytes:
+        """Puts the staged version to use. Returns an encoded ShardReport of call 0; with an error in it the
+        weights are neither the old version nor the new one."""
+        data = self.earl_data
+        try:
+            staged, started = self.earl_stager.take(version), time.perf_counter()
             with set_current_vllm_config(self.vllm_config), torch.inference_mode():
                 try:
-                    self.model_runner.reload_weights(weights_iterator=self._earl_weights(tensors))
+                    self.model_runner.reload_weights(weights_iterator=self._earl_weights(staged))
                 except BaseException:
                     # Layers that wait for the rest of their tensors are put back into a state that a
                     # later load can start from.
                     finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
                     raise
                 self._earl_tie()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.earl_stager.applied(staged, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001  (the engine gets it and refuses to generate)
-            return 0, wire.encoder.encode(wire.WireError.of(error))
-        return sum(array.nbytes for array, _ in tensors.values()), b""
+            return wire.encoder.encode(ShardReport(0, wire.WireError.of(error), None, data.transfers))
+        applied = LoadReport(version=version, size_bytes=staged.size_bytes, read_s=0.0)
+        return wire.encoder.encode(ShardReport(0, None, applied, data.transfers))
 
-    def _earl_weights(self, tensors: dict[str, tuple[Any, str]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _earl_weights(self, staged: StagedVersion) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors, one at a time, of which only this rank's slice is written: vLLM's loaders take that
         slice out again."""
-        for name, (array, dtype) in tensors.items():
-            part = torch.from_numpy(array).view(getattr(torch, dtype))
+        for name, array, dtype in staged.tensors():
+            part = as_tensor(array).view(getattr(torch, dtype))
             if part.shape != self.earl_shapes[name]:
                 whole = torch.empty(self.earl_shapes[name], dtype=part.dtype)
                 (only,) = self.earl_parameters[name].parts

@@ -134,6 +134,17 @@ def test_sglang_refuses_everything_after_an_update_that_failed(make_sglang, paus
     assert refusal(engine, ask("b")) == WeightsIncomplete.__name__
 
 
+def test_sglang_samples_nothing_with_weights_that_were_overwritten_meanwhile(make_sglang):
+    engine, link = make_sglang()
+    engine._stager = Staged(7, overwritten=True)
+    engine.submit(ask("a"), False)
+    with pytest.raises(WeightsIncomplete, match="could not apply version 7: it was overwritten"):
+        engine.commit(7)
+    assert link.calls == ["pause in_place", "update 7 flush=False", "pause abort", "resume"]
+    assert [reply[:2] for reply in told(engine.outbox)] == [["RequestRefused", "a"]]
+    assert refusal(engine, ask("b")) == WeightsIncomplete.__name__
+
+
 def test_sglang_refuses_the_request_that_it_had_an_error_for_and_no_other(make_sglang):
     engine, link = make_sglang()
     engine.submit(ask("a"), False)

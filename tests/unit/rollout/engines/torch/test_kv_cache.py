@@ -20,6 +20,7 @@ from services.rollout.engines.torch.engine import TorchEngine
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.ranks import EngineRank, Followers
 from tests.support import threads
+from tests.support.staged import StagedArrays, give_stager
 
 MODEL = ModelSpec("qwen3", 32, 2, 4, 2, 64, 48, 29, qk_norm=True, tied=True)
 CONTEXT, SLOTS = 96, 6
@@ -33,7 +34,7 @@ one_thread = threads.one_thread
 class Weights:
     """Versions of random weights, as a stager that has read them."""
 
-    def tensors(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
+    def take(self, version: int) -> StagedArrays:
         generator = torch.Generator().manual_seed(version)
         tensors = {
             name: torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)
@@ -44,7 +45,9 @@ class Weights:
         for name, one in own.items():
             for part in one.parts:
                 arrays[name][part.target.slices()] = tensors[part.source].numpy()[part.box.slices()]
-        return {name: (array, "float32") for name, array in arrays.items()}
+        return StagedArrays(arrays)
+
+    def applied(self, staged: StagedArrays, seconds: float) -> None: ...
 
 
 def make(dtype: torch.dtype = torch.float32, **fields: Any) -> TorchEngine:
@@ -57,7 +60,7 @@ def make(dtype: torch.dtype = torch.float32, **fields: Any) -> TorchEngine:
         **fields,
     )
     rank = EngineRank.__new__(EngineRank)
-    rank.stager = Weights()  # type: ignore[assignment]
+    give_stager(rank, Weights())
     rank.runner = ModelRunner(
         MODEL,
         TensorParallel(),

@@ -16,6 +16,7 @@ from services.rollout.engines.torch.engine import TorchEngine
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.ranks import EngineRank, Followers
 from tests.support import threads
+from tests.support.staged import ArrayStager, StagedArrays, give_stager
 
 SPECS = {
     "llama": ModelSpec("llama", 32, 2, 4, 4, 8, 48, 29, tied=True),
@@ -138,22 +139,16 @@ def test_logits_that_are_not_finite_are_refused():
         )
 
 
-class FakeStager:
-    """A version whose tensors cannot be applied, then one that can."""
-
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
-        self.good = {name: (tensor.numpy().copy(), "float32") for name, tensor in weights.items()}
-
-    def tensors(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
-        bad = np.zeros((1, 2, 3), dtype=np.float32)
-        return self.good if version == 2 else self.good | {"model.norm.weight": (bad, "float32")}
-
-
-def test_weights_applied_in_part_are_never_used():
+@pytest.mark.parametrize("failure", ["overwritten", "shape"])
+def test_weights_applied_in_part_are_never_used(failure: str):
+    """A version whose owner wrote over it meanwhile, or one that does not fit half way through."""
     _, runner = models("llama", slots=2)
     rank = EngineRank.__new__(EngineRank)
     rank.runner = runner
-    rank.stager = FakeStager(runner.weights)  # type: ignore[assignment]
+    good = {name: tensor.numpy().copy() for name, tensor in runner.weights.items()}
+    bad = good | {"model.norm.weight": np.zeros(1 << 20, np.float32)} if failure == "shape" else good
+    first = StagedArrays(bad, overwritten=failure == "overwritten")
+    give_stager(rank, ArrayStager({1: first, 2: StagedArrays(good)}))
     spec = EngineSpec(name="unit", model_dir="", max_sequences=2, max_context_tokens=48)
     engine = TorchEngine(spec, rank, Followers([]))
 
