@@ -118,6 +118,7 @@ class TrainerRank:
             self._rank0.reconcile(self.progress)
         with self._activity.phase(PUBLISHING):
             self._publish_version()
+            self._slots.settle()
 
     def run(self) -> None:
         """Works until the run has ended or a stop was requested. Raises the first failure."""
@@ -133,6 +134,11 @@ class TrainerRank:
     def _next_command(self) -> bytes:
         if self._rank0 is None:
             return b""
+        try:
+            # A version that nobody can read would be waited for in vain.
+            self._slots.check()
+        except EarlError as error:
+            self._requests.ignore_if_stopping(error)
         command = self._rank0.next_command()
         mark_best(self._directory, self._rank0.best)
         return command

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
-from earl.errors import DeadlineExceeded, VersionGone
+from earl.errors import BusUnavailable, DeadlineExceeded, VersionGone
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
 from services.trainer.ranks.io_thread import IoThread
@@ -33,6 +35,7 @@ class Plane:
     """A trainer's slots and a reader, on one side thread."""
 
     side: IoThread
+    valkey: EmbeddedValkey
     bus: Bus
     policy: ShardedPolicy
     slots: WeightSlots
@@ -46,6 +49,11 @@ class Plane:
         reads = [Read(keys, name, None, array) for name, array in arrays.items()]
         self.side.run(self.dispatcher.read(reads, CALL_S), CALL_S)
         return arrays
+
+    def publish(self, version: int) -> None:
+        """Publishes a version, and returns once it can be read."""
+        self.slots.publish(version)
+        self.slots.settle()
 
     def lease(self, version: int, seconds: float) -> None:
         async def take() -> None:
@@ -81,7 +89,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     store = side.run(opening, CALL_S)
     dispatcher = side.run(Dispatcher.create(registry, config), CALL_S)
     slots = WeightSlots(side, store, registry, bus, group, policy, name="trainer", dtype=dtype, lease_s=5.0)
-    yield Plane(side, bus, policy, slots, dispatcher)
+    yield Plane(side, valkey, bus, policy, slots, dispatcher)
     side.run(dispatcher.close(), CALL_S)
     side.run(store.close(), CALL_S)
     side.run(bus.close(), CALL_S)
@@ -102,16 +110,16 @@ def _equal(found: dict[str, np.ndarray], policy: ShardedPolicy, offset: float = 
 
 
 def test_what_is_read_is_what_was_published_whatever_is_trained_since(plane: Plane) -> None:
-    plane.slots.publish(1)
+    plane.publish(1)
     plane.change()
-    plane.slots.publish(2)
+    plane.publish(2)
     plane.change()
     _equal(plane.read(1), plane.policy, -2.0)
     _equal(plane.read(2), plane.policy, -1.0)
 
 
 def test_the_event_names_every_ranks_key(plane: Plane) -> None:
-    plane.slots.publish(1)
+    plane.publish(1)
 
     async def first():
         async for _, event in plane.bus.follow("0-0"):
@@ -127,7 +135,7 @@ def test_the_event_names_every_ranks_key(plane: Plane) -> None:
 def test_many_versions_fit_into_two_slots_and_old_ones_are_gone(plane: Plane) -> None:
     for version in range(1, 9):
         plane.slots.retire_early()
-        plane.slots.publish(version)
+        plane.publish(version)
         plane.change()
     _equal(plane.read(7), plane.policy, -2.0)
     _equal(plane.read(8), plane.policy, -1.0)
@@ -136,12 +144,12 @@ def test_many_versions_fit_into_two_slots_and_old_ones_are_gone(plane: Plane) ->
 
 
 def test_a_slot_waits_for_its_reader_to_acknowledge(plane: Plane) -> None:
-    plane.slots.publish(1)
-    plane.slots.publish(2)
+    plane.publish(1)
+    plane.publish(2)
     plane.lease(1, 60.0)
     held = plane.read(1)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        third = pool.submit(plane.slots.publish, 3)
+        third = pool.submit(plane.publish, 3)
         # Its descriptor goes first, so that no new reader comes.
         with pytest.raises(VersionGone):
             while True:
@@ -153,10 +161,10 @@ def test_a_slot_waits_for_its_reader_to_acknowledge(plane: Plane) -> None:
 
 
 def test_a_version_that_retires_takes_no_new_readers(plane: Plane) -> None:
-    plane.slots.publish(1)
+    plane.publish(1)
     plane.slots.retire_early()
     plane.read(1)
-    plane.slots.publish(2)
+    plane.publish(2)
     plane.slots.retire_early()
     with pytest.raises(VersionGone):
         plane.read(1)
@@ -164,11 +172,34 @@ def test_a_version_that_retires_takes_no_new_readers(plane: Plane) -> None:
 
 
 def test_a_lease_that_ended_holds_no_slot(plane: Plane) -> None:
-    plane.slots.publish(1)
-    plane.slots.publish(2)
+    plane.publish(1)
+    plane.publish(2)
     plane.lease(1, -1.0)
-    plane.slots.publish(3)
+    plane.publish(3)
     plane.read(3)
+
+
+def test_training_goes_on_while_a_version_is_made_known(plane: Plane) -> None:
+    """Publishing returns while the bus does not answer, and the version is what was copied then."""
+    os.kill(plane.valkey.pid, signal.SIGSTOP)
+    try:
+        plane.slots.publish(1)
+        plane.slots.check()
+        plane.change()
+    finally:
+        os.kill(plane.valkey.pid, signal.SIGCONT)
+    plane.slots.settle()
+    _equal(plane.read(1), plane.policy, -1.0)
+
+
+def test_a_version_that_could_not_be_made_known_is_reported(plane: Plane) -> None:
+    plane.side.run(plane.valkey.stop(), CALL_S)
+    plane.slots.publish(1)
+    with pytest.raises(BusUnavailable):
+        while True:
+            plane.slots.check()
+    with pytest.raises(BusUnavailable):
+        plane.slots.settle()
 
 
 def test_side_work_is_bounded_and_its_failures_surface(plane: Plane) -> None:

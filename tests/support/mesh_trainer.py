@@ -81,6 +81,7 @@ def main(pipe: Connection, role: dict[str, str]) -> None:
         policy = policies[name]
         slots = WeightSlots(side, store, registry, bus, group, policy, name=name, dtype=dtype, lease_s=5.0)
         slots.publish(1)
+        slots.settle()
     pipe.send("published")
     # Until the test hangs up.
     pipe.poll(None)

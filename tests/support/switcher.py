@@ -172,6 +172,7 @@ def round_trip(scene: Scene) -> None:
             close = abs(wanted[name] - metrics[name]) <= 1e-5 + 1e-3 * abs(wanted[name])
             scene.expect(close, f"step {step}: {name} {metrics[name]} for {wanted[name]}")
         slots.publish(step)
+        slots.settle()
         scene.published(slots, step, gathered(one), f"in {parallelism}")
     apart = differs(scene.whole(one), scene.whole(never), exactly=False)
     scene.expect(apart == [], f"trained apart: {apart}")
@@ -186,6 +187,7 @@ def rolled_back(scene: Scene) -> None:
     for stepper in (never, one):
         train(stepper, 1, COUNT)
     slots.publish(1)
+    slots.settle()
     before, weights = scene.whole(one), gathered(one)
     stages: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("parity", {"tolerance": -1.0}, "log-probs of canaries differ"),
@@ -204,6 +206,7 @@ def rolled_back(scene: Scene) -> None:
         train(stepper, 2, COUNT)
     scene.expect(differs(scene.whole(one), scene.whole(never), exactly=True) == [], "trained apart")
     slots.publish(2)
+    slots.settle()
     slots.close()
 
 

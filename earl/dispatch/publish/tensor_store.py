@@ -210,6 +210,10 @@ class TensorStore:
             self._entries[key].encoded = b""
         await self._registry.remove(held)
 
+    def free(self, key: str) -> None:
+        """Frees the region of a key that was withheld; nothing if it is not held."""
+        self._free([key])
+
     async def remove(self, keys: str | Iterable[str]) -> None:
         """Frees their regions and forgets their descriptors; keys not held are ignored."""
         keys = [keys] if isinstance(keys, str) else list(keys)

@@ -1,6 +1,7 @@
 """Two slots of published weights in each rank's arena.
 
-    publish(v):  retire v-2 ─► copy own shards into its slot ─► descriptors ─► all ranks ─► WeightsPublished
+    publish(v):  retire v-2 ─► copy own shards into its slot ─► training goes on
+                    │              └─► I/O thread: digests ─► descriptors ─► all ranks' ─► WeightsPublished
                     │ all ranks withhold their descriptors, then readers awaited: acknowledged, or lease ended
                     └─ a late reader finds the slot's generation changed: VersionGone
 
@@ -33,6 +34,7 @@ from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, EarlError
 from services.trainer.model.sharded_policy import Shard
 from services.trainer.publish.events import weights_published
+from services.trainer.publish.pinned import PinnedMemory
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 
@@ -43,6 +45,8 @@ SLOTS = 2
 POLL_S = 0.005
 LONGEST_POLL_S = 0.1
 CALL_S = 30.0
+# What digests and a registry that is slow to answer take; longer than rank 0 waits for the others.
+ANNOUNCE_S = 3 * CALL_S
 
 
 def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
@@ -130,16 +134,20 @@ class WeightSlots:
         self._lease_s = lease_s
         self._hurry = hurry or threading.Event()
         self._open_store = open_store
+        self._pinned = PinnedMemory(group.device)
         self._now = self._slots_of(policy, store, slot_bytes(policy.model_shards, dtype))
         # Versions in the slots, oldest first, and where each lies.
         self._held: dict[int, TensorStore] = {}
         # The version withheld last, on every rank; on rank 0, the wait for its readers.
         self._withheld = 0
         self._retiring: concurrent.futures.Future[None] | None = None
+        # Makes the version that was copied last known; the same on every rank, whether there is one.
+        self._announcing: concurrent.futures.Future[None] | None = None
         shards = policy.model_shards
         self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
 
     def _slots_of(self, policy: Weights, store: TensorStore, capacity_bytes: int) -> SlotLayout:
+        self._pinned.pin(store.arena.memory)
         return SlotLayout(policy, published_classes(policy.model_shards, self.dtype), store, capacity_bytes)
 
     def more_bytes(self, policy: Weights) -> int:
@@ -169,14 +177,23 @@ class WeightSlots:
         self._close_unused(slots.store)
 
     def close(self) -> None:
-        """Forgets all versions, and gives their arenas back."""
+        """Forgets all versions, and gives their arenas back, after the last one was made known."""
+        if self._announcing is not None:
+            try:
+                self._announced(CALL_S)
+            except EarlError as error:
+                log.warning("the last version may not be known: %s", error)
         for store in {id(store): store for store in (*self._held.values(), self._now.store)}.values():
-            self._io.run(store.close(), CALL_S)
+            self._close_store(store)
         self._held.clear()
 
     def _close_unused(self, store: TensorStore) -> None:
         if store is not self._now.store and store not in self._held.values():
-            self._io.run(store.close(), CALL_S)
+            self._close_store(store)
+
+    def _close_store(self, store: TensorStore) -> None:
+        self._pinned.unpin(store.arena.memory)
+        self._io.run(store.close(), CALL_S)
 
     def key(self, version: int, rank: int) -> str:
         return f"weights/{version}/{self._name}-{rank}"
@@ -184,8 +201,9 @@ class WeightSlots:
     def retire_early(self) -> None:
         """Starts freeing the slot that the next version needs, while the step that makes it computes.
 
-        A collective: no rank may renew its descriptor once readers are waited for. Raises as `publish`.
+        A collective: no rank may renew its descriptor once readers are waited for. Raises as `settle`.
         """
+        self.settle()
         if len(self._held) < SLOTS or self._withheld == next(iter(self._held)):
             return
         self._withheld, store = next(iter(self._held.items()))
@@ -195,24 +213,56 @@ class WeightSlots:
             self._retiring = self._io.submit(self._retire(self._withheld))
 
     def publish(self, version: int) -> None:
-        """Copies the parameters as they are now into a slot and makes them known. A collective.
+        """Copies the parameters as they are now into a slot, and begins to make them known. A collective.
 
-        Raises BusUnavailable, DeadlineExceeded, and does so on every rank, so that they proceed alike.
+        The parameters may change as soon as it returns; `settle` waits until the version can be read. Raises
+        BusUnavailable, DeadlineExceeded, and does so on every rank, so that they proceed alike.
         """
         if version in self._held:
             return
-        self._free_slot()
+        self.settle()
+        old = self._retire_oldest()
         key = self.key(version, self._group.rank)
-        arrays = self._together(lambda: self._call(self._reserve(key, version)))
+        arrays = self._together(lambda: self._call(self._reserve(key, version, old)))
+        for _, store in old:
+            self._close_unused(store)
         _copy(self._now.policy, arrays, self.dtype)
-        self._together(lambda: self._call(self._now.store.publish([key])))
         self._held[version] = self._now.store
-        self._together(lambda: self._announce(version))
+        self._announcing = self._io.submit(self._announce(version, key, self._now.store))
 
-    def _announce(self, version: int) -> None:
-        if self._group.leads:
-            keys = [self.key(version, rank) for rank in range(self._group.size)]
-            self._call(self._bus.publish(weights_published(version, keys, self._size_bytes)))
+    def settle(self) -> None:
+        """Returns once the version that was copied last can be read and was announced. A collective.
+
+        Raises BusUnavailable, DeadlineExceeded on every rank if one could not publish it.
+        """
+        if self._announcing is not None:
+            self._together(self._announced)
+
+    def check(self) -> None:
+        """Raises why the version that was copied last cannot be read, if that is known on this rank. No
+        collective."""
+        if self._announcing is not None and self._announcing.done():
+            self._announcing.result()
+
+    def _announced(self, timeout_s: float = ANNOUNCE_S) -> None:
+        assert self._announcing is not None
+        announcing, self._announcing = self._announcing, None
+        self._io.wait(announcing, "publishing a version", timeout_s, self._hurry)
+
+    async def _announce(self, version: int, key: str, store: TensorStore) -> None:
+        await store.publish([key])
+        if not self._group.leads:
+            return
+        keys = [self.key(version, rank) for rank in range(self._group.size)]
+        poll_s = POLL_S
+        try:
+            async with asyncio.timeout(CALL_S):
+                while self._group.size > 1 and await self._registry.renew(keys):
+                    await asyncio.sleep(poll_s)
+                    poll_s = min(2 * poll_s, LONGEST_POLL_S)
+        except TimeoutError:
+            raise BusUnavailable("another rank could not publish its weights", "see its log") from None
+        await self._bus.publish(weights_published(version, keys, self._size_bytes))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._io.run(work, CALL_S, self._hurry)
@@ -229,22 +279,28 @@ class WeightSlots:
             raise failure
         return done[0]
 
-    def _free_slot(self) -> None:
+    def _retire_oldest(self) -> list[tuple[str, TensorStore]]:
+        """The key and store of the version, if any, whose slot the next one takes; nobody reads it now."""
         if len(self._held) < SLOTS:
-            return
-        old = next(iter(self._held))
+            return []
+        version = next(iter(self._held))
         self.retire_early()
         self._together(self._retired)
-        store = self._held.pop(old)
-        self._together(lambda: self._call(store.remove([self.key(old, self._group.rank)])))
-        self._close_unused(store)
+        return [(self.key(version, self._group.rank), self._held.pop(version))]
 
     def _retired(self) -> None:
         if self._retiring is not None:
             retiring, self._retiring = self._retiring, None
             self._io.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
 
-    async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
+    async def _reserve(
+        self, key: str, version: int, old: Sequence[tuple[str, TensorStore]]
+    ) -> dict[str, np.ndarray]:
+        for withheld, store in old:
+            store.free(withheld)
+        if self._group.size > 1:
+            # One of this rank's earlier life would be taken for the one that is to come.
+            await self._registry.remove([key])
         # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.
         return self._now.store.reserve_classes(key, self._now.classes, version, self._now.capacity_bytes)
 
@@ -263,12 +319,19 @@ class WeightSlots:
 
 @torch.no_grad()
 def _copy(policy: Weights, arrays: dict[str, np.ndarray], dtype: str) -> None:
-    """Copies shards into the arena, cast to the model's dtype. A collective."""
+    """Copies shards into the arena, cast to the model's dtype; returns when they are there. A collective."""
+    away: set[torch.device] = set()
     for shard, values in policy.weights():
         if not shard.box.size:
             continue
         target = torch.from_numpy(arrays[shard.name])
         if dtype == "bfloat16":
             target = target.view(torch.bfloat16)
+        if values.device == target.device:
+            target.copy_(values)
+            continue
         # A copy between devices moves the source's dtype: cast first, it moves no more than is kept.
-        target.copy_(values if values.device == target.device else values.to(target.dtype))
+        target.copy_(values.to(target.dtype), non_blocking=True)
+        away.add(values.device)
+    for device in away:
+        torch.cuda.synchronize(device)
