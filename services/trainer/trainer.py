@@ -2,9 +2,10 @@
 
     command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
        ▲         └── no: abandon the plan, ask again                                             │
-       └─────────────────────────────────────────────────────────────────────────────────────────┘
+       └─ is the checkpoint in flight written? then rank 0 records it ◄──────────────────────────┘
     switch: the same ranks in another parallelism (reshard/), then on as before
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
+    Where the process ends or somebody asked for it, a checkpoint is waited for.
 
 Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
 Whatever happens between an optimizer step, its commit and the next manifest's rename, the newest
@@ -34,6 +35,7 @@ from services.trainer.checkpoint.frozen_weights import FrozenWeights
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.reader import saved_tensors
 from services.trainer.checkpoint.retention import mark_best, marked_version
+from services.trainer.checkpoint.writer import CheckpointWriter, WrittenCheckpoint
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
@@ -87,6 +89,8 @@ class TrainerRank:
         self._columns = Columns()
         self._directory = run_dir / "checkpoints"
         self._budget = RetryBudget()
+        self._writer = CheckpointWriter(self._directory, self._group, config.trainer.keep_checkpoints)
+        # The version of the newest checkpoint, written or in flight.
         self._saved_version = 0
         # Version 1 is the model that the run starts from.
         self.progress = TrainingProgress(1, 1, RangeSet(), 0)
@@ -132,6 +136,7 @@ class TrainerRank:
         run_commands(self._group, self._next_command, handlers)
 
     def _next_command(self) -> bytes:
+        self._record_checkpoint(self._writer.poll(self._held))
         if self._rank0 is None:
             return b""
         try:
@@ -182,9 +187,12 @@ class TrainerRank:
             self._publish()
         every = self._config.trainer.checkpoint_every
         if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
-            self._save()
+            self._begin_checkpoint()
 
     def _publish(self) -> None:
+        if self._frozen is not None:
+            # It looks for versions among the checkpoints, and keeps those that the checkpoints need.
+            self._settle_checkpoint()
         try:
             with self._activity.phase(PUBLISHING):
                 self._publish_version()
@@ -273,25 +281,40 @@ class TrainerRank:
 
     # --- what lasts ---------------------------------------------------------------------------
 
+    def _begin_checkpoint(self) -> None:
+        """Begins to write a checkpoint of this version, unless there is one; that before is waited for."""
+        if self.progress.version == self._saved_version:
+            return
+        self._settle_checkpoint()
+        with self._activity.phase(SAVING):
+            self._writer.begin(self._stepper, self.progress, config_hash(self._config))
+        self._saved_version = self.progress.version
+
+    def _settle_checkpoint(self) -> None:
+        """Waits for the checkpoint in flight, if there is one."""
+        if not self._writer.in_flight:
+            return
+        with self._activity.phase(SAVING):
+            written = self._writer.settle(self._held)
+        self._record_checkpoint(written)
+
+    def _record_checkpoint(self, written: WrittenCheckpoint | None) -> None:
+        """Tells the scheduler, on rank 0, what is on the disk now."""
+        if written is not None and self._rank0 is not None:
+            self._rank0.record_checkpoint(written.progress, str(written.path))
+            mark_best(self._directory, self._rank0.best)
+
+    @property
+    def _held(self) -> frozenset[int]:
+        """Versions whose checkpoints must stay, on rank 0."""
+        return self._rank0.held if self._rank0 is not None else frozenset()
+
     def _save(self) -> None:
+        """Returns once there is a checkpoint of this version."""
+        self._begin_checkpoint()
+        self._settle_checkpoint()
         version = self.progress.version
-        path = self._directory / f"step-{version}"
-        if version != self._saved_version:
-            with self._activity.phase(SAVING):
-                path = checkpoint.save(
-                    self._directory,
-                    self._stepper,
-                    self._group,
-                    self.progress,
-                    config_hash(self._config),
-                    self._config.trainer.keep_checkpoints,
-                    self._rank0.held if self._rank0 is not None else (),
-                )
-            self._saved_version = version
-            if self._rank0 is not None:
-                self._rank0.record_checkpoint(self.progress, str(path))
-                mark_best(self._directory, self._rank0.best)
-        self._requests.saved(str(path), version)
+        self._requests.saved(str(self._directory / f"step-{version}"), version)
 
     def _finish(self) -> None:
         self._save()

@@ -1,6 +1,6 @@
 """Checkpoints that appear whole or not at all, and load on any number of ranks.
 
-    checkpoints/.step-<n>.partial/   every rank: its shards of parameters and moments, fsynced
+    checkpoints/.step-<n>.partial/   every rank: its shards of parameters and moments, fsynced (writer.py)
                                      rank 0: manifest.json with every file's checksum and boxes, fsynced
     checkpoints/step-<n>/            renamed; only then are older ones deleted
 
@@ -12,34 +12,22 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from earl.dispatch.plan.boxes import plan
 from earl.errors import CheckpointError, LayoutError
-from services.trainer.checkpoint.manifest import (
-    ANOTHER,
-    FILE,
-    FileEntry,
-    Manifest,
-    TensorEntry,
-    TrainingProgress,
-    fingerprint,
-)
-from services.trainer.checkpoint.retention import checkpoints, prune
+from services.trainer.checkpoint.manifest import ANOTHER, FILE, Manifest, TrainingProgress, fingerprint
+from services.trainer.checkpoint.retention import checkpoints
+from services.trainer.checkpoint.writer import CheckpointWriter, state_tensors
 from services.trainer.model.adapters import hash_of
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.step import Stepper
 
 log = logging.getLogger(__name__)
-
-PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "exp_avg/", "exp_avg_sq/"
 
 
 def save(
@@ -51,41 +39,16 @@ def save(
     keep: int,
     held: Collection[int] = (),
 ) -> Path:
-    """Writes checkpoint step-<version> below `directory`; the newest `keep` stay, and the versions in
-    `held` (rank 0's counts). A collective.
+    """Writes checkpoint step-<version> below `directory`, and waits for it; the newest `keep` stay, and the
+    versions in `held` (rank 0's counts). A collective.
 
     Raises CheckpointError when a rank could not write (disk full); the older ones are then intact.
     """
-    target = directory / f"step-{progress.version}"
-    partial = directory / f".{target.name}.partial"
-    name = f"rank-{group.rank:05d}.safetensors"
-    mine: dict = {"error": "", "tensors": {}}
-    try:
-        if group.leads:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-    except OSError as error:
-        mine["error"] = f"{partial}: {error}"
-    group.barrier()
-    try:
-        tensors, boxes = _local(stepper)
-        save_file(tensors, partial / name)
-        _fsync(partial / name)
-        mine |= {"file": _entry(partial / name), "tensors": boxes}
-    except (OSError, SafetensorError) as error:
-        mine["error"] = mine["error"] or f"{partial / name}: {error}"
-    parts = [json.loads(part) for part in group.gather(json.dumps(mine).encode())]
-    errors = [part["error"] for part in parts if part["error"]]
-    if not errors and group.leads:
-        try:
-            _finish(partial, target, _manifest(stepper, progress, config_hash, parts))
-            prune(directory, target, keep, held)
-        except OSError as error:
-            errors = [f"{target}: {error}"]
-    errors = json.loads(group.broadcast(json.dumps(errors).encode()))
-    if errors:
-        raise CheckpointError(f"no checkpoint was written: {errors[0]}", "free the disk, then resume")
-    return target
+    writer = CheckpointWriter(directory, group, keep)
+    writer.begin(stepper, progress, config_hash)
+    written = writer.settle(held)
+    assert written is not None
+    return written.path
 
 
 def latest(directory: Path, stepper: Stepper, group: Group) -> tuple[Path, Manifest] | None:
@@ -139,7 +102,7 @@ def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
     files = {file.name: path / file.name for file in manifest.files}
     try:
         handles = {name: safe_open(file, framework="pt") for name, file in files.items()}
-        for shard, prefix, local in _tensors(stepper):
+        for shard, prefix, local in state_tensors(stepper):
             if not shard.box.size:
                 continue
             layout = manifest.layout(shard.name)
@@ -157,62 +120,6 @@ def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
     stepper.optimizer.updates = manifest.progress.updates
 
 
-def _tensors(stepper: Stepper) -> Iterator[tuple]:
-    """(shard, prefix in the file, local float32 tensor) of all that a checkpoint holds."""
-    for shard in stepper.policy.shards:
-        yield shard, PARAMETER, shard.local
-    for shard in stepper.policy.shards:
-        if shard.box.size:
-            first, second = stepper.optimizer.moments[shard.name]
-            yield shard, FIRST_MOMENT, first
-            yield shard, SECOND_MOMENT, second
-
-
-def _local(stepper: Stepper) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
-    """Returns this rank's tensors by their name in the file, and per parameter [shape, start, stop]; of what
-    several ranks hold alike, the first one's."""
-    tensors: dict[str, torch.Tensor] = {}
-    boxes: dict[str, list] = {}
-    for shard, prefix, local in _tensors(stepper):
-        if shard.counts:
-            boxes[shard.name] = [shard.shape, shard.box.start, shard.box.stop]
-            tensors[prefix + shard.name] = local.view(shard.box.shape)
-    return tensors, boxes
-
-
-def _manifest(stepper: Stepper, progress: TrainingProgress, config_hash: str, parts: list[dict]) -> Manifest:
-    tensors: dict[str, TensorEntry] = {}
-    for shard in stepper.policy.shards:
-        boxes = [(index, part["tensors"].get(shard.name)) for index, part in enumerate(parts)]
-        held = tuple((index, tuple(box[1]), tuple(box[2])) for index, box in boxes if box is not None)
-        tensors[shard.name] = TensorEntry(shard.shape, held)
-    return Manifest(
-        progress=progress,
-        model=fingerprint(stepper.policy.spec),
-        config=config_hash,
-        adapter=stepper.policy.adapter,
-        files=tuple(FileEntry(*part["file"]) for part in parts),
-        tensors=tensors,
-    )
-
-
-def _finish(partial: Path, target: Path, manifest: Manifest) -> None:
-    directory = target.parent
-    (partial / FILE).write_bytes(manifest.encode())
-    _fsync(partial / FILE)
-    _fsync(partial)
-    if target.exists():
-        # The checkpoint belongs to a history that was rolled back.
-        old = directory / f".{target.name}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(target, old)
-        os.rename(partial, target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(partial, target)
-    _fsync(directory)
-
-
 def _verify(path: Path, manifest: Manifest, group: Group) -> None:
     """Checks that every file has its size, and the content of this rank's share of them.
 
@@ -224,15 +131,3 @@ def _verify(path: Path, manifest: Manifest, group: Group) -> None:
             raise CheckpointError(f"{file.name} has {size_bytes} bytes of {file.size_bytes}", ANOTHER)
         if index % group.size == group.rank and hash_of(path / file.name) != file.xxh3:
             raise CheckpointError(f"{file.name} is damaged: its checksum differs", ANOTHER)
-
-
-def _entry(path: Path) -> tuple[str, int, str]:
-    return path.name, path.stat().st_size, hash_of(path)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

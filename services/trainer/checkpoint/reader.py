@@ -14,8 +14,8 @@ from earl.errors import CheckpointError, LayoutError
 from earl.models.lora import adapters, merged
 from earl.models.spec import load_spec
 from earl.models.weights import Checkpoint
-from services.trainer.checkpoint.checkpoint import PARAMETER
 from services.trainer.checkpoint.manifest import ANOTHER, FILE, Manifest, fingerprint
+from services.trainer.checkpoint.writer import PARAMETER
 from services.trainer.model.adapters import hash_of
 
 
