@@ -10,7 +10,7 @@ One that gave this worker up, or has started again and lost it, is joined again,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from earl.worker_report import BusySpan, TransferTotals
+from earl.worker_report import BusySpan, TransferTotals, WorkerDevice
 
 # How long a scheduler that cannot be reached (restarting, overloaded) is tried, a call.
 RETRY_S = 30.0
@@ -57,7 +57,8 @@ class SchedulerClient:
     """One worker's connection to the scheduler; a stage adds its own calls by way of `call`.
 
     worker: as the scheduler knows it. parallelism, epoch: of its devices now, and of the switch that made it
-    so; reported with every heartbeat and when it joins again. heartbeat_s: seconds between its heartbeats
+    so; devices: of each of its ranks, none until they are known. All are reported with every heartbeat and
+    when it joins. heartbeat_s: seconds between its heartbeats
     where the scheduler sets none, at most a third of its membership. lost_after_s: how long any worker of the
     run may be without a heartbeat before it counts as lost; it grows with the fleet.
     """
@@ -85,6 +86,7 @@ class SchedulerClient:
         self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=f"STAGE_{stage.upper()}")
         self.parallelism, self.epoch = parallelism, 0
+        self.devices: Sequence[WorkerDevice] = ()
         self.heartbeat_s = self._heartbeat_s = heartbeat_s
         self.lost_after_s = 0.0
         self._capacity = capacity
@@ -124,6 +126,8 @@ class SchedulerClient:
             fill(request.spans.add(), span)
         for total in transfers:
             fill(request.transfers.add(), total)
+        for device in self.devices:
+            fill(request.devices.add(), device)
         answer = await self.call("Heartbeat", request)
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
         return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s)
@@ -165,6 +169,8 @@ class SchedulerClient:
         request = scheduler_pb2.JoinRequest(
             worker=self.worker, capacity=self._capacity, parallelism=encode_parallelism(self.parallelism)
         )
+        for device in self.devices:
+            fill(request.devices.add(), device)
         answer = await self._client.call("Join", request, deadline_s=self._retry_s)
         self._joins += 1
         self.heartbeat_s = min(self._heartbeat_s, answer.lease_s / _HEARTBEATS_IN_MEMBERSHIP)

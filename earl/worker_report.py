@@ -1,4 +1,6 @@
-"""The reports of all kinds of workers to the scheduler: when they were busy, and what they read. Pure."""
+"""The reports of all kinds of workers to the scheduler: when they were busy, what they read, and the devices
+that they compute on. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,23 @@ class BusySpan:
     what: str
     start_ns: int
     end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDevice:
+    """The device that one rank of a worker computes on.
+
+    kind: "cpu" or "cuda". id: the same for all processes that compute on it: a GPU's UUID, the name of a
+    CPU's host. number: of a GPU among those of its host, as far as CUDA_VISIBLE_DEVICES tells; of a CPU 0.
+    total_bytes: of its memory. free_bytes: at the time of the report; 0 where the process that reports does
+    not know, as of the GPUs of an engine's other ranks.
+    """
+
+    kind: str
+    id: str
+    number: int
+    total_bytes: int
+    free_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

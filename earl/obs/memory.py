@@ -12,9 +12,11 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from earl.obs.limits import available_bytes as available_bytes
 from earl.obs.limits import host_bytes as host_bytes
+from earl.worker_report import WorkerDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,43 @@ def on_cuda() -> DeviceMemory | None:
         return None
     free_bytes, size_bytes = torch.cuda.mem_get_info()
     return DeviceMemory(size_bytes - free_bytes, size_bytes)
+
+
+def rank_devices(kind: str, ranks: int = 1, cuda: Any = None) -> list[WorkerDevice]:
+    """The devices of this process and of the ranks after it, one for each of so many ranks.
+
+    kind: "cpu", "cuda" or "cuda:2". On CUDA these are this process's current device and those that follow;
+    empty where the process has not initialised CUDA: it is not the one that computes there. cuda: what facts
+    are taken from, by default torch.cuda.
+    """
+    if not kind.startswith("cuda"):
+        host = WorkerDevice("cpu", socket.gethostname(), 0, host_bytes(), available_bytes())
+        return [host] * ranks
+    if cuda is None:
+        import torch
+
+        cuda = torch.cuda
+    if not cuda.is_initialized():
+        return []
+    first = cuda.current_device()
+    devices = []
+    for index in range(first, min(first + ranks, cuda.device_count())):
+        facts = cuda.get_device_properties(index)
+        number = _host_number(index, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        uuid = getattr(facts, "uuid", None)
+        name = f"GPU-{uuid}" if uuid is not None else f"{socket.gethostname()}/{number}"
+        # Asking for another device's free memory would take some of it.
+        free_bytes = cuda.mem_get_info()[0] if index == first else 0
+        devices.append(WorkerDevice("cuda", name, number, facts.total_memory, free_bytes))
+    return devices
+
+
+def _host_number(index: int, visible: str | None) -> int:
+    """The host's number of GPU `index` of this process; `index` where CUDA_VISIBLE_DEVICES names no
+    numbers."""
+    names = visible.split(",") if visible else []
+    shown = names[index].strip() if index < len(names) else ""
+    return int(shown) if shown.isdecimal() else index
 
 
 def fullest(parts: Iterable[DeviceMemory]) -> float | None:

@@ -42,14 +42,16 @@ TICKET_STATE_READY: TicketState
 TICKET_STATE_PLANNED: TicketState
 
 class JoinRequest(_message.Message):
-    __slots__ = ("worker", "capacity", "parallelism")
+    __slots__ = ("worker", "capacity", "parallelism", "devices")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     capacity: int
     parallelism: _common_pb2.Parallelism
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., capacity: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[WorkerDevice]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., capacity: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("lease_s", "epoch", "version", "weight_keys")
@@ -76,7 +78,7 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch")
+    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch", "devices")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class HeartbeatRequest(_message.Message):
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     running: int
     version: int
@@ -100,7 +103,22 @@ class HeartbeatRequest(_message.Message):
     transfers: _containers.RepeatedCompositeFieldContainer[TransferTotals]
     parallelism: _common_pb2.Parallelism
     epoch: int
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[WorkerDevice]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ...) -> None: ...
+
+class WorkerDevice(_message.Message):
+    __slots__ = ("kind", "id", "number", "total_bytes", "free_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    number: int
+    total_bytes: int
+    free_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., number: _Optional[int] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class BusySpan(_message.Message):
     __slots__ = ("what", "start_ns", "end_ns")
@@ -573,7 +591,7 @@ class RoleProgress(_message.Message):
     def __init__(self, role: _Optional[str] = ..., waiting: _Optional[int] = ..., leased: _Optional[int] = ..., done: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "parallelism", "capacity", "running", "version", "silent_s", "gauges", "transfers")
+    __slots__ = ("worker", "parallelism", "capacity", "running", "version", "silent_s", "gauges", "transfers", "devices")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +607,7 @@ class WorkerStatus(_message.Message):
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     GAUGES_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     parallelism: _common_pb2.Parallelism
     capacity: int
@@ -597,7 +616,8 @@ class WorkerStatus(_message.Message):
     silent_s: float
     gauges: _containers.ScalarMap[str, float]
     transfers: _containers.RepeatedCompositeFieldContainer[TransferTotals]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[WorkerDevice]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
     __slots__ = ("stage", "running", "chosen", "step", "sentence", "pinned", "epoch", "switching", "last")

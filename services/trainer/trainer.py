@@ -43,6 +43,7 @@ from services.trainer.ranks.activity import (
     READING,
     SAVING,
     TRAINING,
+    gather_devices,
     gather_transfers,
     memory_fraction,
 )
@@ -270,6 +271,7 @@ class TrainerRank:
         }
         self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
         self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
+        self._activity.devices = gather_devices(self._group)
         if self._rank0 is not None:
             self._rank0.commit(plan.batch_id, self.progress.version, metrics)
 

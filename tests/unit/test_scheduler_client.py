@@ -13,7 +13,7 @@ from earl.rpc.server import Server
 from earl.scheduler_client import HeartbeatReply, SchedulerClient
 from earl.v1 import scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
-from earl.worker_report import BusySpan, TransferTotals
+from earl.worker_report import BusySpan, TransferTotals, WorkerDevice
 
 CALLS = 5
 
@@ -106,6 +106,20 @@ async def test_a_heartbeat_reports_the_parallelism_that_is_in_use_now() -> None:
     total = request.transfers[0]
     assert (total.path, total.size_bytes, total.seconds) == ("shm", 3, 0.25)
     assert (total.transfers, total.retries, dict(request.gauges)) == (1, 2, {"train_s": 0.5})
+
+
+async def test_devices_are_reported_with_every_heartbeat_and_with_the_next_join() -> None:
+    async with joined([]) as (servicer, client):
+        client.devices = [WorkerDevice("cuda", "GPU-a", 3, 80 << 30, 70 << 30)] * 2
+        await client.heartbeat(running=0, version=0, gauges={}, spans=[], transfers=[])
+        servicer.known = False
+        await client.heartbeat(running=0, version=0, gauges={}, spans=[], transfers=[])
+    reported = [device for heartbeat in servicer.heartbeats for device in heartbeat.devices]
+    reported += servicer.joins[1].devices
+    assert len(reported) == 6 and not servicer.joins[0].devices
+    assert {
+        (one.kind, one.id, one.number, one.total_bytes >> 30, one.free_bytes >> 30) for one in reported
+    } == {("cuda", "GPU-a", 3, 80, 70)}
 
 
 async def test_where_the_scheduler_sets_no_time_heartbeats_come_by_the_configuration() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from earl.obs.memory import fullest
-from earl.worker_report import BusySpan, TransferTotals, totals_by_path
+from earl.worker_report import BusySpan, TransferTotals, WorkerDevice, totals_by_path
 from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
@@ -141,6 +141,10 @@ class Gauges:
         """Totals of the engines' reads, and of the pool's for them, by path."""
         read = [part for engine in self.engines for part in engine.transfers]
         return totals_by_path([*read, *self._pool.transfers])
+
+    def devices(self) -> list[WorkerDevice]:
+        """The device of each rank of the worker's engines and of its opponent's."""
+        return [device for engine in (*self.engines, *self._opponents) for device in engine.devices]
 
     async def close(self) -> None:
         if self._poll is not None:

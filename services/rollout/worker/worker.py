@@ -278,6 +278,7 @@ class RolloutWorker:
             await self._gauges.refresh(timeout_s=least_s / 4)
             version = self._pool.version
             self._scheduler.set_parallelism(self._pool.parallelism, self._pool.epoch)
+            self._scheduler.devices = self._gauges.devices() or self._scheduler.devices
             reply = await self._scheduler.heartbeat(
                 running=len(self.leases),
                 version=version,

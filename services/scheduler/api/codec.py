@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import asdict
@@ -14,12 +15,13 @@ from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.episode_contract import one_line
 from earl.errors import LedgerError
-from earl.message_fields import fill
+from earl.message_fields import fill, from_message
 from earl.parallelism import STAGES, Parallelism
 from earl.parallelism_codec import decode_parallelism
 from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
+from earl.worker_report import WorkerDevice
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.codec_numbers import ENDINGS, PURPOSES
 from services.scheduler.state.tickets import (
@@ -34,6 +36,7 @@ from services.scheduler.state.workers import WorkerRecord
 
 METRICS = 64
 TURNS = 4096
+DEVICES = 1024
 RANGES = 1_000_000
 
 # Fields of a result that are taken as they are.
@@ -111,7 +114,13 @@ def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
         address=request.worker.address,
         capacity=request.capacity,
         parallelism=(parallelism.dp, *parallelism.replica),
+        devices=decode_devices(request.devices),
     )
+
+
+def decode_devices(messages: Iterable[scheduler_pb2.WorkerDevice]) -> tuple[WorkerDevice, ...]:
+    """The first DEVICES of a worker's devices."""
+    return tuple(from_message(WorkerDevice, message) for message in islice(messages, DEVICES))
 
 
 def decode_attempt(ref: scheduler_pb2.AttemptRef) -> Attempt:

@@ -58,6 +58,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             gauges=gauges,
             train_fraction=train_fraction,
             transfers=[from_message(TransferTotals, total) for total in request.transfers],
+            devices=codec.decode_devices(request.devices),
         )
         spans = [from_message(BusySpan, span) for span in request.spans]
         parallelism = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None

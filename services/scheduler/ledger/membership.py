@@ -10,9 +10,13 @@ WorkerReplaced and has changed nothing.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from earl.errors import UnknownWorker, WorkerReplaced
+from earl.worker_report import WorkerDevice
 from services.scheduler.ledger.attempts import TicketAttempts
 from services.scheduler.ledger.tables import HELD, LedgerTables
 from services.scheduler.state.facts import WorkerJoined, WorkerLeft
@@ -59,6 +63,7 @@ class Membership:
         tables = self.tables
         self._refuse_replaced(worker.name, worker.incarnation)
         self._remember(worker)
+        worker = replace(worker, devices=_lasting(worker.devices))
         known = tables.workers.get(worker.name)
         if known is not None and known.incarnation != worker.incarnation:
             self.leave(worker.name, f"replaced by incarnation {worker.incarnation:x}")
@@ -86,6 +91,12 @@ class Membership:
             worker = replace(worker, version=version)
             self.tables.workers.set_unstored(name, worker)
         return worker
+
+    def keep_devices(self, name: str, devices: Sequence[WorkerDevice]) -> None:
+        """Keeps what the ranks of a worker compute on, where it reports that; without their free memory."""
+        kept = _lasting(devices)
+        if kept and kept != self.tables.workers[name].devices:
+            self.tables.change_worker(name, devices=kept)
 
     def leave(self, name: str, reason: str, *, drained: bool = False) -> None:
         """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost.
@@ -140,3 +151,7 @@ class Membership:
                 f"worker {name} ({incarnation:x}) was replaced by ({known.incarnations[-1]:x})",
                 "end this process: the newer one runs, and nothing of this one is needed any more",
             )
+
+
+def _lasting(devices: Sequence[WorkerDevice]) -> tuple[WorkerDevice, ...]:
+    return tuple(dataclasses.replace(device, free_bytes=0) for device in devices)

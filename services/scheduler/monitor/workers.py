@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from earl.parallelism import Parallelism
-from earl.worker_report import TransferTotals, totals_by_path
+from earl.worker_report import TransferTotals, WorkerDevice, totals_by_path
 from services.scheduler.state.workers import WorkerRecord
 
 
@@ -28,6 +28,7 @@ class WorkerReport:
     gauges: Mapping[str, float] = field(default_factory=dict)
     train_fraction: float | None = None
     transfers: Sequence[TransferTotals] = ()
+    devices: Sequence[WorkerDevice] = ()
 
 
 class WorkerFleet:

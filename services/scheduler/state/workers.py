@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from earl.parallelism import STAGES
+from earl.worker_report import WorkerDevice
 
 
 class WorkerId(NamedTuple):
@@ -20,7 +21,7 @@ class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
     """One life of one worker that takes part in the run.
 
     stage: its number in the contract. parallelism: (dp, tp, cp, pp), and the epoch of the switch that led
-    there, 0 as it joined.
+    there, 0 as it joined. devices: of each rank, as it reported them first; of free memory they say nothing.
     """
 
     name: str
@@ -30,6 +31,7 @@ class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
     capacity: int = 0
     parallelism: tuple[int, int, int, int] = (1, 1, 1, 1)
     epoch: int = 0
+    devices: tuple[WorkerDevice, ...] = ()
     # Newest policy version it reported; not kept over a restart of the scheduler.
     version: int = 0
 

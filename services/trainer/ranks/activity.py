@@ -9,14 +9,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 import msgspec
 
-from earl.obs.memory import DeviceMemory, fullest, on_cuda, on_host
-from earl.worker_report import BusySpan, TransferTotals, totals_by_path
+from earl.obs.memory import DeviceMemory, fullest, on_cuda, on_host, rank_devices
+from earl.worker_report import BusySpan, TransferTotals, WorkerDevice, totals_by_path
 from services.trainer.ranks.process_group import Group
 
 WAITING = "waiting"
@@ -44,11 +44,19 @@ def memory_fraction(group: Group) -> float:
     return fullest(DeviceMemory(**memory) for memory in ranks if memory) or 0.0
 
 
+def gather_devices(group: Group) -> list[WorkerDevice]:
+    """The devices of all ranks, in their order. A collective."""
+    mine = rank_devices(group.device.type)
+    ranks = group.gather(msgspec.json.encode(mine))
+    return [device for data in ranks for device in msgspec.json.decode(data, type=list[WorkerDevice])]
+
+
 @dataclass(slots=True)
 class Activity:
     """The present activity of a rank, and its past ones.
 
-    version: of the parameters. batch_id: the batch trained last. gauges: latest values by name.
+    version: of the parameters. batch_id: the batch trained last. gauges: latest values by name. devices: of
+    all ranks.
     """
 
     version: int = 0
@@ -58,6 +66,7 @@ class Activity:
     train_fraction: float | None = None
     gauges: dict[str, float] = field(default_factory=dict)
     transfers: tuple[TransferTotals, ...] = ()
+    devices: Sequence[WorkerDevice] = ()
     # Seconds of the latest phase of each kind.
     seconds: dict[str, float] = field(default_factory=dict)
     # Seconds of all phases of each kind that ended.

@@ -22,7 +22,7 @@ import numpy as np
 from earl.dispatch.read.reader import SequenceRead
 from earl.errors import DataPlaneError
 from earl.obs import tracing
-from services.trainer.ranks.activity import READING, gather_transfers, memory_fraction
+from services.trainer.ranks.activity import READING, gather_devices, gather_transfers, memory_fraction
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
@@ -148,6 +148,7 @@ class ReferenceRank:
         self._io.run(self._logprobs.publish(), CALL_S)
         full = self._gathered([] if placed else [0])
         self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
+        self._activity.devices = gather_devices(self._group)
         memory = memory_fraction(self._group)
         if self._rank0 is None:
             return

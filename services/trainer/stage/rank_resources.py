@@ -18,7 +18,7 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
 from earl.rpc.peers import peer
-from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.activity import Activity, gather_devices
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.requests import StageRequests
@@ -61,11 +61,12 @@ class RankResources:
         name: str,
         requests: StageRequests,
     ) -> None:
-        """Opens bus and data plane. Raises BusUnavailable and what Dispatcher.create does."""
+        """Opens bus and data plane. A collective. Raises BusUnavailable and what Dispatcher.create does."""
         self.stack, self.config, self.run_dir, self.name = stack, config, run_dir, name
         self.requests = requests
         self.scheduler_address, self.activity = process.scheduler_address, process.activity
         self.io, self.group = process.io, process.group
+        self.activity.devices = gather_devices(self.group)
         io, stream_events = self.io, config.bus.stream_events
         connecting = Bus.connect(process.redis_url, config.name, source=name, stream_events=stream_events)
         self.bus = io.run(connecting, OPEN_S)

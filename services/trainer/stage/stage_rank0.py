@@ -63,6 +63,7 @@ class StageRank0:
         self._pending: concurrent.futures.Future[Any] | None = None
         self._address = self._metrics_address = ""
         self.scheduler = self._io.run(self._connect(), OPEN_S)
+        self.scheduler.devices = resources.activity.devices
         resources.stack.callback(lambda: self._io.run(self.scheduler.close(), CLOSE_S))
 
     async def _connect(self) -> SchedulerClient:
@@ -128,6 +129,7 @@ class StageRank0:
 
     async def _heartbeat(self) -> HeartbeatReply:
         activity = self._resources.activity
+        self.scheduler.devices = activity.devices
         return await self.scheduler.heartbeat(
             running=self.scheduler.parallelism.devices,
             version=activity.version,

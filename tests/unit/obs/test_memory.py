@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
+from types import SimpleNamespace
+
+import pytest
 
 from earl.obs.memory import (
     DeviceMemory,
@@ -13,7 +17,9 @@ from earl.obs.memory import (
     on_cuda,
     on_host,
     peak_bytes,
+    rank_devices,
 )
+from earl.worker_report import WorkerDevice
 from services.rollout.engines.contract.stats import device_memory
 
 
@@ -35,6 +41,33 @@ def test_a_process_that_uses_no_cuda_device_knows_of_none() -> None:
     assert on_cuda() is None and device_memory("cuda:1") is None
     here = device_memory("cpu", [os.getpid()])
     assert here is not None and here.host and here.used_bytes >= 2 * on_host([os.getpid()]).used_bytes * 0.9
+
+
+def test_ranks_on_a_cpu_report_their_host() -> None:
+    first, second = rank_devices("cpu", 2)
+    assert first == second and (first.kind, first.id, first.number) == ("cpu", socket.gethostname(), 0)
+    assert first.total_bytes == host_bytes() and 0 < first.free_bytes <= first.total_bytes
+
+
+def test_ranks_on_gpus_report_each_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    gib = 1 << 30
+    # As torch.cuda has it of a machine that is not this one.
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 1,
+        device_count=lambda: 3,
+        mem_get_info=lambda: (70 * gib, 80 * gib),
+        get_device_properties=lambda index: SimpleNamespace(total_memory=80 * gib, uuid=f"u{index}"),
+    )
+    assert rank_devices("cuda:1", 2, cuda) == [
+        WorkerDevice("cuda", "GPU-u1", 5, 80 * gib, 70 * gib),
+        WorkerDevice("cuda", "GPU-u2", 6, 80 * gib),
+    ]
+    # An older torch knows no UUIDs; and a process without a context leaves GPUs alone.
+    cuda.get_device_properties = lambda index: SimpleNamespace(total_memory=80 * gib)
+    assert rank_devices("cuda", 1, cuda)[0].id == f"{socket.gethostname()}/5"
+    assert rank_devices("cuda") == []
 
 
 def test_a_peak_stays_until_it_is_forgotten() -> None:

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from earl.obs.memory import DeviceMemory
-from earl.worker_report import TransferTotals
+from earl.worker_report import TransferTotals, WorkerDevice
 
 Finish = Literal["", "stop", "length", "abort"]
 
@@ -169,6 +169,8 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     kv_token_bytes: int = 0
     # Memory of rank 0's device, or of the host that all ranks share; None where it is not known.
     memory: DeviceMemory | None = None
+    # The device of each rank; empty where this process does not know them.
+    devices: list[WorkerDevice] = []
 
 
 class LoadReport(msgspec.Struct, kw_only=True, tag=True):

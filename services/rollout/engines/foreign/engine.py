@@ -20,6 +20,7 @@ from typing import Any
 
 from earl.errors import ConfigError, EarlError, EngineError
 from earl.models.spec import ModelSpec
+from earl.obs.memory import rank_devices
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.admission import check_unused
 from services.rollout.engines.contract.engine import (
@@ -194,6 +195,7 @@ class ForeignEngine(LocalEngine):
             reused_tokens=self._reused,
             evicted_sessions=0,
             memory=device_memory(self._device, self.workers),
+            devices=rank_devices(self._device, self.spec.tp),
             **self._figures(),
         )
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from earl.errors import ContextTooLong, EarlError, EngineError
+from earl.obs.memory import rank_devices
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import admission, wire
 from services.rollout.engines.contract.engine import (
@@ -295,4 +296,5 @@ class TorchEngine(LocalEngine):
             kv_token_bytes=self._runner.cache.token_bytes,
             # All ranks hold as much as this one.
             memory=device_memory(self._runner.device.type, alike=self.spec.tp),
+            devices=rank_devices(self._runner.device.type, self.spec.tp),
         )
