@@ -84,6 +84,19 @@ def ranks_here(config: RunConfig) -> int:
     return ranks + (reference.dp * reference.tp if config.trainer.uses_reference else 0)
 
 
+def worst_load(config: RunConfig, stage: str, parallelism: Parallelism) -> tuple[int, int]:
+    """(context in tokens, concurrency) at which a stage takes most memory.
+
+    parallelism: of the stage, or, of rollout, of one worker, whose sequences these are then.
+    """
+    if stage == "rollout":
+        return config.rollout.max_context_tokens, parallelism.dp * config.rollout.max_sequences
+    trajectories = config.batch_trajectories
+    if stage == "trainer" and config.warmup.batches:
+        trajectories = max(trajectories, config.warmup_trajectories)
+    return config.longest_sequence, trajectories
+
+
 def _rollout(
     config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
 ) -> MemoryParts:

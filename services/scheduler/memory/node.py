@@ -15,7 +15,7 @@ from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from earl.stack.placement import Placement
-from services.scheduler.memory.model import Device, predict
+from services.scheduler.memory.model import Device, predict, worst_load
 from services.scheduler.memory.parts import MemoryParts
 from services.scheduler.memory.trainer import SLOTS
 
@@ -152,24 +152,19 @@ def _use(
     kind: Device = "cuda" if process in on_gpus else "cpu"
     stage = "rollout" if process.startswith("rollout-") else process
     rollout, reference = config.rollout, config.reference
-    context, trajectories = config.longest_sequence, config.batch_trajectories
     ranks = len(numbers)
     match stage:
         case "rollout":
             parallelism = Parallelism(rollout.engines, rollout.tp)
-            context, trajectories = rollout.max_context_tokens, rollout.engines * rollout.max_sequences
             # A frozen opponent has engines of its own on the same devices.
             ranks *= 2 if config.frozen is not None else 1
         case "trainer":
             parallelism = config.trainer.parallelism
-            if config.warmup.batches:
-                trajectories = max(trajectories, config.warmup_trajectories)
         case _:
             parallelism = Parallelism(reference.dp, reference.tp)
     base_bytes = CONTEXT_BYTES if kind == "cuda" else 0
-    parts = predict(
-        stage, config, spec, parallelism, context, trajectories, device=kind, base_bytes=base_bytes
-    )
+    load = worst_load(config, stage, parallelism)
+    parts = predict(stage, config, spec, parallelism, *load, device=kind, base_bytes=base_bytes)
     if kind == "cpu":
         return DeviceUse(process, (), ranks, parts)
     distinct = tuple(dict.fromkeys(numbers))

@@ -24,6 +24,7 @@ from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
+from services.scheduler.parallelism.stage_memory import ReportedDevices
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
 from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
@@ -54,7 +55,8 @@ class ParallelismController:
     ) -> None:
         self.switching = Switching(tables, config.switch)
         self.layouts = LegalLayouts(config, directory)
-        self.selector = SelectorLoop.open(config, directory, monitor, self.switching)
+        self._devices = ReportedDevices(tables.workers)
+        self.selector = SelectorLoop.open(config, directory, monitor, self.switching, self._devices.of)
         self._monitor = monitor
         self._tables = tables
         self._report = report
@@ -82,6 +84,7 @@ class ParallelismController:
 
     def committed(self, step: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """A training step is done: decides for the next one, and carries it out unless this is the last."""
+        self._devices.refresh()
         self.selector.step(step, observed, now=now, last=last)
         self.driver.wake()
 
@@ -115,6 +118,7 @@ class ParallelismController:
         if self._relieved == (parallelism.replica, tokens) and now - self._relieved_s < RELIEVE_S:
             return
         self._relieved, self._relieved_s = (parallelism.replica, tokens), now
+        self._devices.refresh()
         observed = self._monitor.glance(self._tables.workers.values(), self._device_slots)
         if observed is None or not self.selector.relieve(observed, now=now):
             self._relieve(running, tokens, now)

@@ -21,24 +21,22 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
-from earl.models.spec import ModelSpec, load_spec
-from earl.obs.machine import computes_on_gpu
-from earl.obs.memory import host_bytes
+from earl.models.spec import load_spec
 from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import ROLLOUT, STAGES, Parallelism
-from services.scheduler.memory import predict, ranks_here
+from services.scheduler.memory.stage_devices import StageDevices
 from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.parallelism import decision_log
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
+from services.scheduler.parallelism.stage_memory import memory_of
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.profile.rows import dump, parse
-from services.scheduler.profile.table import MemoryModel
 from services.scheduler.profiler.facts import cache_of
 from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.earl_policy import EarlPolicy
@@ -90,16 +88,24 @@ class SelectorLoop:
 
     @classmethod
     def open(
-        cls, config: RunConfig, directory: Path, monitor: Monitor, switching: Switching | None = None
+        cls,
+        config: RunConfig,
+        directory: Path,
+        monitor: Monitor,
+        switching: Switching | None = None,
+        devices: Callable[[str], StageDevices] = lambda stage: StageDevices(),
     ) -> SelectorLoop:
-        """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile."""
+        """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile.
+
+        devices: of a stage, as its workers have reported them.
+        """
         mode, profile = config.scheduler.selector, config.scheduler.profile
         selector = cls(
             directory,
             monitor,
             switching if mode == "on" else None,
             search=None if profile or mode == "static" else partial(kept_profile, config, directory),
-            policies=partial(stages_of, config, directory),
+            policies=partial(stages_of, config, directory, devices),
         )
         if profile and mode != "static":
             selector.begin(*read_profile(profile))
@@ -287,34 +293,19 @@ def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
     return (dump(rows), f"what earl profile kept in {caches[0].path.parent}") if rows else None
 
 
-def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
-    """The memory model of one stage, for a profile without fractions.
+def stages_of(
+    config: RunConfig, directory: Path, devices: Callable[[str], StageDevices], text: str, name: str
+) -> Stages:
+    """A policy and its table for each stage that a profile has rows of. Raises ConfigError.
 
-    It gives fractions of a host's memory for CPUs, and None where the stage may run on GPUs, whose memory the
-    scheduler does not know, or before the run has its model.
+    devices: of a stage, as its workers have reported them.
     """
-
-    @lru_cache(maxsize=1)
-    def spec() -> ModelSpec:
-        return load_spec(directory / "model")
-
-    def model(parallelism: Parallelism, context_tokens: float, concurrency: float) -> float | None:
-        if computes_on_gpu(getattr(config, stage).device) or not (directory / "model").is_dir():
-            return None
-        taken = predict(stage, config, spec(), parallelism, context_tokens, concurrency, device="cpu")
-        return taken.fraction(host_bytes() // ranks_here(config))
-
-    return model
-
-
-def stages_of(config: RunConfig, directory: Path, text: str, name: str) -> Stages:
-    """A policy and its table for each stage that a profile has rows of. Raises ConfigError."""
     rows, layouts = parse(text, name), LegalLayouts(config, directory)
     tables = {
         stage: LimitedTable(
             rows,
             stage,
-            memory_of(config, directory, stage),
+            memory_of(config, directory, stage, devices),
             holds=layouts.holds(stage),
             longest=layouts.longest,
         )

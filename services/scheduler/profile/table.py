@@ -165,7 +165,7 @@ class ProfileTable:
         self.extent = max(context for context, _ in self.points), max(load for _, load in self.points)
         pool = _Pool(map(_seconds, by.values()))
         self._sheets = {parallelism: _Sheet(rows, pool) for parallelism, rows in sorted(by.items())}
-        self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
+        self._measured = lru_cache(maxsize=1 << 16)(self._by_rows)
 
     @property
     def parallelisms(self) -> tuple[Parallelism, ...]:
@@ -188,18 +188,19 @@ class ProfileTable:
 
         Raises ConfigError if the profile has no rows of it.
         """
-        return self._predicted(layout, context_tokens, concurrency)
-
-    def _predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
-        sheet = self._sheet(layout)
-        share = concurrency * sheet.parallelism.dp / layout.dp
-        prediction = sheet.predict(max(1.0, context_tokens), max(1e-9, share))
+        prediction = self._measured(layout, context_tokens, concurrency)
         if prediction.memory_fraction is not None or self._model is None:
             return prediction
+        # Not kept: the model knows more as soon as workers have reported their devices.
         fraction = self._model(layout, context_tokens, concurrency)
         if fraction is None or fraction <= 1.0 or not prediction.fits:
             return replace(prediction, memory_fraction=fraction)
         return replace(prediction, memory_fraction=fraction, fits=False, reason=_too_much(fraction))
+
+    def _by_rows(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        sheet = self._sheet(layout)
+        share = concurrency * sheet.parallelism.dp / layout.dp
+        return sheet.predict(max(1.0, context_tokens), max(1e-9, share))
 
     def _sheet(self, parallelism: Parallelism) -> _Sheet:
         sheet = self._sheets.get(parallelism)
