@@ -15,6 +15,7 @@ from earl.config.run import RunConfig
 from earl.config.trainer import TrainerConfig
 from earl.errors import ConfigError
 from earl.models.spec import ModelSpec
+from earl.models.tp import rank_heads
 from earl.parallelism import Parallelism
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts, MicrobatchRows, ceil_div
@@ -102,20 +103,26 @@ def _rollout(
 ) -> MemoryParts:
     rollout = config.rollout
     context = max(rollout.max_context_tokens, load.context_tokens)
+    model = ModelNumbers.of(spec, parallelism.tp, parallelism.pp, fused=True)
+    # Whatever the tp, a device has as many sequences and bytes of KV (services.rollout.pool.devices).
+    slots = ceil_div(rollout.max_sequences * parallelism.tp, rollout.tp)
+    kv_tokens = rollout.kv_tokens
+    if parallelism.tp != rollout.tp:
+        kv_tokens = kv_tokens * rank_heads(spec, rollout.tp)[1] // model.kv_heads
     how = RolloutNumbers(
         device=device,
         native=rollout.engine == "torch",
         tp=parallelism.tp,
         item_bytes=ITEM_BYTES[config.rollout_dtype],
         published_bytes=ITEM_BYTES[config.model.weight_dtype],
-        slots=rollout.max_sequences,
+        slots=slots,
         context=context,
-        kv_tokens=rollout.kv_tokens,
+        kv_tokens=kv_tokens,
         # What is beyond an engine's slots waits.
-        sequences=min(ceil_div(load.concurrency, parallelism.dp), rollout.max_sequences),
+        sequences=min(ceil_div(load.concurrency, parallelism.dp), slots),
         length=load.context_tokens,
     )
-    return rollout_memory(ModelNumbers.of(spec, parallelism.tp, parallelism.pp, fused=True), how)
+    return rollout_memory(model, how)
 
 
 def _micro_batch(

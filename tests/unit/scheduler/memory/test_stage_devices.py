@@ -17,7 +17,7 @@ from services.scheduler.profiler.node_probe import planned_spec
 from services.scheduler.state.workers import WorkerRecord
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
-TP1 = Parallelism(4)
+TP1, TP2 = Parallelism(4), Parallelism(2, 2)
 
 
 def gpu(number: int, gib: int = 80) -> WorkerDevice:
@@ -94,3 +94,14 @@ def test_what_other_stages_take_of_a_shared_device_is_subtracted():
     # Where others take all, the share is large, and a number.
     full = StageDevice(20 * GIB, 1, (("trainer", layout, 1),))
     assert 1 < gpu_fraction("rollout", config, spec, {full}, TP1, 32_768, 256) < 1e5
+
+
+def test_a_device_keeps_its_bytes_of_kv_in_another_tp():
+    """services.rollout.pool.devices gives engines of more devices as many more tokens."""
+    config = example()
+    spec = planned_spec(config)
+    kv = [
+        predict("rollout", config, spec, layout, 1024, 64, device="cuda").kv
+        for layout in (TP1, TP2, Parallelism(1, 4))
+    ]
+    assert kv[0] == 131_072 * 36 * 2 * 8 * 128 * 2 and len(set(kv)) == 1
