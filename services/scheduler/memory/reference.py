@@ -38,7 +38,7 @@ def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
 
 
 def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
-    """One block's (module.py): attention or MLP, in addition to the residual stream."""
+    """One block's (module.py): norm, attention or MLP, in addition to the residual stream."""
     hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate
     # The stream twice and its norm; queries and keys before and after rotation, one product each.
     rotating = (3 * hidden + 3 * query + 4 * key) * how.rows
@@ -46,19 +46,23 @@ def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     wide = query if how.device == "cpu" else key
     copies = query + 2 * key if how.moved else 0
     attending = (2 * hidden + query + 2 * key) * how.rows + (2 * query + 2 * wide + copies) * how.padded
-    mlp = (4 * hidden + 3 * inner) * how.rows
+    # The stream twice, its norm; gate, up and their product, of which the product stays beside the output.
+    mlp = (3 * hidden + max(3 * inner, hidden + inner)) * how.rows
     activations = how.item_bytes * max(rotating, attending, mlp)
     if how.item_bytes < WIDE_BYTES:
-        # _RMSNorm in float32.
-        activations += WIDE_BYTES * hidden * how.rows
-    return _moment("forward", model, how, activations)
+        # _RMSNorm: stream and result, and in float32 the stream and its product.
+        norm = (3 * how.item_bytes + 2 * WIDE_BYTES) * hidden * how.rows
+        activations = max(activations, norm)
+    tables = 2 * how.item_bytes * model.head_dim * how.rows
+    return _moment("forward", model, how, activations + tables)
 
 
 def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """A chunk and its exponentials; on CUDA, where it is narrower, also the product (logprobs.py)."""
     narrow = how.item_bytes if how.item_bytes < WIDE_BYTES and how.device != "cpu" else 0
     logits = (2 * WIDE_BYTES + narrow) * chunk_elements(model.vocab, how.trained_rows, how.device)
-    hidden = how.item_bytes * model.hidden * (2 * how.rows + how.trained_rows)
+    # What the last norm gives, and the rows of it that are wanted.
+    hidden = how.item_bytes * model.hidden * (how.rows + how.trained_rows)
     return _moment("log-probs", model, how, hidden, logits)
 
 
@@ -68,7 +72,7 @@ def _moment(
     return MemoryParts(
         moment=name,
         weights=how.item_bytes * model.elements(),
-        activations=activations + (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows,
+        activations=activations + ROW_BYTES * how.rows,
         logits=logits,
         margin=0 if how.device == "cpu" else int(MARGIN * (activations + logits)),
     )

@@ -9,6 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism
@@ -27,7 +30,16 @@ from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.vllm import core
-from services.scheduler.memory import MemoryParts, ModelNumbers, parts, predict, ranks_here, rollout, trainer
+from services.scheduler.memory import (
+    MemoryParts,
+    ModelNumbers,
+    parts,
+    predict,
+    ranks_here,
+    reference,
+    rollout,
+    trainer,
+)
 from services.scheduler.memory import model as model_module
 from services.scheduler.memory.numbers import elements
 from services.trainer.publish import weight_slots
@@ -110,6 +122,51 @@ def saved_by(block: Block, spec: ModelSpec, lengths: list[int], dtype: torch.dty
         out = block(x, *tables, packing)
     assert out.shape == x.shape
     return sum(kept.values())
+
+
+def storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class LiveTensors(TorchDispatchMode):
+    """The most bytes of tensors made within it that were there at once, after any operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_bytes = 0
+        self._there: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {
+            leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)
+        }
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
+                storage = leaf.untyped_storage()
+                self._there[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._there = {key: value for key, value in self._there.items() if not value[0].expired()}
+        self.most_bytes = max(self.most_bytes, sum(size for _, size in self._there.values()))
+        return result
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("hidden", "inner", "vocab"), [(64, 256, 64), (256, 64, 64), (64, 64, 2048)])
+def test_what_a_reference_pass_holds_at_once(dtype: str, hidden: int, inner: int, vocab: int) -> None:
+    rows = 256
+    spec = ModelSpec("llama", hidden, 2, 4, 2, 16, inner, vocab)
+    decoder = Decoder(spec).to(getattr(torch, dtype)).requires_grad_(False)
+    ids, targets = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows // 2, dtype=torch.int64)
+    with torch.no_grad(), LiveTensors() as live:
+        states = decoder.forward_packed(ids, torch.arange(rows), [rows])
+        decoder.token_logprobs(states[: rows // 2].clone(), targets, 1.0)
+    how = reference.ReferenceNumbers(
+        device="cpu", item_bytes=parts.ITEM_BYTES[dtype], rows=rows, trained_rows=rows // 2, padded=rows,
+        moved=False,
+    )  # fmt: skip
+    model = ModelNumbers.of(spec)
+    predicted = reference.reference_memory(model, how).total_bytes - how.item_bytes * model.elements()
+    assert predicted == pytest.approx(live.most_bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("name", SPECS)
