@@ -36,7 +36,13 @@ class MemoryCase:
 
     @property
     def spec(self) -> ModelSpec:
-        return ModelSpec("llama", max_positions=self.context_tokens, **self.model)
+        family = self.model["family"]
+        return ModelSpec(
+            max_positions=self.context_tokens,
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
+            **self.model,
+        )
 
     @property
     def config(self) -> RunConfig:
@@ -69,8 +75,9 @@ def sizes(
     vocab: int,
     *,
     tied: bool = True,
+    family: str = "llama",
 ) -> dict[str, Any]:
-    """Fields of ModelSpec."""
+    """Fields of ModelSpec, but what follows from the others."""
     return dict(locals())
 
 
@@ -80,6 +87,9 @@ WIDE = sizes(256, 4, 4, 4, 64, 1024, 8192)
 DEEP = sizes(256, 16, 4, 2, 64, 768, 2048)
 UNTIED = sizes(512, 6, 8, 4, 64, 1024, 4096, tied=False)
 SHARING = sizes(512, 4, 8, 1, 64, 1024, 8192, tied=False)
+# Other families: biases of queries, keys and values; norms of heads that are together wider than the stream.
+BIASED = sizes(384, 8, 6, 2, 64, 1024, 4096, family="qwen2")
+NORMED = sizes(320, 6, 4, 2, 128, 960, 6144, tied=False, family="qwen3")
 # Used by the held-out cases alone.
 OTHER = sizes(384, 10, 6, 2, 64, 1280, 6144)
 
@@ -100,7 +110,8 @@ def trainer(
 def rollout(
     model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any
 ) -> MemoryCase:
-    made = {"rollout": {"max_sequences": sequences, **fields}}
+    tp = Parallelism.parse(parallelism).tp
+    made = {"rollout": {"max_sequences": sequences, "tp": tp, **fields}}
     return MemoryCase("rollout", parallelism, tokens, sequences, model, made)
 
 
@@ -142,6 +153,18 @@ CASES = {
     "rollout untied": rollout(UNTIED, "tp=1", 512, 16),
     "rollout tp2": rollout(WIDE, "tp=2", 512, 16),
     "rollout tp2 sharing": rollout(SHARING, "tp=2", 512, 16),
+    "trainer normed": trainer(NORMED, "dp=1", 768, 2),
+    "trainer biased checkpointing bfloat16": trainer(BIASED, "dp=1", 1024, 2, {**AGAIN, **NARROW}),
+    "trainer biased adapters checkpointing": trainer(BIASED, "dp=1", 1024, 2, {**AGAIN, "lora_rank": 8}),
+    "trainer biased dp2 adapters": trainer(BIASED, "dp=2", 1024, 2, {"lora_rank": 8}),
+    "trainer normed cp2 bfloat16": trainer(NORMED, "cp=2", 2048, 1, NARROW),
+    "trainer biased tp2": trainer(BIASED, "tp=2", 768, 2),
+    "reference normed": reference(NORMED, "dp=1", 1536, 3),
+    "reference biased bfloat16": reference(BIASED, "dp=1", 1536, 3, **NARROW),
+    "rollout normed": rollout(NORMED, "tp=1", 512, 16),
+    "rollout biased bfloat16": rollout(BIASED, "tp=1", 512, 16, dtype="bfloat16"),
+    "rollout bounded": rollout(WIDE, "tp=1", 512, 16, kv_tokens=4096),
+    "rollout biased tp2": rollout(BIASED, "tp=2", 384, 24),
 }
 # Another shape, other lengths and other combinations, chosen before any of them was measured. Nothing may be
 # fitted on them: a constant that is changed because of one needs other held-out cases.

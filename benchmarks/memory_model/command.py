@@ -30,6 +30,10 @@ MEASURED_CODE = (
 )
 
 MIB = 1 << 20
+# Goals of all cases together. A run that is predicted too small ends out of memory; one predicted too large
+# only uses less of a device than it could.
+MOST = {"memory_error": 0.10, "held_out_under": 0.10, "held_out_over": 0.20}
+LEAST = {"fitted_cases": 20, "held_out_cases": 8}
 COMPARES = (
     "Peak private memory of a rank against services.scheduler.memory.predict, beyond what the same process "
     "takes for a model of a few kilobytes. Every case is fresh processes on the CPU: trainer (two steps) and "
@@ -37,7 +41,8 @@ COMPARES = (
     "versions over the data plane and then generate. Of several ranks the one that took most. A trainer's "
     "published versions lie in its arena, which is counted exactly and left out on both sides. error: "
     "|predicted - measured| / measured. memory_error and its median are of the cases that the predictor's "
-    "constants were fitted on; held_out_error and its median of others, on which nothing was."
+    "constants were fitted on; held_out_error and its median of others, on which nothing was; of those, "
+    "held_out_under is the largest by which one was predicted too small, held_out_over too large."
 )
 
 
@@ -59,19 +64,28 @@ def memory_model(
     publish("memory-model", {"compares": COMPARES, **summary(runs), "runs": runs}, results, as_json=as_json)
 
 
-def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The largest and the median error, of fitted and of held-out cases apart; None where there are none."""
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The largest and the median error, of fitted and of held-out cases apart, None where there are none; how
+    far held-out cases are predicted too low and too high at most; and the goals that were missed."""
 
     def over(function: Callable[[list[float]], float], held_out: bool) -> float | None:
         errors = [abs(run["error"]) for run in runs if run["held_out"] is held_out]
         return function(errors) if errors else None
 
-    return {
+    held_out = [run["error"] for run in runs if run["held_out"]]
+    figures = {
         "memory_error": over(max, False),
         "memory_error_median": over(statistics.median, False),
         "held_out_error": over(max, True),
         "held_out_error_median": over(statistics.median, True),
+        "held_out_under": max(0.0, -min(held_out)) if held_out else None,
+        "held_out_over": max(0.0, *held_out) if held_out else None,
+        "fitted_cases": len(runs) - len(held_out),
+        "held_out_cases": len(held_out),
     }
+    missed = [name for name, most in MOST.items() if (figures[name] or 0.0) > most]
+    missed += [name for name, least in LEAST.items() if figures[name] < least]
+    return {**figures, "missed": missed}
 
 
 async def measure(cases: Mapping[str, MemoryCase], base_bytes: int | None = None) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.memory_model.cases import CASES, HELD_OUT
-from benchmarks.memory_model.command import predict, summary
+from benchmarks.memory_model.command import LEAST, predict, summary
 
 
 def test_held_out_cases_are_of_a_shape_that_nothing_was_fitted_on() -> None:
@@ -23,5 +23,29 @@ def test_errors_of_both_kinds_stand_apart() -> None:
         "memory_error_median": pytest.approx(0.2),
         "held_out_error": 0.2,
         "held_out_error_median": 0.2,
+        "held_out_under": 0.2,
+        "held_out_over": 0.0,
+        "fitted_cases": 2,
+        "held_out_cases": 1,
+        "missed": ["memory_error", "held_out_under", "fitted_cases", "held_out_cases"],
     }
     assert summary(runs[:2])["held_out_error"] is None
+
+
+def test_a_prediction_that_is_too_large_may_be_further_off_than_one_that_is_too_small() -> None:
+    fitted = [{"held_out": False, "error": error} for error in (0.1, -0.1)] * 10
+
+    def missed(*errors: float) -> list[str]:
+        return summary([*fitted, *({"held_out": True, "error": error} for error in errors)])["missed"]
+
+    assert missed(*[0.2] * 4, *[-0.1] * 4) == []
+    assert missed(*[0.0] * 7, 0.21) == ["held_out_over"]
+    assert missed(*[0.0] * 7, -0.11) == ["held_out_under"]
+    assert missed(*[0.0] * 7) == ["held_out_cases"]
+
+
+def test_there_are_as_many_cases_as_the_goals_ask_for() -> None:
+    assert len(CASES) >= LEAST["fitted_cases"] and len(HELD_OUT) >= LEAST["held_out_cases"]
+    for cases in (CASES, HELD_OUT):
+        assert {case.stage for case in cases.values()} == {"trainer", "reference", "rollout"}
+    assert {case.spec.family for case in CASES.values()} == {"llama", "qwen2", "qwen3"}
