@@ -92,6 +92,8 @@ BIASED = sizes(384, 8, 6, 2, 64, 1024, 4096, family="qwen2")
 NORMED = sizes(320, 6, 4, 2, 128, 960, 6144, tied=False, family="qwen3")
 # Used by the held-out cases alone.
 OTHER = sizes(384, 10, 6, 2, 64, 1280, 6144)
+OTHER_NORMED = sizes(448, 8, 8, 2, 80, 1536, 7168, tied=False, family="qwen3")
+OTHER_BIASED = sizes(352, 12, 8, 4, 48, 832, 5120, family="qwen2")
 
 
 def trainer(
@@ -179,4 +181,18 @@ HELD_OUT = {
     "held-out reference tp2": reference(OTHER, "tp=2", 1536, 3),
     "held-out rollout": rollout(OTHER, "tp=1", 768, 12),
     "held-out rollout tp2": rollout(OTHER, "tp=2", 384, 24),
+    "held-out trainer normed": trainer(OTHER_NORMED, "dp=1", 1280, 1),
+    "held-out trainer biased micro-batches": trainer(
+        OTHER_BIASED, "dp=1", 640, 6, {"microbatch_tokens": 2048}
+    ),
+    "held-out trainer normed dp2 checkpointing bfloat16": trainer(
+        OTHER_NORMED, "dp=2", 896, 2, {**AGAIN, **NARROW}
+    ),
+    "held-out trainer biased tp2 adapters": trainer(OTHER_BIASED, "tp=2", 896, 2, {"lora_rank": 16}),
+    "held-out trainer normed cp2 checkpointing": trainer(OTHER_NORMED, "cp=2", 1792, 1, AGAIN),
+    "held-out reference normed bfloat16": reference(OTHER_NORMED, "dp=1", 1280, 4, **NARROW),
+    "held-out reference biased tp2": reference(OTHER_BIASED, "tp=2", 1792, 3),
+    "held-out rollout normed bounded": rollout(OTHER_NORMED, "tp=1", 640, 12, kv_tokens=3840),
+    "held-out rollout biased tp2": rollout(OTHER_BIASED, "tp=2", 256, 32),
+    "held-out rollout normed bfloat16": rollout(OTHER_NORMED, "tp=1", 896, 8, dtype="bfloat16"),
 }
