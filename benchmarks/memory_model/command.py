@@ -16,6 +16,7 @@ from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.progress import counted
 from benchmarks.record.results import publish
+from earl.obs import processor
 from services.scheduler import memory
 
 app = typer.Typer(add_completion=False)
@@ -136,6 +137,7 @@ def predict(case: MemoryCase) -> memory.MemoryParts:
         case.concurrency,
         shared_tokens=case.shared_tokens,
         trained_fraction=case.trained_fraction,
+        packs_bfloat16=processor.onednn_bfloat16(processor.flags()),
     )
 
 

@@ -71,6 +71,11 @@ def native_bfloat16(flags: Collection[str]) -> bool:
     return bool(bfloat16_instructions(flags))
 
 
+def onednn_bfloat16(flags: Collection[str]) -> bool:
+    """Returns whether oneDNN takes bfloat16 on a processor with these instruction sets, fast or not."""
+    return {"avx512bw", "avx512vl", "avx512dq"} <= {*flags} or "bf16" in flags
+
+
 def native_on_cuda(capability: tuple[int, int]) -> bool:
     """Returns whether a CUDA device of this compute capability does."""
     return capability >= BFLOAT16_CAPABILITY

@@ -34,13 +34,15 @@ class MemoryLoad:
 
     context_tokens: of the longest sequence; concurrency: sequences of the whole pool (rollout) or of a batch.
     shared_tokens: first tokens that sequences of a micro-batch have in common. trained_fraction: of their
-    tokens, those that were sampled.
+    tokens, those that were sampled. packs_bfloat16: an engine on the processor keeps matrices in bfloat16 a
+    second time, in oneDNN's layout, as it does those in float32.
     """
 
     context_tokens: int
     concurrency: int
     shared_tokens: int = 0
     trained_fraction: float = 1.0
+    packs_bfloat16: bool = True
 
 
 def predict(
@@ -54,14 +56,15 @@ def predict(
     device: Device | None = None,
     shared_tokens: int = 0,
     trained_fraction: float = 1.0,
+    packs_bfloat16: bool = True,
     base_bytes: int = 0,
 ) -> MemoryParts:
     """The memory of the rank of `stage` that takes most.
 
     concurrency: sequences of the whole pool; of a trainer or reference stage, of a batch. device: None: what
-    the run file says, "cpu" where it says "auto". shared_tokens, trained_fraction: as in MemoryLoad; unknown,
-    they are such that more is predicted. base_bytes: of a process before it has a model, as it was measured.
-    Raises ConfigError (no such stage, nothing to do), IllegalParallelism.
+    the run file says, "cpu" where it says "auto". shared_tokens, trained_fraction, packs_bfloat16: as in
+    MemoryLoad; unknown, they are such that more is predicted. base_bytes: of a process before it has a model,
+    as it was measured. Raises ConfigError (no such stage, nothing to do), IllegalParallelism.
     """
     make = _STAGES.get(stage)
     if make is None:
@@ -70,7 +73,8 @@ def predict(
         raise ConfigError(
             f"{context_tokens} tokens at a concurrency of {concurrency}", "give numbers above 0"
         )
-    load = MemoryLoad(math.ceil(context_tokens), math.ceil(concurrency), shared_tokens, trained_fraction)
+    tokens, sequences = math.ceil(context_tokens), math.ceil(concurrency)
+    load = MemoryLoad(tokens, sequences, shared_tokens, trained_fraction, packs_bfloat16)
     configured = getattr(config, stage).device
     memory = make(config, spec, parallelism, load, device or ("cuda" if configured == "cuda" else "cpu"))
     return memory.with_base(base_bytes)
@@ -112,6 +116,7 @@ def _rollout(
     how = RolloutNumbers(
         device=device,
         native=rollout.engine == "torch",
+        packs=load.packs_bfloat16 or config.rollout_dtype == "float32",
         tp=parallelism.tp,
         item_bytes=ITEM_BYTES[config.rollout_dtype],
         published_bytes=ITEM_BYTES[config.model.weight_dtype],

@@ -34,13 +34,14 @@ COLUMN_BYTES = 8 + 4 + 8
 class RolloutNumbers:
     """Settings of an engine that generates.
 
-    native: the torch engine. item_bytes: of what it computes in; published_bytes: of what it stages.
-    slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it at once, each
-    of `length` tokens.
+    native: the torch engine. packs: it keeps large matrices a second time, on a CPU. item_bytes: of what it
+    computes in; published_bytes: of what it stages. slots, context, kv_tokens (0: slots x context): what its
+    cache is made for. sequences: in it at once, each of `length` tokens.
     """
 
     device: str
     native: bool
+    packs: bool
     tp: int
     item_bytes: int
     published_bytes: int
@@ -93,7 +94,7 @@ def weight_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
 
 def _blocked(model: ModelNumbers, how: RolloutNumbers) -> list[int]:
     """Elements of the matrices that Linear.pack keeps a second time."""
-    if how.device != "cpu" or not how.native:
+    if how.device != "cpu" or not how.native or not how.packs:
         return []
     matrices = [math.prod(shape) for shape in model.block if len(shape) > 1] * model.layers
     return [size for size in (*matrices, model.vocab * model.hidden) if size >= PACK_ELEMENTS]

@@ -10,6 +10,7 @@ from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.machine import computes_on_gpu
 from earl.obs.memory import host_bytes
+from earl.obs.processor import flags, onednn_bfloat16
 from earl.parallelism import Parallelism
 from services.scheduler.memory import predict, ranks_here
 from services.scheduler.memory.stage_devices import StageDevices, devices_of, gpu_fraction
@@ -59,7 +60,10 @@ def memory_of(
 
     @lru_cache(maxsize=KEPT)
     def on_host(layout: Parallelism, context_tokens: float, concurrency: float) -> float:
-        taken = predict(stage, config, spec(), layout, context_tokens, concurrency, device="cpu")
+        taken = predict(
+            stage, config, spec(), layout, context_tokens, concurrency, device="cpu",
+            packs_bfloat16=onednn_bfloat16(flags()),
+        )  # fmt: skip
         return taken.fraction(host_bytes() // ranks_here(config))
 
     def model(layout: Parallelism, context_tokens: float, concurrency: float) -> float | None:

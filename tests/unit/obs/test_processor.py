@@ -9,6 +9,7 @@ from earl.obs.processor import (
     flags,
     native_bfloat16,
     native_on_cuda,
+    onednn_bfloat16,
     parse_flags,
     usable,
 )
@@ -60,6 +61,14 @@ def test_onednns_limit_counts_as_a_lesser_processor(limit: str, instructions: li
     left = usable(listed, limit)
     assert bfloat16_instructions(left) == instructions
     assert set(AVX2.split()) <= left
+
+
+@pytest.mark.parametrize(
+    ("flags", "takes"),
+    [("avx avx2", False), ("avx2 avx512f avx512bw avx512dq avx512vl", True), ("asimd bf16", True)],
+)
+def test_onednn_takes_bfloat16_where_it_need_not_be_fast(flags: str, takes: bool):
+    assert onednn_bfloat16(flags.split()) is takes
 
 
 def test_the_limit_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch):

@@ -99,7 +99,7 @@ def test_kv_is_what_the_cache_commits(dtype: str, tokens: int) -> None:
     kv = KvAllocator(SlotTable(3, 1024), rows=runner.cache.rows, page=runner.cache.page_tokens)
     kv.budget.commit(torch.arange(2).numpy(), torch.full((2,), tokens).numpy())
     committed = int(kv.budget.committed.sum()) * runner.cache.token_bytes
-    how = rollout.RolloutNumbers("cpu", True, 2, parts.ITEM_BYTES[dtype], 4, 3, 1024, 0, 2, tokens)
+    how = rollout.RolloutNumbers("cpu", True, True, 2, parts.ITEM_BYTES[dtype], 4, 3, 1024, 0, 2, tokens)
     assert rollout.kv_bytes(ModelNumbers.of(spec, 2, fused=True), how) == committed
 
 
@@ -215,6 +215,17 @@ def test_what_staged_and_published_versions_take() -> None:
 
 
 BIG = ModelSpec("llama", 512, 8, 8, 4, 64, 1536, 16_384, max_positions=1 << 20)
+
+
+def test_matrices_that_onednn_does_not_take_are_there_once() -> None:
+    spec = ModelSpec("llama", 512, 2, 4, 4, 128, 1024, 512)
+    for dtype, packs, copies in (("bfloat16", False, 1), ("bfloat16", True, 2), ("float32", False, 2)):
+        config = configuration(rollout={"dtype": dtype, "device": "cpu"})
+        taken = predict("rollout", config, spec, Parallelism(), 64, 1, packs_bfloat16=packs)
+        weights = spec.size_bytes(dtype)
+        assert copies * weights <= taken.weights < (copies + 0.6) * weights
+
+
 STAGES = st.sampled_from(["rollout", "trainer", "reference"])
 LAYOUTS = st.sampled_from(
     ["dp=1", "dp=2", "tp=2", "tp=4", "tp=8", "dp=4,tp=2", "cp=2", "dp=2,tp=2,cp=2"]
