@@ -225,7 +225,7 @@ def whole_step(
         name="bench",
         model_dir=str(model),
         device="cpu",
-        threads=config.rollout.threads,
+        threads=config.rollout.threads or 1,
         dtype=config.model.weight_dtype,
         max_sequences=count,
         max_context_tokens=length,

@@ -65,7 +65,7 @@ async def measure(case: MemoryCase) -> int:
                 model_dir=str(directory),
                 tp=degrees.tp,
                 device="cpu",
-                threads=rollout.threads,
+                threads=rollout.threads or 1,
                 dtype=config.rollout_dtype,
                 max_sequences=rollout.max_sequences,
                 max_context_tokens=rollout.max_context_tokens,

@@ -19,7 +19,7 @@ CASE_S = 600.0
 async def measure(case: MemoryCase) -> int:
     """Bytes that the largest rank took. Raises ProcessFailed if one fails, DeadlineExceeded after CASE_S."""
     config, ranks = case.config, case.degrees.devices
-    threads = getattr(config, case.stage).threads
+    threads = getattr(config, case.stage).threads or 1
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if ranks > 1:
         with socket.socket() as free:

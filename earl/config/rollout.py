@@ -44,11 +44,12 @@ class RolloutConfig(ConfigSection):
     #
     # Leave it at "auto" unless other programs use some of the GPUs; "4-7" keeps the engines to those.
     devices: Devices = "auto"
-    # torch threads of each engine process.
+    # torch threads of each engine process. 0: one on a GPU; on a CPU the machine's cores over all ranks of
+    # the run that compute there, decided once by the machine that starts the run.
     #
-    # Raise it if cores are idle. On a CPU, engines x tp x threads plus the trainer's ranks x threads should
-    # not exceed the cores.
-    threads: int = Field(default=1, ge=1)
+    # Give a number if a run must be repeated bit for bit on another machine. On a CPU, engines x tp x threads
+    # plus the trainer's ranks x threads should not exceed the cores.
+    threads: int = Field(default=0, ge=0)
     # Dtype in which engines compute; empty: model.dtype. "auto": bfloat16 if the device computes it without
     # emulation, else float32, decided once by the machine that starts the run.
     #

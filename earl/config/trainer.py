@@ -38,11 +38,12 @@ class TrainerConfig(ConfigSection):
     #
     # Leave it at "auto" unless other programs use some of the GPUs; "0-3" keeps the ranks to those.
     devices: Devices = "auto"
-    # torch threads of each rank.
+    # torch threads of each rank. 0: one on a GPU; on a CPU the machine's cores over all ranks of the run that
+    # compute there, decided once by the machine that starts the run.
     #
-    # Raise it if cores are idle. On a CPU, ranks x threads plus the engines' threads should not exceed the
-    # cores.
-    threads: int = Field(default=1, ge=1)
+    # Give a number if a run must be repeated bit for bit on another machine. On a CPU, ranks x threads plus
+    # the engines' threads should not exceed the cores.
+    threads: int = Field(default=0, ge=0)
     # Learning rate of AdamW.
     #
     # About 1e-3 for a small model from scratch, 1e-6 to 1e-5 for a pretrained language model. Lower it if
@@ -146,10 +147,11 @@ class TrainerConfig(ConfigSection):
     # Set "float32" if training in bfloat16 is unstable; it needs more time and memory.
     dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Keeps only the input of each block for the backward pass and computes the rest again: less memory, about
-    # a third more time.
+    # a third more time. "auto": on GPUs where the trainer is predicted not to fit without, decided once by
+    # the machine that starts the run; never on a CPU.
     #
-    # Set it if the trainer runs out of memory and a smaller microbatch_tokens is not enough.
-    activation_checkpointing: bool = False
+    # Set true if the trainer runs out of memory and a smaller microbatch_tokens is not enough.
+    activation_checkpointing: bool | Literal["auto"] = "auto"
     # Rank of low-rank adapters of lora_targets, which alone are trained; 0: every parameter is trained.
     # Published and exported is the model with its adapters added.
     #
@@ -207,6 +209,11 @@ class TrainerConfig(ConfigSection):
     bind: str = "127.0.0.1:0"
 
     @property
+    def checkpoints_activations(self) -> bool:
+        """Returns whether activations are computed again; "auto" that no launch has decided is no."""
+        return self.activation_checkpointing is True
+
+    @property
     def uses_reference(self) -> bool:
         """Returns whether the loss has a KL to the reference policy, which the reference stage serves."""
         return self.kl_coefficient > 0 or self.protected_kl > 0
@@ -244,10 +251,11 @@ class ReferenceConfig(ConfigSection):
     #
     # Leave it at "auto" unless other programs use some of the GPUs.
     devices: Devices = "auto"
-    # torch threads of each rank.
+    # torch threads of each rank. 0: one on a GPU; on a CPU the machine's cores over all ranks of the run that
+    # compute there, decided once by the machine that starts the run.
     #
     # Raise it if trajectories wait for this stage and cores are idle.
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=0, ge=0)
     # Tokens of one forward pass on one rank.
     #
     # Lower it if the stage runs out of memory; raise it if a GPU is not busy.

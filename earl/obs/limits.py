@@ -1,4 +1,4 @@
-"""Memory of this host, or of its container: the total, and what is still available."""
+"""Memory and cores of this host, or of its container."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 _CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
 
 def host_bytes() -> int:
@@ -37,3 +38,20 @@ def available_bytes() -> int:
     except (OSError, ValueError):
         return free
     return min(free, host_bytes() - used)
+
+
+def usable_cores() -> float:
+    """Cores that this process may use, or the part of them that its container is bounded to."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, cpu_quota() or cores)
+
+
+def cpu_quota() -> float:
+    """Cores that this container's cgroup is bounded to; 0 for no bound."""
+    return quota(_CGROUP_CPU.read_text(encoding="ascii") if _CGROUP_CPU.is_file() else "max 100000")
+
+
+def quota(text: str) -> float:
+    """Cores of a cgroup's cpu.max, such as "150000 100000"; 0 for "max"."""
+    bound, period = text.split()
+    return int(bound) / int(period) if bound.isdigit() else 0.0

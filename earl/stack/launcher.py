@@ -24,6 +24,7 @@ from earl.config.deadlines import checkpoint_bytes, start_seconds
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
+from earl.obs.limits import usable_cores
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, disk_space, plan, warden
@@ -31,14 +32,15 @@ from earl.stack.auto_dtype import gpu_bytes_here, settle
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
-from earl.stack.kv_size import with_kv_tokens
 from earl.stack.placement import VISIBLE, place
 from earl.stack.ports import binds, resolve_all
+from earl.stack.predicted_sizes import with_predicted_sizes
 from earl.stack.record import LaunchRecorder, read_record
 from earl.stack.rundir import RunDirectory, run_path
 from earl.stack.start_times import StartTimes
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
+from earl.stack.thread_counts import with_threads
 from earl.waiting import until_first
 
 POLL_S = 0.25
@@ -98,17 +100,20 @@ async def launch(
 ) -> LaunchOutcome:
     """Runs a whole stack; returns when the run has ended or was stopped, with nothing left running.
 
-    A dtype "auto" is resolved here, if the caller has not. on_taken: called once the run's directory is this
-    launch's. on_failed: called with the sentence of `recorded_reason` if it fails once the run has begun.
+    Keys that are left open (a dtype "auto", threads, KV, checkpointing) are resolved here, if the caller has
+    not. on_taken:
+    called once the run's directory is this launch's. on_failed: called with the sentence of `recorded_reason`
+    if it fails once the run has begun.
     Raises ConfigError and PortInUse before anything is started, and the typed reason when a process of the
     stack fails for good.
     """
     config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
     gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
     placement = place(config, len(gpu_bytes))
-    if gpu_bytes:
-        before = run_path(config) / "run.json" if resume else None
-        config = await asyncio.to_thread(with_kv_tokens, config, placement, min(gpu_bytes), before)
+    before = run_path(config) / "run.json" if resume else None
+    config = with_threads(config, len(gpu_bytes), usable_cores(), before)
+    least_bytes = min(gpu_bytes, default=0)
+    config = await asyncio.to_thread(with_predicted_sizes, config, placement, least_bytes, before)
     launched = resolve(config)
     credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:

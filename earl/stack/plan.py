@@ -196,7 +196,7 @@ def _worker(
         name,
         ("-m", module, *run, "--name", name),
         needs=needs,
-        environment={"OMP_NUM_THREADS": str(threads)},
+        environment={"OMP_NUM_THREADS": str(threads or 1)},
         ends_with_run=True,
         restartable=True,
         verdicts=(UnknownEnvironment.exit_code,),

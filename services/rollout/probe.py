@@ -163,7 +163,7 @@ def engine_specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -
             python=rollout.engine_python,
             tp=job.tp,
             device=engine_device(rollout.device, number, job.tp),
-            threads=rollout.threads,
+            threads=rollout.threads or 1,
             dtype=config.rollout_dtype,
             max_sequences=slots,
             max_context_tokens=context,

@@ -96,7 +96,7 @@ def pool_devices(
         python=rollout.engine_python,
         tp=rollout.tp,
         device=rollout.device,
-        threads=rollout.threads,
+        threads=rollout.threads or 1,
         dtype=config.rollout_dtype,
         max_sequences=rollout.max_sequences,
         max_context_tokens=rollout.max_context_tokens,

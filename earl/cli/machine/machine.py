@@ -10,7 +10,6 @@ import resource
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from earl.cli.machine.findings import Finding
@@ -19,10 +18,11 @@ from earl.config.rollout import RolloutConfig
 from earl.config.run import RunConfig
 from earl.config.trainer import ReferenceConfig, TrainerConfig
 from earl.errors import EarlError
-from earl.obs.limits import available_bytes, host_bytes
+from earl.obs.limits import available_bytes, cpu_quota, host_bytes
 from earl.obs.processor import BFLOAT16_INSTRUCTIONS, bfloat16_instructions
 from earl.stack.auto_dtype import COST, Devices, gpu_may_be_here
 from earl.stack.ports import binds, resolve_all
+from earl.stack.thread_counts import with_threads
 
 # Each process of a run holds hundreds of files, sockets and libraries.
 LEAST_FILES = 1024
@@ -34,8 +34,6 @@ CLOCK_TRIES = 5
 # A version of the weights is published into one of two slots.
 SLOTS = 2
 GIB = 1 << 30
-
-_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def machine() -> Machine:
     """Measures this machine's properties."""
     return Machine(
         len(os.sched_getaffinity(0)),
-        quota(_CGROUP_CPU.read_text(encoding="ascii") if _CGROUP_CPU.is_file() else "max 100000"),
+        cpu_quota(),
         host_bytes(),
         available_bytes(),
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -74,12 +72,6 @@ def clock_error() -> float:
     time.sleep(CLOCK_S)
     passed_s = time.monotonic() - monotonic
     return abs(time.time() - wall - passed_s) / passed_s
-
-
-def quota(text: str) -> float:
-    """Cores of a cgroup's cpu.max, such as "150000 100000"; 0 for "max"."""
-    bound, period = text.split()
-    return int(bound) / int(period) if bound.isdigit() else 0.0
 
 
 def of_machine(here: Machine) -> Iterator[Finding]:
@@ -124,8 +116,12 @@ def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
 def of_threads(here: Machine, config: RunConfig) -> Finding:
     """Compares the torch threads of a run's engines and ranks that compute on the processor with its cores.
 
-    Threads of one process spin while they wait for each other, which takes cores from the others.
+    Threads of one process spin while they wait for each other, which takes cores from the others. Those that
+    the run file leaves open are as a launch here decides them.
     """
+    gpu = gpu_may_be_here()
+    cores = min(here.cores, here.quota or here.cores)
+    config = with_threads(config, int(gpu), cores)
     rollout, trainer, reference = config.rollout, config.trainer, config.reference
     stages: list[tuple[str, RolloutConfig | TrainerConfig | ReferenceConfig, int]] = [
         ("rollout", rollout, rollout.workers * rollout.engines * rollout.tp),
@@ -133,14 +129,12 @@ def of_threads(here: Machine, config: RunConfig) -> Finding:
     ]
     if trainer.uses_reference:
         stages.append(("reference", reference, reference.dp * reference.tp))
-    gpu = gpu_may_be_here()
     on_cpu = [
         stage for stage in stages if stage[1].device == "cpu" or (stage[1].device == "auto" and not gpu)
     ]
     if not on_cpu:
         return Finding("threads", True, False, "torch computes on GPUs")
     threads = {name: section.threads * processes for name, section, processes in on_cpu}
-    cores = min(here.cores, here.quota or here.cores)
     parts = ", ".join(f"{name} {count}" for name, count in threads.items())
     text = f"torch computes with {sum(threads.values())} on {cores:g} cores ({parts})"
     keys = [f"{name}.threads" for name, section, _ in on_cpu if section.threads > 1]

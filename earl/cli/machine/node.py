@@ -73,5 +73,7 @@ def table(facts: Mapping[str, Any]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
     if facts["gpus"] and facts["kv_tokens"]:
         yield f"KV of each engine: {facts['kv_tokens']:,} tokens"
+    if facts["checkpointing_is_auto"] and any(use["process"] == "trainer" for use in facts["uses"]):
+        yield f"activation checkpointing: {'on' if facts['activation_checkpointing'] else 'off'}"
     if facts["slots_bytes"]:
         yield f"memory of the machine for published versions: {facts['slots_bytes'] / GIB:.1f} GiB"

@@ -170,7 +170,7 @@ def _trainer(
         # Each of tp ranks puts its part of them through the lm_head.
         **asdict(replace(batch, trained_rows=ceil_div(batch.trained_rows, parallelism.tp))),
         accumulates=sequences * load.context_tokens > batch.padded * parallelism.cp,
-        checkpointed=trainer.activation_checkpointing,
+        checkpointed=trainer.checkpoints_activations,
         entropy=trainer.entropy_coefficient > 0,
         lora=_lora(model, trainer),
     )

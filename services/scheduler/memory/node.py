@@ -111,7 +111,7 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
         _use(config, spec, process, placement.on_gpus, numbers)
         for process, numbers in placement.devices.items()
     ]
-    checkpointed = config.trainer.activation_checkpointing
+    checkpointed = config.trainer.checkpoints_activations
     if not placement.gpus:
         return NodePlan(0, device_bytes, tuple(uses), checkpointed=checkpointed)
     model_bytes = spec.size_bytes(config.model.weight_dtype)

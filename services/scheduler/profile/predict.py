@@ -63,7 +63,7 @@ def _visit_s(
     stage: str, config: RunConfig, spec: ModelSpec, layout: Parallelism, point: ProfilePoint, gpu: bool
 ) -> float:
     section = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
-    rate = layout.devices * (GPU_FLOPS if gpu else THREAD_FLOPS * section.threads)
+    rate = layout.devices * (GPU_FLOPS if gpu else THREAD_FLOPS * (section.threads or 1))
     if stage == "rollout":
         # One context is computed and copied; of each sequence a few tokens are generated.
         tokens = point.context_tokens + 8 * point.concurrency

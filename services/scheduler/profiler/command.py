@@ -25,8 +25,12 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, ModelNotFound
 from earl.models.source import resolve
 from earl.models.spec import load_spec
+from earl.obs.limits import usable_cores
 from earl.parallelism import REFERENCE, STAGES
-from earl.stack.auto_dtype import settle
+from earl.stack.auto_dtype import gpu_bytes_here, settle
+from earl.stack.placement import place
+from earl.stack.predicted_sizes import with_predicted_sizes
+from earl.stack.thread_counts import with_threads
 from services.scheduler.profile.rows import ProfileRow, dump
 from services.scheduler.profile.stages import StagePlan, plan_of
 from services.scheduler.profiler.cache import Cache
@@ -74,6 +78,10 @@ def profile(
     run file: --section.key VALUE.
     """
     config = settle(load_run(run_file, overrides_of(ctx)))
+    gpu_bytes = gpu_bytes_here(config)
+    config = with_threads(config, len(gpu_bytes), usable_cores())
+    if gpu_bytes:
+        config = with_predicted_sizes(config, place(config, len(gpu_bytes)), min(gpu_bytes))
     grid = (numbers("--contexts", contexts), numbers("--concurrency", concurrency))
     stages = stages_of(stage, config)
     if not 0 < minutes < 60 * 24:

@@ -21,8 +21,8 @@ _SETTINGS = {
     "rollout": ("engine", "engine_python", "device", "threads", "dtype"),
     "reference": ("device", "threads", "microbatch_tokens"),
     "trainer": (
-        "device", "threads", "dtype", "importance", "activation_checkpointing", "lora_rank", "lora_targets",
-        "minibatches", "passes", "microbatch_tokens", "share_prefixes",
+        "device", "threads", "dtype", "importance", "lora_rank", "lora_targets", "minibatches", "passes",
+        "microbatch_tokens", "share_prefixes",
     ),
 }  # fmt: skip
 
@@ -47,6 +47,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
         settings["dtype"] = config.trainer.dtype
     if stage == "trainer":
         settings["kl"] = config.trainer.uses_reference
+        settings["activation_checkpointing"] = config.trainer.checkpoints_activations
     return {
         "model": {**asdict(spec), "dtype": config.model.weight_dtype},
         "hardware": {**machine(), "gpus": _gpus(stage, section.device)},

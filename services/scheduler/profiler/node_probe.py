@@ -17,7 +17,8 @@ from earl.errors import ConfigError, EarlError
 from earl.models.source import resolve
 from earl.models.spec import ModelSpec, load_spec, spec_of_scratch, spec_of_shape
 from earl.stack.placement import place
-from services.scheduler.memory.node import NodePlan, kv_tokens_within, node_plan
+from services.scheduler.memory.device_defaults import within_devices
+from services.scheduler.memory.node import NodePlan, node_plan
 
 
 def planned_spec(config: RunConfig) -> ModelSpec:
@@ -73,10 +74,13 @@ def main() -> None:
         config = RunConfig.model_validate(given["run"])
         placement = place(config, given["gpus"])
         spec, device_bytes = planned_spec(config), given["device_bytes"]
-        kv_tokens = kv_tokens_within(config, spec, placement, device_bytes)
-        rollout = config.rollout.model_copy(update={"kv_tokens": kv_tokens})
-        plan = node_plan(config.model_copy(update={"rollout": rollout}), spec, placement, device_bytes)
-        result["facts"] = facts_of(plan, list(placement.lines())) | {"kv_tokens": kv_tokens}
+        decided = within_devices(config, spec, placement, device_bytes)
+        plan = node_plan(decided, spec, placement, device_bytes)
+        result["facts"] = facts_of(plan, list(placement.lines())) | {
+            "kv_tokens": decided.rollout.kv_tokens,
+            "activation_checkpointing": decided.trainer.checkpoints_activations,
+            "checkpointing_is_auto": config.trainer.activation_checkpointing == "auto",
+        }
     except EarlError as error:
         result["error"] = {"message": error.message, "remedy": error.remedy}
     sys.stdout.write(json.dumps(result) + "\n")

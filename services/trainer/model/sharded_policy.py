@@ -152,7 +152,7 @@ class ShardedPolicy:
             config.trainer_dtype,
             lora=lora_of(config),
             frozen_dtype=config.model.weight_dtype,
-            activation_checkpointing=trainer.activation_checkpointing,
+            activation_checkpointing=trainer.checkpoints_activations,
             allocated=allocated,
             adapter=adapter,
         )

@@ -23,7 +23,7 @@ def settle(config: RunConfig) -> None:
 
     To be called before anything is computed.
     """
-    torch.set_num_threads(config.trainer.threads)
+    torch.set_num_threads(config.trainer.threads or 1)
     keep_pages()
     if config.deterministic:
         # What cuBLAS needs for that; read when CUDA is first used.
@@ -38,7 +38,7 @@ def settle_reference(config: RunConfig) -> None:
 
     To be called before anything is computed.
     """
-    torch.set_num_threads(config.reference.threads)
+    torch.set_num_threads(config.reference.threads or 1)
     map_large_blocks()
 
 

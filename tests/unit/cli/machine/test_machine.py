@@ -17,6 +17,7 @@ from earl.cli.machine.findings import Finding
 from earl.cli.machine.machine import LEAST_BYTES, Machine
 from earl.errors import BusUnavailable, ConfigError, ModelNotFound, PortInUse, ServiceUnavailable
 from earl.models import probe
+from earl.obs import limits
 from earl.stack import launcher
 from tests.support.runs import tictactoe
 
@@ -48,7 +49,7 @@ def test_what_a_machine_lacks_is_found(change: dict[str, Any], names: list[str])
 
 
 def test_a_bound_of_the_cgroup_is_said_and_one_core_is_advised_against():
-    assert (machine.quota("150000 100000\n"), machine.quota("max 100000\n")) == (1.5, 0.0)
+    assert (limits.quota("150000 100000\n"), limits.quota("max 100000\n")) == (1.5, 0.0)
     cores = next(iter(machine.of_machine(replace(FINE, quota=1.5))))
     assert cores.works and "bounded to 1.5" in cores.said and "two or more" in cores.remedy
     here = machine.machine()
