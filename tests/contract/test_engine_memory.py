@@ -2,6 +2,7 @@
 bound while requests wait, are preempted and continue, and weights of another dtype are taken."""
 
 import asyncio
+import resource
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from earl.errors import OutOfMemory
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, prompt, recompute
@@ -45,6 +47,24 @@ async def test_resident_kv_stays_within_the_bound(own, spec):
         assert len(generation.ids) == NEW and generation.finish == "length"
         if request is requests[-1]:  # the youngest, and so preempted
             assert_close(generation.logprobs, recompute(MODELS[0], request.ids, generation.ids))
+
+
+async def test_a_step_that_finds_no_memory_costs_the_largest_request_alone(own, spec):
+    if spec.tp > 1:
+        pytest.skip("a rank of several that finds no memory ends, and the engine with it")
+    engine = await own(prefill_tokens=LENGTH)
+    [pid] = engine.pids
+    await engine.generate_all(ask(prompt(4), 4))
+    long = prompt(LENGTH - 8, 1)
+    taken = psutil.Process(pid).memory_info().vms
+    before = resource.prlimit(pid, resource.RLIMIT_AS, (taken, resource.RLIM_INFINITY))
+    short = asyncio.create_task(engine.generate_all(ask(prompt(5), NEW)))
+    with pytest.raises(OutOfMemory, match=rf"most of them of a sequence of {len(long)}: .*memory"):
+        await engine.generate_all(ask(long, 4))
+    assert (await short).finish == "length" and engine.pids == [pid]
+    resource.prlimit(pid, resource.RLIMIT_AS, before)
+    again = await engine.generate_all(ask(long, 4, temperature=0.0))
+    assert_close(again.logprobs, recompute(MODELS[0], long, again.ids))
 
 
 def rounded(dtype: torch.dtype) -> SimpleNamespace:

@@ -10,13 +10,14 @@ pauses take effect between steps. Synchronous and single-threaded; leader.py fee
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 
-from earl.errors import ContextTooLong, EarlError, EngineError
+from earl.errors import ContextTooLong, EarlError, EngineError, OutOfMemory, ran_out_of_memory
 from earl.obs.memory import rank_devices
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import admission, wire
@@ -38,6 +39,8 @@ from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover
 from services.rollout.engines.torch.ranks import ApplyShard, EngineRank, Followers, RunStep
 from services.rollout.engines.torch.scheduler import SequenceScheduler
 from services.rollout.engines.torch.waiting_request import WaitingRequest
+
+log = logging.getLogger(__name__)
 
 # Tokens of one step by device: on a CPU what its caches hold, on a GPU what fills it.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -150,17 +153,48 @@ class TorchEngine(LocalEngine):
         batch, complete = planned
         if self._followers.channels:
             self._followers.send(RunStep(batch.to_bytes()))
+        reason = ""
+        try:
+            self._compute(batch, complete)
+        except (RuntimeError, MemoryError) as error:
+            # Of several ranks, the others are beyond this step or wait in it: this one cannot repeat it.
+            if self._followers.channels or not ran_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if reason:
+            # The error is gone by now, and with it the tensors that its frames held.
+            self._refuse_largest(batch, reason)
+        self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
+        return True
+
+    def _compute(self, batch: StepBatch, complete: np.ndarray) -> None:
         logits = self._runner.forward(batch)
         assert logits is not None  # rank 0
-        self._prefilled += int(batch.counts.sum())
         if complete.any():
             self._sample(batch, complete, logits)
         else:
             none = np.zeros(0, dtype=np.int64)
             self._scheduler.advance(batch, complete, none, none, self.version)
+        self._prefilled += int(batch.counts.sum())
         self._steps += 1
-        self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
-        return True
+
+    def _refuse_largest(self, batch: StepBatch, reason: str) -> None:
+        """Ends the request that the step spends most rows on, of equals the longest, for lack of memory; the
+        others continue."""
+        slot = int(batch.slots[np.lexsort((batch.starts, batch.counts))[-1]])
+        request_id, tokens = self._table.request_id(slot), int(self._table.length[slot])
+        refusal = OutOfMemory(
+            f"engine {self.spec.name} has no memory for a step of {int(batch.counts.sum())} tokens, most of "
+            f"them of a sequence of {tokens}: {reason}",
+            "lower rollout.kv_tokens, rollout.max_sequences or rollout.max_context_tokens",
+        )
+        log.warning("%s", refusal)
+        self._scheduler.finish(slot)
+        self._streaming.discard(request_id)
+        self._began_ns.pop(request_id, None)
+        self.outbox.append(wire.RequestRefused(request_id, wire.WireError.of(refusal)))
+        if self._runner.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _sample(self, batch: StepBatch, complete: np.ndarray, logits: torch.Tensor) -> None:
         table = self._table
