@@ -6,6 +6,7 @@
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
+#   make setup-oldest-torch                 the oldest torch that EARL takes, in an environment of its own (5 GB), for a slow test
 #   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 #   make lock    requirements.lock again, after a change of pyproject.toml
@@ -35,11 +36,14 @@ VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py t
 	tests/contract/test_switch.py::test_turns_go_on_through_two_switches
 SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
+# The oldest torch that pyproject.toml allows: tests/integration/test_oldest_torch.py runs tests there.
+OLDEST_TORCH := .venv-oldest-torch
+OLDEST_TORCH_STAMP := $(OLDEST_TORCH)/.installed
 SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
+.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang setup-oldest-torch demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -90,6 +94,12 @@ setup-sglang: $(SGLANG_STAMP)
 $(SGLANG_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_sglang.py
 	@$(PYTHON) tools/install_sglang.py $(SGLANG)
 	@touch $(SGLANG_STAMP)
+
+setup-oldest-torch: $(OLDEST_TORCH_STAMP)
+
+$(OLDEST_TORCH_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_oldest_torch.py
+	@$(PYTHON) tools/install_oldest_torch.py $(OLDEST_TORCH)
+	@touch $(OLDEST_TORCH_STAMP)
 
 setup-demo: $(DEMO_STAMP)
 

@@ -157,9 +157,12 @@ def succeeds(what: str, command: Sequence[str], *, shown: bool = True) -> bool:
                 print(f"install: {what}: {time.monotonic() - began_s:.0f} s", flush=True)
 
 
-def torch_arguments(python: Path) -> list[str]:
-    """Arguments of `pip install`: a CPU build where one is offered and the machine has no NVIDIA driver."""
-    version = locked_version("torch")
+def torch_arguments(python: Path, version: str = "") -> list[str]:
+    """Arguments of `pip install`: a CPU build where one is offered and the machine has no NVIDIA driver.
+
+    version: of torch; the locked one if it is empty.
+    """
+    version = version or locked_version("torch")
     if platform.system() == "Linux" and shutil.which("nvidia-smi") is None:
         build = f"torch=={version}+cpu"
         for arguments in ([build], [build, "--extra-index-url", CPU_INDEX]):
