@@ -157,7 +157,7 @@ class TorchEngine(LocalEngine):
         try:
             self._compute(batch, complete)
         except (RuntimeError, MemoryError) as error:
-            # Of several ranks, the others are beyond this step or wait in it: this one cannot repeat it.
+            # Other ranks are beyond this step or wait in it: this one cannot repeat it.
             if self._followers.channels or not ran_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
