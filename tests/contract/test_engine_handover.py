@@ -15,7 +15,17 @@ from earl.errors import ArenaFull, DataPlaneError, EngineBusy, EngineError, Peer
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, KvOffer, TokenChunk
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
-from tests.support.engines import CONTEXT, MODELS, ask, assert_close, prompt, recompute
+from tests.support.engines import (
+    CONTEXT,
+    DEVICE,
+    MODELS,
+    MOST_RANKS,
+    ask,
+    assert_close,
+    needs_ranks,
+    prompt,
+    recompute,
+)
 from tests.support.preloaded import preloaded, started_by
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,7 +43,7 @@ def spec(model_dir, run, tmp_path_factory) -> EngineSpec:
     return EngineSpec(
         name="under-test",
         model_dir=str(model_dir),
-        device="cpu",
+        device=DEVICE,
         max_sequences=SLOTS,
         max_context_tokens=CONTEXT,
         redis_url=url,
@@ -63,11 +73,20 @@ async def stop(made: list[EngineProcess]) -> None:
     await asyncio.gather(*(engine.stop() for engine in made))
 
 
+class EnginesByTp(dict[int, EngineProcess]):
+    """Engines by their tp; the test that asks for more ranks than there are GPUs is skipped."""
+
+    def __missing__(self, tp: int) -> EngineProcess:
+        needs_ranks(tp)
+        raise KeyError(tp)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def by_tp(spec):
     """An engine of each tp, which tests share."""
-    made = await start(spec, *({"tp": tp} for tp in (1, 2, 4)))
-    yield dict(zip((1, 2, 4), made, strict=True))
+    values = [tp for tp in (1, 2, 4) if tp <= MOST_RANKS]
+    made = await start(spec, *({"tp": tp} for tp in values))
+    yield EnginesByTp(zip(values, made, strict=True))
     await stop(made)
 
 

@@ -2,6 +2,8 @@
 
 A suite takes the fixtures by name: `shared = engines.shared`, and so on. EARL_TEST_ENGINES says which
 engines it runs against: torch (the default), or what has an environment of its own (`make test-vllm`).
+EARL_TEST_DEVICE says on what: cpu (the default) or cuda; with fewer GPUs than an engine needs ranks, tests of
+that engine are skipped.
 Where engines differ, TRAITS says how: what an engine cannot do is skipped (`needs`), with the reason.
 """
 
@@ -34,6 +36,9 @@ from services.rollout.engines.vllm.core import BLOCK_TOKENS
 from tests.support.preloaded import preloaded
 
 SELECTED = os.environ.get("EARL_TEST_ENGINES", "torch").split(",")
+DEVICE = os.environ.get("EARL_TEST_DEVICE", "cpu")
+# Ranks that an engine may have here: on GPUs each takes one.
+MOST_RANKS = torch.cuda.device_count() if DEVICE == "cuda" else 64
 # Every engine that the suite can run against. vLLM's start is the dear part of it, with two ranks
 # most of all: those are tests/contract/test_engine_vllm.py's.
 KNOWN: dict[str, dict[str, Any]] = {
@@ -42,7 +47,11 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm tp=1": {"engine": "vllm", "tp": 1, "start_s": 300.0},
     "sglang tp=1": {"engine": "sglang", "tp": 1, "start_s": 300.0},
 }
-ENGINES = {name: fields for name, fields in KNOWN.items() if fields["engine"] in SELECTED}
+ENGINES = {
+    name: fields
+    for name, fields in KNOWN.items()
+    if fields["engine"] in SELECTED and fields["tp"] <= MOST_RANKS
+}
 CONFIG: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -59,7 +68,7 @@ SLOTS, WAITING, CONTEXT = 4, 24, 1024
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties that the suite may expect of an engine on a CPU.
+    """The properties that the suite may expect of an engine.
 
     prefix_block_tokens: prefixes are used again in whole blocks of so many tokens. counts_sessions: stats()
     counts the sessions whose KV was evicted, and `retained` are those whose KV is there. reproduces_seeds: a
@@ -155,7 +164,7 @@ def spec(request, model_dir, run) -> EngineSpec:
     return EngineSpec(
         name="under-test",
         model_dir=str(model_dir),
-        device="cpu",
+        device=DEVICE,
         max_sequences=SLOTS,
         max_waiting=WAITING,
         max_context_tokens=CONTEXT,
@@ -211,6 +220,12 @@ def needs(engine: EngineProcess, trait: str, reason: str) -> None:
     """Skips the test if the engine lacks the trait. reason: why it does."""
     if not getattr(TRAITS[engine.spec.engine], trait):
         pytest.skip(f"{engine.spec.engine}: {trait} is False: {reason}")
+
+
+def needs_ranks(ranks: int) -> None:
+    """Skips the test where an engine cannot have so many ranks."""
+    if ranks > MOST_RANKS:
+        pytest.skip(f"an engine of tp {ranks} needs {ranks} GPUs, and there are {MOST_RANKS}")
 
 
 def steady(engine: EngineProcess) -> dict[str, Any]:
