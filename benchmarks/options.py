@@ -18,6 +18,7 @@ Results = Annotated[Path, typer.Option(help="Directory that the result is saved 
 Dtype = Annotated[
     str, typer.Option(help="bfloat16, float32, or auto: bfloat16 where the processor computes it.")
 ]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
 
 
@@ -29,10 +30,10 @@ def whole_numbers(text: str) -> list[int]:
         raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 1,8,32") from None
 
 
-def computed_dtype(dtype: str) -> Literal["bfloat16", "float32"]:
-    """The dtype that a benchmark computes in on this processor. Raises typer.BadParameter for no `Dtype`."""
+def computed_dtype(dtype: str, device: str = "cpu") -> Literal["bfloat16", "float32"]:
+    """The dtype that a benchmark computes in on this device. Raises typer.BadParameter for no `Dtype`."""
     if dtype == "auto":
-        return "bfloat16" if native_bfloat16(flags()) else "float32"
+        return "bfloat16" if device == "cuda" or native_bfloat16(flags()) else "float32"
     if dtype in ("bfloat16", "float32"):
         return dtype
     raise typer.BadParameter(f"--dtype {dtype} is none of auto, bfloat16 and float32")

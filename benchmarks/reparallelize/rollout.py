@@ -11,7 +11,7 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,7 +42,9 @@ SETTLE_S = 2.0
 class SwitchWork:
     """Sequences of prompt_tokens each, in turns of turn_tokens, at most new_tokens of each.
 
-    tp_values: values of tp in turn.
+    tp_values: values of tp in turn. engines: instead of them, numbers of engines in turn, all of tp 1 and on
+    one device. slots: sequences that each engine holds; 0: as many as there are, or its part of them.
+    pause_s: between two turns of a sequence, as a tool call takes.
     """
 
     sequences: int
@@ -54,10 +56,31 @@ class SwitchWork:
     threads: int = 1
     # The old engines stop before the new ones start.
     cold: bool = False
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    engines: tuple[int, ...] = ()
+    slots: int = 0
+    pause_s: float = 0.0
 
     @property
     def context_tokens(self) -> int:
         return self.prompt_tokens + self.new_tokens
+
+    @property
+    def parallelisms(self) -> tuple[Parallelism, ...]:
+        """The parallelisms in turn; the pool begins in the first."""
+        if self.engines:
+            return tuple(Parallelism(count, 1) for count in self.engines)
+        devices = max(self.tp_values)
+        return tuple(Parallelism(devices // tp, tp) for tp in self.tp_values)
+
+
+class SharedDevice(PoolDevices):
+    """One device, on which any number of engines of tp 1 may be: a switch changes how many there are."""
+
+    def check(self, parallelism: Parallelism) -> None:
+        if parallelism.tp != 1 or parallelism.cp != 1 or parallelism.pp != 1:
+            PoolDevices.check(self, parallelism)
 
 
 @dataclass(slots=True)
@@ -89,16 +112,18 @@ class Sequence:
 
 async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str, Any]:
     """Figures of a switched run, with the unswitched one that it is compared to."""
-    devices = max(work.tp_values)
+    first = work.parallelisms[0]
+    share = work.sequences if work.engines else -(-work.sequences // first.dp)
     phase("starting the engines")
     base = EngineSpec(
         name="bench",
         model_dir=str(model),
         engine=work.engine,
-        device="cpu",
-        tp=work.tp_values[0],
+        device=work.device,
+        tp=first.tp,
         threads=work.threads,
-        max_sequences=-(-work.sequences * work.tp_values[0] // devices),
+        dtype=work.dtype,
+        max_sequences=work.slots or share,
         max_context_tokens=work.context_tokens,
         load_initial=False,
         redis_url=weights.redis_url,
@@ -109,14 +134,18 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
     )
     spec = load_spec(str(model))
     prompts = _prompts(work, spec)
-    pool_devices = PoolDevices(base, devices // work.tp_values[0], spec)
+    pool_devices = (
+        SharedDevice(base, first.dp, spec, shared_gpus=1)
+        if work.engines
+        else PoolDevices(base, first.dp, spec)
+    )
     # A switch is cold where no memory is free beside the old engines.
     free_bytes = (lambda: 0) if work.cold else available_bytes
     pool = EnginePool(pool_devices, EngineProcess, restarts=0, load_s=LOAD_S, free_bytes=free_bytes)
     await pool.start()
     try:
         await pool.load(Publication(1, weights.version, weights.keys))
-        switched, reports = await _switched(pool, work, devices, prompts)
+        switched, reports = await _switched(pool, work, prompts)
         _say(f"unswitched, {max(len(sequence.ids) for sequence in switched)} tokens")
         alone = [Sequence(number, ids) for number, ids in enumerate(prompts)]
         phase("the same sequences, unswitched")
@@ -137,7 +166,7 @@ def _prompts(work: SwitchWork, spec: ModelSpec) -> list[list[int]]:
 
 
 async def _switched(
-    pool: EnginePool, work: SwitchWork, devices: int, prompts: list[list[int]]
+    pool: EnginePool, work: SwitchWork, prompts: list[list[int]]
 ) -> tuple[list[Sequence], list[SwitchOutcome]]:
     """Sequences that are generated until the last switch has ended, and the outcomes of the switches."""
     sequences = [Sequence(number, ids) for number, ids in enumerate(prompts)]
@@ -150,6 +179,7 @@ async def _switched(
             begun[sequence.number].set()
             while not switches_ended.is_set() and len(sequence.ids) + work.turn_tokens <= work.new_tokens:
                 await sequence.turn(pool, "switched", work.turn_tokens)
+                await asyncio.sleep(work.pause_s)
             await pool.release(f"switched {sequence.number}")
         except EarlError as error:
             sequence.lost = str(error)
@@ -160,13 +190,13 @@ async def _switched(
     try:
         async with asyncio.timeout(PREFILL_S):
             await asyncio.gather(*(event.wait() for event in begun))
-        phase("switches", 0, len(work.tp_values) - 1)
+        switches = work.parallelisms[1:]
+        phase("switches", 0, len(switches))
         reports = []
-        for epoch, tp in enumerate(work.tp_values[1:], start=1):
-            command = SwitchCommand(epoch, Parallelism(devices // tp, tp), DEADLINES)
-            reports.append(await pool.reparallelize(command))
-            _say(f"tp {tp}: {reports[-1]}")
-            phase("switches", epoch, len(work.tp_values) - 1)
+        for epoch, parallelism in enumerate(switches, start=1):
+            reports.append(await pool.reparallelize(SwitchCommand(epoch, parallelism, DEADLINES)))
+            _say(f"{parallelism}: {reports[-1]}")
+            phase("switches", epoch, len(switches))
             await asyncio.sleep(SETTLE_S)
         if generating.done():
             raise MeasurementWrong(
@@ -185,7 +215,7 @@ def figures(
 ) -> dict[str, Any]:
     """Returns what the switches cost, and whether the switched sequences differ from the others."""
     stalls = sorted(1e3 * stall for sequence in switched for stall in sequence.stalls_s)
-    compared = [_compare(a, b) for a, b in zip(alone, switched, strict=True)]
+    compared = [compare(a, b) for a, b in zip(alone, switched, strict=True)]
     stalled = "live_ms" if work.engine == "torch" else f"{work.engine}_stall_ms"
     return {
         "engine": work.engine,
@@ -197,6 +227,7 @@ def figures(
             max(len(sequence.ids) for sequence in switched),
         ],
         "cuts": list(work.tp_values),
+        **({"engines": list(work.engines)} if work.engines else {}),
         "stalls": len(stalls),
         f"{stalled}_p50": round(statistics.median(stalls), 1) if stalls else None,
         f"{stalled}_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,
@@ -210,7 +241,7 @@ def figures(
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class ComparedSequences:
     """exact: the same tokens, or the same until a tie. logprob_difference: of the tokens they share."""
 
     exact: bool
@@ -218,7 +249,7 @@ class _Compared:
     logprob_difference: float
 
 
-def _compare(alone: Sequence, switched: Sequence) -> _Compared:
+def compare(alone: Sequence, switched: Sequence) -> ComparedSequences:
     a, b = np.array(alone.ids), np.array(switched.ids)
     length = min(len(a), len(b))
     apart = np.flatnonzero(a[:length] != b[:length])
@@ -226,9 +257,9 @@ def _compare(alone: Sequence, switched: Sequence) -> _Compared:
     logprobs = np.abs(np.array(alone.logprobs[:same]) - np.array(switched.logprobs[:same]))
     difference = float(logprobs.max()) if same else 0.0
     if not len(apart):
-        return _Compared(len(a) == len(b), False, difference)
+        return ComparedSequences(len(a) == len(b), False, difference)
     tie = abs(alone.logprobs[same] - switched.logprobs[same]) < TIE
-    return _Compared(tie, tie, difference)
+    return ComparedSequences(tie, tie, difference)
 
 
 def _say(line: str) -> None:

@@ -1,13 +1,19 @@
 """Checks what `earl bench reparallelize` says of sequences that were switched and sequences that were not."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.reparallelize import trainer
-from benchmarks.reparallelize.rollout import Sequence, SwitchWork, figures
+from benchmarks.reparallelize.rollout import Sequence, SharedDevice, SwitchWork, figures
+from earl.errors import IllegalParallelism
+from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchOutcome
+from services.rollout.engines.contract.engine import EngineSpec
 
 WORK = SwitchWork(2, 3, 100, 10, (1, 2))
+SPEC = ModelSpec("llama", 32, 1, 4, 2, 8, 64, 61)
 
 
 def sequence(ids, logprobs=None, stalls=(), lost=""):
@@ -53,3 +59,14 @@ def test_a_trainers_switches_are_summed_up():
     assert found["trainer_peak_extra_bytes"] == 30 and found["trainer_rolled_back"] == 1
     assert found["trainer_max_logprob_diff"] == pytest.approx(3e-5)
     assert found["trainer_switches"] == outcomes
+
+
+def test_the_parallelisms_of_engines_that_share_a_device():
+    assert WORK.parallelisms == (Parallelism(2, 1), Parallelism(1, 2))
+    shared = replace(WORK, engines=(2, 1, 2))
+    assert shared.parallelisms == (Parallelism(2, 1), Parallelism(1, 1), Parallelism(2, 1))
+    one_device = SharedDevice(EngineSpec(name="e", model_dir="", device="cuda"), 2, SPEC, shared_gpus=1)
+    one_device.check(Parallelism(1, 1))
+    assert [spec.device for spec in one_device.specs(Parallelism(2, 1))] == ["cuda:0", "cuda:0"]
+    with pytest.raises(IllegalParallelism):
+        one_device.check(Parallelism(1, 2, 2))
