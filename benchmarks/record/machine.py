@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ def described() -> dict[str, Any]:
 
 
 def of_torch() -> dict[str, Any]:
-    """cpu_capability: the instruction set that torch's own kernels use, null without torch; and the GPUs."""
+    """cpu_capability: the instruction set that torch's own kernels use, null without torch; and the GPUs.
+
+    Where there are some, also the releases of driver, CUDA, cuDNN and NCCL.
+    """
     if importlib.util.find_spec("torch") is None:
         return {"cpu_capability": None, "gpus": []}
     import torch
@@ -40,7 +44,35 @@ def of_torch() -> dict[str, Any]:
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "gpus": [{"name": gpu.name, "memory_gib": round(gpu.total_memory / (1 << 30), 1)} for gpu in gpus],
+        **(of_cuda(count) if count else {}),
     }
+
+
+def of_cuda(count: int) -> dict[str, Any]:
+    """The software of this machine's GPUs, and whether each of them reads the others' memory."""
+    import torch
+    from torch.cuda import nccl
+
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    release = nccl.version() if torch.distributed.is_nccl_available() else ()
+    return {
+        "gpu_count": count,
+        "driver": driver_release(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, release)) or None,
+        "peer_access": all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs) if pairs else None,
+    }
+
+
+def driver_release(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The release of NVIDIA's kernel module, for example "580.65.06"; null where there is none."""
+    try:
+        line = file.read_text(encoding="ascii", errors="replace").partition("\n")[0]
+    except OSError:
+        return None
+    release = re.search(r"\d{3,}(?:\.\d+)+", line)
+    return release[0] if release else None
 
 
 def load() -> dict[str, float | None]:
