@@ -265,16 +265,16 @@ async def _step(spec: EngineSpec, length: int, count: int) -> float:
         await engine.stop()
 
 
-def run_config(model: Path, dtype: str, threads: int, longest: int) -> RunConfig:
+def run_config(model: Path, dtype: str, threads: int, longest: int, device: str = "cpu") -> RunConfig:
     """The configuration of a run with one device per stage."""
     return RunConfig.model_validate(
         {
             "name": "profile",
             "environment": {"name": "profile"},
             "model": {"path": str(model), "dtype": dtype},
-            "rollout": {"device": "cpu", "threads": threads, "max_context_tokens": longest},
-            "trainer": {"device": "cpu", "threads": threads, "microbatch_tokens": max(longest, 16_384)},
-            "reference": {"device": "cpu", "threads": threads},
+            "rollout": {"device": device, "threads": threads, "max_context_tokens": longest},
+            "trainer": {"device": device, "threads": threads, "microbatch_tokens": max(longest, 16_384)},
+            "reference": {"device": device, "threads": threads},
         }
     )
 

@@ -29,6 +29,7 @@ class MemoryCase:
     model: Mapping[str, Any]
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     shared_tokens: int = 0
+    device: str = "cpu"
 
     @property
     def degrees(self) -> Parallelism:
@@ -46,7 +47,7 @@ class MemoryCase:
 
     @property
     def config(self) -> RunConfig:
-        sections: dict[str, dict[str, Any]] = {name: {"device": "cpu"} for name in STAGES}
+        sections: dict[str, dict[str, Any]] = {name: {"device": self.device} for name in STAGES}
         for name, fields in self.sections.items():
             sections.setdefault(name, {}).update(fields)
         sections["rollout"].setdefault("max_context_tokens", self.context_tokens)

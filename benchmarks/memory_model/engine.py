@@ -64,7 +64,7 @@ async def measure(case: MemoryCase) -> int:
                 name="measured",
                 model_dir=str(directory),
                 tp=degrees.tp,
-                device="cpu",
+                device=case.device,
                 threads=rollout.threads or 1,
                 dtype=config.rollout_dtype,
                 max_sequences=rollout.max_sequences,
@@ -85,6 +85,10 @@ async def measure(case: MemoryCase) -> int:
             await engine.load_weights(version, [key], LOAD_S)
             await store.remove([key])
         await asyncio.gather(*(engine.generate_all(request) for request in requests(case)))
+        if case.device == "cuda":
+            # The whole device's: its allocator gives nothing back. The context is in it.
+            memory = (await engine.stats()).memory
+            return memory.used_bytes if memory is not None else 0
         return max(map(peak_bytes, engine.pids))
 
 

@@ -41,10 +41,10 @@ class Rank:
         config, degrees = case.config, case.degrees
         if case.stage == "reference":
             settle_reference(config)
-            group = Group("cpu")
+            group = Group(case.device)
             return cls(group, make_reference_mesh(group, degrees.dp, degrees.tp))
         settle(config)
-        group = Group("cpu")
+        group = Group(case.device)
         return cls(group, None)
 
     def work(self, case: MemoryCase) -> None:
@@ -58,6 +58,9 @@ def measure(case: MemoryCase) -> int:
     """Bytes that the case takes of this rank."""
     rank = Rank.of(case)
     rank.work(case.tiny)
+    if case.device == "cuda":
+        rank.work(case)
+        return torch.cuda.max_memory_reserved()
     before = present_bytes()
     rank.work(case)
     return peak_bytes() - before
@@ -65,7 +68,7 @@ def measure(case: MemoryCase) -> int:
 
 @torch.no_grad()
 def fill(tensors: list[torch.Tensor]) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(tensors[0].device).manual_seed(0)
     for tensor in tensors:
         if tensor.ndim > 1:
             tensor.normal_(0.0, DEVIATION, generator=generator)

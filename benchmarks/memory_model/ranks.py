@@ -30,7 +30,8 @@ async def measure(case: MemoryCase) -> int:
     text = json.dumps(case.as_json())
     processes = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-m", MODULE, text, cwd=ROOT, env={**environment, "RANK": str(rank)},
+            sys.executable, "-m", MODULE, text, cwd=ROOT,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )
         for rank in range(ranks)

@@ -43,6 +43,7 @@ class Job:
     arenas: str
     parallelisms: tuple[str, ...]
     threads: int
+    device: str = "cpu"
 
     @property
     def ranks(self) -> int:
@@ -58,7 +59,9 @@ def measure(job: Job) -> dict[str, Any]:
         subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(asdict(job))],
             cwd=ROOT,
-            env=os.environ | where | {"RANK": str(rank), "OMP_WAIT_POLICY": "PASSIVE"},
+            env=os.environ
+            | where
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_WAIT_POLICY": "PASSIVE"},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -100,7 +103,7 @@ def _rank(job: Job) -> None:
     from services.trainer.reshard.trainer_state import TrainerChange
     from services.trainer.step.step import Stepper
 
-    trainer = {"ranks": job.ranks, "threads": job.threads, "lr": 1e-5}
+    trainer = {"ranks": job.ranks, "device": job.device, "threads": job.threads, "lr": 1e-5}
     config = RunConfig.model_validate(
         {"name": RUN, "environment": {"name": "none"}, "model": {"dtype": "float32"}, "trainer": trainer}
     )
