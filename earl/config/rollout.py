@@ -17,7 +17,7 @@ class RolloutConfig(ConfigSection):
     # models on GPUs; each needs a Python environment of its own.
     engine: Literal["torch", "vllm", "sglang"] = "torch"
     # Python interpreter of the engine's own environment (docs/engines.md). Empty: for "vllm" the one that
-    # `make setup-vllm` makes, for "torch" the service's own.
+    # `make setup-vllm` makes, if there is one, otherwise, as for "torch", the service's own.
     #
     # Set it for "sglang", and for a vLLM that is installed elsewhere.
     engine_python: str = ""

@@ -73,6 +73,7 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
     ),
     "docs/engines.md": {
         "make setup-vllm": OWN_ENVIRONMENT,
+        "make setup-vllm-gpu": "takes a machine with a CUDA card",
         "earl train RUN.toml --rollout.engine vllm --stack.start_s 180": OWN_ENVIRONMENT,
         "make test-vllm": OWN_ENVIRONMENT,
     },

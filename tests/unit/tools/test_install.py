@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from importlib.metadata import requires
 from pathlib import Path
@@ -126,3 +127,9 @@ def test_a_command_that_takes_long_is_told_of(monkeypatch: pytest.MonkeyPatch, t
     assert install.succeeds("pip installs", ["sh", "-c", until_told, "0"])
     assert told and all(line == "install: pip installs: 0 s" for line in told)
     assert not install.succeeds("pip installs", ["sh", "-c", until_told, "3"], shown=False)
+
+
+def test_vllm_for_cards_is_of_the_version_that_is_tested_on_processors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(install.ROOT / "tools"))
+    vllm, flag, earl = importlib.import_module("install_vllm").gpu_requirements()
+    assert vllm.startswith("vllm==") and flag == "-e" and earl.endswith("[demo]")

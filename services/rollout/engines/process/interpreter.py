@@ -1,10 +1,11 @@
-"""The Python interpreter of an engine: the service's own for torch, else that of the engine's environment."""
+"""The interpreter of an engine: that of its own environment, if it has one, else the service's."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from earl.errors import EngineNotInstalled
@@ -31,6 +32,9 @@ def interpreter_of(spec: EngineSpec) -> str:
     if spec.engine not in ENVIRONMENTS:
         return sys.executable
     python = Path(sys.prefix).parent / ENVIRONMENTS[spec.engine] / "bin" / "python"
+    if not python.is_file() and find_spec(spec.engine) is not None:
+        # One environment for both: `make setup-vllm-gpu`.
+        return sys.executable
     if not python.is_file():
         raise EngineNotInstalled(
             f"engine {spec.name} is rollout.engine = {spec.engine!r}, and there is no {python}",

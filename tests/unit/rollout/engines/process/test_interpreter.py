@@ -28,3 +28,12 @@ def test_an_engine_runs_in_its_own_environment(tmp_path, monkeypatch):
     assert interpreter_of(spec(engine="vllm")) == str(python)
     with pytest.raises(EngineNotInstalled, match="no executable"):
         interpreter_of(spec(engine="vllm", python=str(tmp_path / "nowhere")))
+
+
+def test_an_engine_that_is_installed_beside_earl_needs_no_environment_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert interpreter_of(spec(engine="vllm")) == sys.executable
