@@ -8,6 +8,7 @@
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
 #   make setup-vllm-gpu                     vLLM for CUDA cards and EARL, in one environment
 #   make setup-oldest-torch                 the oldest torch that EARL takes, in an environment of its own (5 GB), for a slow test
+#   make gpu-kit                            what a machine with a GPU and no network needs to run earl bench gpu
 #   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 #   make lock    requirements.lock again, after a change of pyproject.toml
@@ -46,7 +47,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
+.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch gpu-kit demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -97,6 +98,9 @@ setup-vllm-gpu: $(VLLM_GPU_STAMP)
 $(VLLM_GPU_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_vllm.py
 	@$(PYTHON) tools/install_vllm.py --gpu $(VLLM_GPU)
 	@touch $(VLLM_GPU_STAMP)
+
+gpu-kit: $(STAMP)
+	@$(BIN)/python tools/gpu_kit.py
 
 # SGLang on a CPU, for tests of its adapter: neither supported by SGLang nor part of CI.
 setup-sglang: $(SGLANG_STAMP)

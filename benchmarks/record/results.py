@@ -28,7 +28,7 @@ def publish(name: str, figures: dict[str, Any], results: Path, *, as_json: bool)
     result = {
         "benchmark": name,
         "commit": state.label,
-        **({} if state.commit else {"commit_unknown": f"EARL {installed('earl')}, not of a git checkout"}),
+        **({} if state.commit else {"commit_unknown": f"EARL {installed('earl')}, {origin(checkouts.ROOT)}"}),
         **identity(name, state),
         "machine": described(),
         "load_before": execution.load,
@@ -47,6 +47,14 @@ def publish(name: str, figures: dict[str, Any], results: Path, *, as_json: bool)
     if as_json:
         print(json.dumps(result))
     return path
+
+
+def origin(root: Path) -> str:
+    """Names the origin of files without git: beside those of a kit, tools/gpu_kit.py writes their commit."""
+    try:
+        return f"a kit of {(root / 'COMMIT').read_text(encoding='ascii').strip()}"
+    except OSError:
+        return "not of a git checkout"
 
 
 def identity(name: str, state: Checkout) -> dict[str, dict[str, str]]:
