@@ -24,6 +24,7 @@ import torch
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box
 from earl.errors import EarlError, OutOfMemory, ran_out_of_memory
+from earl.models.return_pages import return_pages
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
 from earl.parallelism import Parallelism
@@ -42,7 +43,7 @@ from services.trainer.launch import follow_agent, launch
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.runtime import return_pages, settle, settle_reference
+from services.trainer.ranks.runtime import settle, settle_reference
 from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns

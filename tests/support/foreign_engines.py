@@ -82,7 +82,7 @@ class VllmCore:
         self.calls.append("reset_prefix_cache")
 
     def collective_rpc(self, name: str, args: tuple[Any, ...] = ()) -> list[Any]:
-        self.calls.append(name)
+        self.calls.append(f"{name}{args}" if name == "sleep" else name)
         match name:
             case "earl_open":
                 return [0]
@@ -173,6 +173,13 @@ class Link:
     def resume(self) -> None:
         self.calls.append("resume")
 
+    def release_memory(self) -> None:
+        assert not self.running
+        self.calls.append("release_memory")
+
+    def take_memory(self) -> None:
+        self.calls.append("take_memory")
+
     def update(self, version: int, tensors: list[Any], flush: bool) -> None:
         self.calls.append(f"update {version} flush={flush}")
         if self.update_error is not None:
@@ -186,6 +193,9 @@ class Staged:
         self.staged = staged
         self.overwritten = overwritten
         self.size_bytes = 16
+
+    def drop(self) -> None:
+        self.staged = 0
 
     def take(self, version: int) -> Staged:
         if version != self.staged:
@@ -209,7 +219,8 @@ def told(outbox: list[Any]) -> list[Any]:
 
 def spec(**fields: Any) -> EngineSpec:
     """An engine of two sequences of 64 tokens."""
-    return EngineSpec(name="e", model_dir="m", device="cpu", max_sequences=2, max_context_tokens=64, **fields)
+    bounds = {"device": "cpu", "max_sequences": 2, "max_context_tokens": 64}
+    return EngineSpec(name="e", model_dir="m", **bounds | fields)
 
 
 def ask(name: str, new: int = 2, **fields: Any) -> GenerateRequest:

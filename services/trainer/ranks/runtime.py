@@ -42,16 +42,6 @@ def settle_reference(config: RunConfig) -> None:
     map_large_blocks()
 
 
-def return_pages() -> None:
-    """Gives the system what is free now, in spite of keep_pages: after much memory changed hands."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    if sys.platform.startswith("linux"):
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-
-
 def keep_pages() -> None:
     """Keeps freed memory for the next step, in one heap that all threads share.
 

@@ -24,11 +24,11 @@ import torch.distributed as dist
 
 from earl.config.scheduler import SwitchStage
 from earl.errors import EarlError
+from earl.models.return_pages import return_pages
 from earl.obs.memory import available_bytes, cuda_available_bytes
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.runtime import return_pages
 from services.trainer.reshard.moving_tensor import MovingTensor
 from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, move
 

@@ -104,6 +104,10 @@ class CommandLoop(ABC):
                 return self._engine.commit(version)
             case wire.GetStats():
                 return self._engine.stats()
+            case wire.Sleep():
+                return self._engine.sleep()
+            case wire.Wake():
+                return self._engine.wake()
         return self._begin(command)
 
     def _answer(self, call: int, work: Callable[[], wire.CallResult | Later]) -> None:

@@ -59,6 +59,8 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     stop_ids: tuple[int, ...] = ()
     # False: no weights are read at start; generation is refused until a version was loaded.
     load_initial: bool = True
+    # The engine starts asleep, whatever load_initial says, and `sleep` is called in its life.
+    sleeps: bool = False
     # The registry of weights. An empty url: load_weights is refused.
     redis_url: str = ""
     run: str = ""
@@ -171,6 +173,7 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     memory: DeviceMemory | None = None
     # The device of each rank; empty where this process does not know them.
     devices: list[WorkerDevice] = []
+    asleep: bool = False
 
 
 class LoadReport(msgspec.Struct, kw_only=True, tag=True):
@@ -274,6 +277,20 @@ class Engine(ABC):
         If it fails while the version is put to use, generation is refused with WeightsIncomplete until a
         version is completely loaded.
         """
+
+    @abstractmethod
+    async def sleep(self) -> None:
+        """Ends every request with what it has (finish "abort") and returns the memory of weights and KV to
+        the system. Until `wake` and a load, requests are refused with WeightsIncomplete.
+
+        What is staged, and a load in progress, is dropped. Idempotent. Raises EngineError if the engine
+        cannot, ReshapeRefused while KV is handed over.
+        """
+
+    @abstractmethod
+    async def wake(self) -> None:
+        """Takes the memory again after `sleep`; a version must be loaded before the engine generates.
+        Idempotent."""
 
     @abstractmethod
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:

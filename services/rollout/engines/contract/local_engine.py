@@ -1,7 +1,8 @@
-"""Shared code of engines in a process of their own: refusal of requests, weights, pauses.
+"""Shared code of engines in a process of their own: refusal of requests, weights, pauses, sleep.
 
 submit ─► checks ─► the engine's own scheduler ─► tokens ─► outbox
 load ─► staged ─ commit: applied between two steps, then confirmed ─► new version, or everything refused
+sleep ─► requests end, memory returned ─ wake: memory taken, nothing in it ─ load ─► generates again
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class LocalEngine(ABC):
         # Replies gather here until the loop sends them.
         self.outbox: list[wire.Reply] = []
         self._vocabulary = vocabulary
-        self._complete = spec.load_initial
-        self._paused = False
+        self._complete = spec.load_initial and not spec.sleeps
+        self._paused = self._asleep = spec.sleeps
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -72,6 +73,44 @@ class LocalEngine(ABC):
         """Steps again."""
         self._paused = False
 
+    # --- sleep --------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Ends every request and returns the memory of weights and KV. Raises EngineError if
+        this engine cannot."""
+        if self._asleep:
+            return
+        self._check_sleep()
+        self.pause(keep=False)
+        self._asleep, self._complete = True, False
+        self._release_memory()
+
+    def wake(self) -> None:
+        """Takes the memory again. A version must be loaded before anything is generated."""
+        if not self._asleep:
+            return
+        self._take_memory()
+        self._asleep = False
+        self.resume()
+
+    @property
+    def asleep(self) -> bool:
+        """Returns whether the engine has no memory for weights and KV."""
+        return self._asleep
+
+    @abstractmethod
+    def _check_sleep(self) -> None:
+        """Raises an EarlError if the engine cannot sleep, now or ever."""
+
+    @abstractmethod
+    def _release_memory(self) -> None:
+        """Returns the memory of weights and KV; no request is in flight. KV that is gone is
+        never used again."""
+
+    @abstractmethod
+    def _take_memory(self) -> None:
+        """Takes the memory of weights and KV, whatever is in it."""
+
     @abstractmethod
     def _fail_all(self, error: EarlError) -> None:
         """Every request in flight ends with the error."""
@@ -85,6 +124,10 @@ class LocalEngine(ABC):
         without effect if the version is not staged, otherwise nothing is generated until a load succeeds.
         """
         clock = time.perf_counter()
+        if self._asleep:
+            raise WeightsIncomplete(
+                f"engine {self.spec.name} sleeps: it has no memory for version {version}", "wake it first"
+            )
         staged = self._take_staged(version)
         self._complete = False
         try:

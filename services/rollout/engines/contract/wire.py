@@ -113,6 +113,14 @@ class GetStats(EngineCall):
     """Counters and gauges."""
 
 
+class Sleep(EngineCall):
+    """Returns the memory of weights and KV."""
+
+
+class Wake(EngineCall):
+    """Takes the memory of weights and KV again."""
+
+
 class OfferKv(EngineCall):
     name: str
     known: dict[str, int]
@@ -145,6 +153,8 @@ Command = (
     | LoadWeights
     | Commit
     | GetStats
+    | Sleep
+    | Wake
     | HandoverCommand
     | Stop
 )

@@ -182,6 +182,21 @@ class ForeignEngine(LocalEngine):
     def _drop_kv(self) -> None:
         self._salt_table.forget()
 
+    # --- sleep --------------------------------------------------------------------------------
+
+    def _check_sleep(self) -> None:
+        if self._device == "cpu" or not self.spec.sleeps:
+            raise EngineError(
+                f"engine {self.spec.name} ({self.spec.engine}) cannot return its memory on {self._device}",
+                'start it with EngineSpec.sleeps on a GPU, or set rollout.engine = "torch"',
+            )
+
+    def _begin_asleep(self) -> None:
+        """The end of a start with spec.sleeps. Raises EngineError if the engine cannot sleep."""
+        if self.spec.sleeps:
+            self._check_sleep()
+            self._release_memory()
+
     # --- figures ------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
@@ -196,6 +211,7 @@ class ForeignEngine(LocalEngine):
             evicted_sessions=0,
             memory=device_memory(self._device, self.workers),
             devices=rank_devices(self._device, self.spec.tp),
+            asleep=self._asleep,
             **self._figures(),
         )
 

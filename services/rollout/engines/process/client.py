@@ -321,6 +321,12 @@ class EngineProcess(Engine):
     async def resume(self) -> None:
         await self._call(wire.Resume)
 
+    async def sleep(self) -> None:
+        await self._call(wire.Sleep)
+
+    async def wake(self) -> None:
+        await self._call(wire.Wake)
+
     async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
         await self.begin_update(version)
         staged = await self.load(version, keys, deadline_s)

@@ -9,8 +9,8 @@ are SGLang's own account of them (meta_info["weight_versions"]), which its last 
 
 RUN against SGLang 0.5.23 itself on a CPU, tp 1, in an environment that SGLang does not support (torch
 2.13, attention in plain torch, no torchvision): tools/install_sglang.py makes it, `make test-sglang`
-runs the contract suite there. NOT RUN: any GPU, tp > 1, sampling seeds (SGLang takes them with
-enable_deterministic_inference, whose attention needs a GPU), quantised weights.
+runs the contract suite there. NOT RUN: any GPU, and so sleep, which needs one; tp > 1, sampling seeds
+(SGLang takes them with enable_deterministic_inference, whose attention needs a GPU), quantised weights.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class SglangEngine(ForeignEngine):
         # Requests that SGLang was asked to end, which takes it a step.
         self._ending: set[str] = set()
         self._chunks = 0
+        self._begin_asleep()
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -224,6 +225,16 @@ class SglangEngine(ForeignEngine):
         """The end of a pause that only weights needed."""
         if not self._paused:
             self._link.resume()
+
+    # --- sleep --------------------------------------------------------------------------------
+
+    def _release_memory(self) -> None:
+        self._drop_kv()
+        self._stager.drop()
+        self._link.release_memory()
+
+    def _take_memory(self) -> None:
+        self._link.take_memory()
 
     # --- figures ------------------------------------------------------------------------------
 

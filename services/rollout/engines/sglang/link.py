@@ -59,6 +59,8 @@ def server_args(spec: EngineSpec, model_dir: str, device: str) -> dict[str, Any]
     }
     if spec.prefill_tokens:
         arguments["chunked_prefill_size"] = spec.prefill_tokens
+    if spec.sleeps:
+        arguments["enable_memory_saver"] = True
     if device == "cpu":
         arguments |= {
             "attention_backend": "torch_native",
@@ -173,6 +175,22 @@ class SglangLink:
 
         request = ContinueGenerationReqInput(torch_empty_cache=False)
         self._wait(self._manager.continue_generation(request))
+
+    def release_memory(self) -> None:
+        """Returns the memory of weights and KV; no request may be in flight."""
+        from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImports]
+            ReleaseMemoryOccupationReqInput,
+        )
+
+        self._wait(self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=None), None))
+
+    def take_memory(self) -> None:
+        """Takes the memory again; weights are then to be updated."""
+        from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImports]
+            ResumeMemoryOccupationReqInput,
+        )
+
+        self._wait(self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=None), None))
 
     def update(self, version: int, tensors: list[tuple[str, Any]], flush: bool) -> None:
         """One weight-update session: begin, whole tensors (every rank takes its own slice), end. The

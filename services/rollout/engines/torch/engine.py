@@ -12,12 +12,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 
-from earl.errors import ContextTooLong, EarlError, EngineError, OutOfMemory, ran_out_of_memory
+from earl.errors import (
+    ContextTooLong,
+    EarlError,
+    EngineError,
+    OutOfMemory,
+    ReshapeRefused,
+    ran_out_of_memory,
+)
 from earl.obs.memory import rank_devices
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import admission, wire
@@ -36,7 +43,14 @@ from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover
-from services.rollout.engines.torch.ranks import ApplyShard, EngineRank, Followers, RunStep
+from services.rollout.engines.torch.ranks import (
+    ApplyShard,
+    EngineRank,
+    Followers,
+    ReleaseMemory,
+    RunStep,
+    TakeMemory,
+)
 from services.rollout.engines.torch.scheduler import SequenceScheduler
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
@@ -291,6 +305,30 @@ class TorchEngine(LocalEngine):
     def _drop_kv(self) -> None:
         self._kv.drop_all()
 
+    # --- sleep --------------------------------------------------------------------------------
+
+    def _check_sleep(self) -> None:
+        if self._kv.held:
+            raise ReshapeRefused(
+                f"engine {self.spec.name} takes over KV of other engines", "wait until that has ended"
+            )
+
+    def _release_memory(self) -> None:
+        self._kv.wipe()
+        # What was to be given back is gone with all of the memory.
+        self.take_moves()
+        self._on_all_ranks(ReleaseMemory(), self._rank.release_memory)
+
+    def _take_memory(self) -> None:
+        self._on_all_ranks(TakeMemory(), self._runner.take_memory)
+
+    def _on_all_ranks(self, order: ReleaseMemory | TakeMemory, work: Callable[[], None]) -> None:
+        self._followers.send(order)
+        try:
+            work()
+        finally:
+            self.reports += self._followers.await_applied()
+
     # --- hand-over ----------------------------------------------------------------------------
 
     def begin_take(self, offer: KvOffer) -> KvInTransit:
@@ -331,4 +369,5 @@ class TorchEngine(LocalEngine):
             # All ranks hold as much as this one.
             memory=device_memory(self._runner.device.type, alike=self.spec.tp),
             devices=rank_devices(self._runner.device.type, self.spec.tp),
+            asleep=self._asleep,
         )

@@ -81,6 +81,19 @@ class KvCache:
         # Bytes of one token of a sequence, over all layers.
         self.token_bytes = layers * 2 * kv_heads * self._row_bytes
 
+    def release(self) -> None:
+        """Returns the memory of all rows, which nothing reads or writes until `take_memory`."""
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+        else:
+            self._all.untyped_storage().resize_(0)
+
+    def take_memory(self) -> None:
+        """Has memory for all rows again; they read as zeros."""
+        if self._mapping is None:
+            self._all.untyped_storage().resize_(self._all.numel() * self._all.element_size())
+            self._all.zero_()
+
     def copy(self, source: int, target: int, count: int) -> None:
         """The first `count` rows of slot `source` become those of slot `target`."""
         self._all[:, :, target, :, :count].copy_(self._all[:, :, source, :, :count])

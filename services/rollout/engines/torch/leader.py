@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable
 
-from earl.errors import EarlError, EngineError
+from earl.errors import EarlError, EngineError, ReshapeRefused
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.command_loop import CommandLoop, Later
 from services.rollout.engines.contract.engine import KvOffer, KvReport
@@ -89,6 +89,7 @@ class Leader(CommandLoop):
                 self._rank.stager.begin(call, version, keys, deadline_s)
                 return self._await_parts(call, whole_load)
             case wire.OfferKv():
+                self._refuse_asleep()
                 return self._offer_kv(command)
             case wire.TakeKv():
                 return self._take_kv(command)
@@ -96,6 +97,10 @@ class Leader(CommandLoop):
                 self._withdraw(call, name)
                 return self._await_parts(call, refuse_failed)
         return None
+
+    def _refuse_asleep(self) -> None:
+        if self._engine.asleep:
+            raise ReshapeRefused(f"engine {self._spec.name} sleeps: it has no KV", "wake it first")
 
     # --- calls on all ranks --------------------------------------------------------------------
 

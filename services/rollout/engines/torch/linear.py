@@ -37,6 +37,10 @@ class Linear:
         if self._packs:
             self._blocked = torch.ops.mkldnn._reorder_linear_weight(self.weight)
 
+    def unpack(self) -> None:
+        """Drops what `pack` made, until it is called again."""
+        self._blocked = None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._blocked is None:
             return F.linear(x, self.weight, self.bias)

@@ -14,7 +14,7 @@ do not depend on their place or their neighbours is checked whenever weights are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from earl.dispatch.layout.box import Box
 from earl.errors import EngineError
 from earl.models.module import rope_frequencies, rope_table, rotate
 from earl.models.parallel import TensorParallel
+from earl.models.return_pages import return_pages
 from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
@@ -69,6 +70,7 @@ class ModelRunner:
     """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache.
 
     add_up: makes a tensor [T, H] its sum over the ranks of tp, in place; called only where these are several.
+    asleep: it has no memory for weights and KV before `take_memory`.
     Raises IllegalParallelism if tp does not divide the heads.
     """
 
@@ -83,6 +85,7 @@ class ModelRunner:
         device: torch.device | str = "cpu",
         deterministic: bool = False,
         add_up: AddUp = alone,
+        asleep: bool = False,
     ) -> None:
         self.spec, self.tp, self._add_up = spec, tp, add_up
         self.slots, self.context = slots, context
@@ -96,10 +99,14 @@ class ModelRunner:
             shared = self.weights.get(sliced.same_as)
             zeros = torch.zeros(sliced.shape, dtype=dtype, device=device) if shared is None else shared
             self.weights[name] = zeros
+            if asleep and shared is None:
+                zeros.untyped_storage().resize_(0)
         self._embedding = self.weights["model.embed_tokens.weight"]
         self.cache = KvCache(
             spec.layers, slots, context, self.kv_heads, spec.head_dim, dtype=dtype, device=self.device
         )
+        if asleep:
+            self.cache.release()
         self._layers = [self._layer(number) for number in range(spec.layers)]
         self._norm = self.weights["model.norm.weight"]
         self._head = Linear(self.weights["lm_head.weight"])
@@ -144,10 +151,8 @@ class ModelRunner:
     def use_weights(self) -> None:
         """Puts the weights that were written to use; on every rank, since deterministic ranks check
         together. Raises EngineError if this machine's kernels do not allow deterministic = true."""
-        for layer in self._layers:
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                linear.pack()
-        self._head.pack()
+        for linear in self._linears():
+            linear.pack()
         if self.deterministic:
             self._check_rows()
 
@@ -179,6 +184,30 @@ class ModelRunner:
                 f"with {torch.get_num_threads()} threads",
                 "try rollout.threads = 1, or the other rollout.dtype",
             )
+
+    # --- sleep --------------------------------------------------------------------------------
+
+    def release_memory(self) -> None:
+        """Returns the memory of weights and KV to the system. The tensors stay, without memory."""
+        for linear in self._linears():
+            linear.unpack()
+        for weight in self.weights.values():
+            weight.untyped_storage().resize_(0)
+        self.cache.release()
+        return_pages()
+
+    def take_memory(self) -> None:
+        """Takes memory for weights, which are then to be written, and for KV."""
+        for weight in self.weights.values():
+            storage = weight.untyped_storage()
+            if storage.nbytes() == 0:
+                storage.resize_(weight.numel() * weight.element_size())
+        self.cache.take_memory()
+
+    def _linears(self) -> Iterator[Linear]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self._head
 
     # --- forward ------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """The resources of every rank of the torch engine, the messages between rank 0 and its followers, and their
 loop.
 
-    rank 0 ── RunStep (batch bytes) · LoadWeights · {Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
-           ◄── ShardReport · Applied ──                             (+ shared memory or NCCL: activations)
+    rank 0 ── RunStep (batch bytes) · LoadWeights · {Apply,Drop}Shard · {Offer,Take,Withdraw}Rows
+              {Release,Take}Memory ──► follower                     (+ shared memory or NCCL: activations)
+           ◄── ShardReport · Applied ──
 
 Frames arrive in order, so every rank runs the same steps with the same weights. A follower ends when
 its socket does: with rank 0, and so with the service.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
@@ -53,6 +55,14 @@ class DropShard(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
+class ReleaseMemory(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class TakeMemory(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
 class OfferRows(wire.EngineCall):
     key: str
     rows: tuple[SlotRows, ...]
@@ -80,7 +90,17 @@ class Applied(msgspec.Struct, tag=True, array_like=True):
     transfers: list[TransferTotals] = []
 
 
-Order = RunStep | wire.LoadWeights | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
+Order = (
+    RunStep
+    | wire.LoadWeights
+    | ApplyShard
+    | DropShard
+    | ReleaseMemory
+    | TakeMemory
+    | OfferRows
+    | TakeRows
+    | WithdrawRows
+)
 order_decoder = msgspec.msgpack.Decoder(Order)
 report_decoder = msgspec.msgpack.Decoder(ShardReport | Applied)
 
@@ -104,8 +124,9 @@ class EngineRank:
             dtype=getattr(torch, spec.dtype),
             device=device,
             deterministic=spec.deterministic,
+            asleep=spec.sleeps,
         )
-        if spec.load_initial:
+        if spec.load_initial and not spec.sleeps:
             self.runner.load(spec.model_dir)
         self.data = DataThread(spec)
         self.stager = WeightStager(spec, self.data, self.runner.parameters, model.shapes())
@@ -115,6 +136,11 @@ class EngineRank:
         """Begins to read KV into rows that are held for it."""
         self.runner.move(np.array(order.moves, dtype=np.int64).reshape(-1, 4))
         self.kv.take(order.call, order.keys, order.rows, order.deadline_s)
+
+    def release_memory(self) -> None:
+        """Returns the memory of weights and KV to the system."""
+        self.stager.drop()
+        self.runner.release_memory()
 
     def apply(self, version: int) -> None:
         """Puts the whole staged version to use. Raises WeightsIncomplete if it is not staged, VersionGone if
@@ -202,11 +228,20 @@ def _obey(rank: EngineRank, channel: wire.EngineChannel, order: Order) -> None:
         case WithdrawRows(call, key):
             rank.kv.withdraw(call, f"{key}/{rank.runner.tp.rank}")
         case ApplyShard(version):
-            try:
-                rank.apply(version)
-                channel.send(wire.encoder.encode(Applied(None, rank.data.transfers)))
-            except (EarlError, RuntimeError) as error:
-                channel.send(wire.encoder.encode(Applied(wire.WireError.of(error))))
+            _report(channel, rank, lambda: rank.apply(version))
+        case ReleaseMemory():
+            _report(channel, rank, rank.release_memory)
+        case TakeMemory():
+            _report(channel, rank, rank.runner.take_memory)
+
+
+def _report(channel: wire.EngineChannel, rank: EngineRank, work: Callable[[], None]) -> None:
+    """Does work that rank 0 waits for."""
+    try:
+        work()
+        channel.send(wire.encoder.encode(Applied(None, rank.data.transfers)))
+    except (EarlError, RuntimeError) as error:
+        channel.send(wire.encoder.encode(Applied(wire.WireError.of(error))))
 
 
 class Followers:

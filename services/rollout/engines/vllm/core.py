@@ -110,6 +110,7 @@ def start_core(spec: EngineSpec, model: ModelSpec, device: str) -> Any:
             disable_log_stats=True,
             enforce_eager=eager,
             worker_extension_cls=WORKER,
+            enable_sleep_mode=spec.sleeps,
         ).create_engine_config()
         return EngineCore(config, Executor.get_class(config), log_stats=False)
     except (ValueError, RuntimeError, OSError, NotImplementedError) as error:

@@ -67,6 +67,7 @@ class VllmEngine(ForeignEngine):
         self._transfers: list[list[TransferTotals]] = [[] for _ in range(spec.tp)]
         self._busy = BusyClock()
         self._steps = self._preemptions = 0
+        self._begin_asleep()
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -216,6 +217,17 @@ class VllmEngine(ForeignEngine):
         """Running sequences are computed again, idle sessions begin again."""
         self._core.reset_prefix_cache(reset_running_requests=True)
         super()._drop_kv()
+
+    # --- sleep --------------------------------------------------------------------------------
+
+    def _release_memory(self) -> None:
+        self._drop_kv()
+        self.drop()
+        # Level 2: weights are not copied to the host, since the trainer's newest version is loaded next.
+        self._core.collective_rpc("sleep", args=(2,))
+
+    def _take_memory(self) -> None:
+        self._core.collective_rpc("wake_up")
 
     # --- figures ------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 from earl.errors import EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.sglang import engine as sglang
+from services.rollout.engines.sglang.link import server_args
 from tests.support.foreign_engines import (
     LOGPROB,
     MODEL,
@@ -51,6 +52,32 @@ def test_sglang_sends_what_each_output_adds(make_sglang):
     stats = engine.stats()
     assert (stats.steps, stats.generated_tokens, stats.reused_tokens) == (3, 4, 2 * REUSED)
     assert (stats.prefilled_tokens, stats.retained, stats.running) == (2, 2, 0)
+
+
+def test_sglang_returns_its_memory_on_a_gpu_and_says_that_it_cannot_on_a_cpu(make_sglang, monkeypatch):
+    with pytest.raises(EngineError, match="cannot return its memory on cpu"):
+        make_sglang(sleeps=True)
+    monkeypatch.setattr(sglang, "_device_of", lambda spec: "cuda")
+    engine, link = make_sglang(sleeps=True)
+    assert engine.asleep and link.calls == ["release_memory"]
+    assert refusal(engine, ask("a")) == "WeightsIncomplete"
+    link.calls.clear()
+    engine.wake()
+    assert link.calls == ["take_memory", "resume"]
+    engine._stager = Staged(2)
+    engine.commit(2)
+    engine.submit(ask("b"), False)
+    link.step()
+    link.calls.clear()
+    engine.sleep()
+    engine.collect()
+    assert told(engine.outbox) == [tokens("b", [4], 2, "abort")]
+    assert link.calls == ["pause abort", "release_memory"]
+
+
+def test_the_memory_saver_of_sglang_is_on_only_where_engines_sleep():
+    assert "enable_memory_saver" not in server_args(spec(), "m", "cuda")
+    assert server_args(spec(sleeps=True), "m", "cuda")["enable_memory_saver"] is True
 
 
 def test_sglang_ends_an_aborted_request_with_its_own_last_output(make_sglang):

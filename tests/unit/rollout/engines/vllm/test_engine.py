@@ -30,11 +30,35 @@ def make_vllm(monkeypatch):
         core = VllmCore()
         install_vllm(monkeypatch)
         monkeypatch.setattr(vllm, "load_spec", lambda directory: MODEL)
-        monkeypatch.setattr(vllm_core, "device_of", lambda spec: "cpu")
+        monkeypatch.setattr(vllm_core, "device_of", lambda spec: spec.device)
         monkeypatch.setattr(vllm_core, "start_core", lambda spec, model, device: core)
-        return vllm.VllmEngine(spec(engine="vllm", **fields)), core
+        return vllm.VllmEngine(spec(engine="vllm", **{"device": "cpu"} | fields)), core
 
     return make
+
+
+def test_vllm_sleeps_at_level_2_on_a_gpu_and_says_that_it_cannot_on_a_cpu(make_vllm):
+    engine, _ = make_vllm()
+    with pytest.raises(EngineError, match="cannot return its memory on cpu"):
+        engine.sleep()
+    with pytest.raises(EngineError, match="cannot return its memory on cpu"):
+        make_vllm(sleeps=True)
+    engine, core = make_vllm(device="cuda", sleeps=True)
+    assert engine.asleep and core.calls == ["earl_open", "reset_prefix_cache", "earl_drop", "sleep(2,)"]
+    core.calls.clear()
+    engine.sleep()
+    assert refusal(engine, ask("a")) == "WeightsIncomplete" and not core.calls
+    engine.wake()
+    assert core.calls == ["wake_up"]
+    load_vllm(engine, 3)
+    engine.commit(3)
+    engine.submit(ask("b"), False)
+    engine.step()
+    core.calls.clear()
+    engine.sleep()
+    assert told(engine.outbox) == [tokens("b", [4], 3, "abort")]
+    assert core.calls == ["reset_prefix_cache", "earl_drop", "sleep(2,)"]
+    assert core.scheduler.running == []
 
 
 def load_vllm(engine: vllm.VllmEngine, version: int) -> list[Any]:
