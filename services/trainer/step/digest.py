@@ -7,7 +7,7 @@ digests of a step mean equal bits, as far as 53 bits can tell.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -29,8 +29,8 @@ def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
     mine = []
     for i, item in enumerate(columns.items if mesh.counts else ()):
         span = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
-        tokens = _of(columns.tokens[span], columns.loss_mask[span])
-        rest = _of(columns.logprobs[span], *([] if reference is None else [reference[span]]))
+        tokens = _of([columns.tokens[span], columns.loss_mask[span]])
+        rest = _of([columns.logprobs[span], *([] if reference is None else [reference[span]])])
         mine.append(struct.pack("<QQQd", item.position, tokens, rest, item.advantage))
     size = struct.calcsize("<QQQd")
     joined = b"".join(mesh.group.gather(b"".join(mine)))
@@ -43,11 +43,12 @@ def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
 
 def weights_digest(shards: Sequence[Shard], group: Group) -> float:
     """A digest of all parameters in float32; groups of another parallelism have another. A collective."""
-    mine = _of(*(shard.local.detach().cpu().numpy() for shard in shards))
+    # Of copies: torch does not resize a storage that numpy has seen (state_offload.py).
+    mine = _of(shard.local.detach().to("cpu", copy=True).numpy() for shard in shards)
     return _number(b"".join(group.gather(struct.pack("<Q", mine))))
 
 
-def _of(*arrays: np.ndarray) -> int:
+def _of(arrays: Iterable[np.ndarray]) -> int:
     digest = xxhash.xxh3_64()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
