@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from earl.v1 import common_pb2 as earl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65\x61rl/v1/rollout.proto\x12\x07\x65\x61rl.v1\x1a\x14\x65\x61rl/v1/common.proto\"\xa9\x01\n\x0c\x45ngineStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02tp\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x18\n\x10kv_used_fraction\x18\x06 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x04\x12\x18\n\x10prefilled_tokens\x18\x08 \x01(\x04\"\x19\n\x17GetRolloutStatusRequest\"\xaf\x01\n\x18GetRolloutStatusResponse\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\x12&\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x15.earl.v1.EngineStatus\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\r\x12)\n\x0bparallelism\x18\x05 \x01(\x0b\x32\x14.earl.v1.Parallelism\"\xf9\x01\n\x1bReparallelizeRolloutRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x11\n\tprepare_s\x18\x03 \x01(\x01\x12\x11\n\tquiesce_s\x18\x04 \x01(\x01\x12\x10\n\x08switch_s\x18\x05 \x01(\x01\x12\x10\n\x08verify_s\x18\x06 \x01(\x01\x12\x19\n\x11logprob_tolerance\x18\x07 \x01(\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12+\n\tdeadlines\x18\t \x01(\x0b\x32\x18.earl.v1.SwitchDeadlines\"\xca\x02\n\x1cReparallelizeRolloutResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x13\n\x0brolled_back\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0f\n\x07stall_s\x18\x05 \x01(\x01\x12\x1b\n\x13sequences_continued\x18\x06 \x01(\r\x12\x16\n\x0ekv_moved_bytes\x18\x07 \x01(\x04\x12\x1e\n\x16max_logprob_difference\x18\x08 \x01(\x01\x12\x0c\n\x04\x63old\x18\t \x01(\x08\x12\x1c\n\x14kv_recomputed_tokens\x18\n \x01(\x04\x12\x0f\n\x07seconds\x18\x0b \x01(\x01\x12\'\n\x07\x66igures\x18\x0c \x01(\x0b\x32\x16.earl.v1.SwitchFigures\"%\n\x13\x44rainRolloutRequest\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\")\n\x14\x44rainRolloutResponse\x12\x11\n\tremaining\x18\x01 \x01(\r2\xbb\x02\n\x0eRolloutService\x12`\n\x10GetRolloutStatus\x12 .earl.v1.GetRolloutStatusRequest\x1a!.earl.v1.GetRolloutStatusResponse\"\x07\x8a\xb5\x18\x03\x01\x02\x04\x12n\n\x14ReparallelizeRollout\x12$.earl.v1.ReparallelizeRolloutRequest\x1a%.earl.v1.ReparallelizeRolloutResponse\"\t\x8a\xb5\x18\x01\x02\x90\xb5\x18\x01\x12W\n\x0c\x44rainRollout\x12\x1c.earl.v1.DrainRolloutRequest\x1a\x1d.earl.v1.DrainRolloutResponse\"\n\x8a\xb5\x18\x02\x01\x02\x90\xb5\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65\x61rl/v1/rollout.proto\x12\x07\x65\x61rl.v1\x1a\x14\x65\x61rl/v1/common.proto\"\xa9\x01\n\x0c\x45ngineStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02tp\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x18\n\x10kv_used_fraction\x18\x06 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x04\x12\x18\n\x10prefilled_tokens\x18\x08 \x01(\x04\"\x19\n\x17GetRolloutStatusRequest\"\xaf\x01\n\x18GetRolloutStatusResponse\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\x12&\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x15.earl.v1.EngineStatus\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\r\x12)\n\x0bparallelism\x18\x05 \x01(\x0b\x32\x14.earl.v1.Parallelism\"\xf9\x01\n\x1bReparallelizeRolloutRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x11\n\tprepare_s\x18\x03 \x01(\x01\x12\x11\n\tquiesce_s\x18\x04 \x01(\x01\x12\x10\n\x08switch_s\x18\x05 \x01(\x01\x12\x10\n\x08verify_s\x18\x06 \x01(\x01\x12\x19\n\x11logprob_tolerance\x18\x07 \x01(\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12+\n\tdeadlines\x18\t \x01(\x0b\x32\x18.earl.v1.SwitchDeadlines\"\xca\x02\n\x1cReparallelizeRolloutResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x13\n\x0brolled_back\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0f\n\x07stall_s\x18\x05 \x01(\x01\x12\x1b\n\x13sequences_continued\x18\x06 \x01(\r\x12\x16\n\x0ekv_moved_bytes\x18\x07 \x01(\x04\x12\x1e\n\x16max_logprob_difference\x18\x08 \x01(\x01\x12\x0c\n\x04\x63old\x18\t \x01(\x08\x12\x1c\n\x14kv_recomputed_tokens\x18\n \x01(\x04\x12\x0f\n\x07seconds\x18\x0b \x01(\x01\x12\'\n\x07\x66igures\x18\x0c \x01(\x0b\x32\x16.earl.v1.SwitchFigures\"7\n\x17\x41lternateRolloutRequest\x12\x0c\n\x04turn\x18\x01 \x01(\x04\x12\x0e\n\x06\x61sleep\x18\x02 \x01(\x08\"+\n\x18\x41lternateRolloutResponse\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"%\n\x13\x44rainRolloutRequest\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\")\n\x14\x44rainRolloutResponse\x12\x11\n\tremaining\x18\x01 \x01(\r2\x9b\x03\n\x0eRolloutService\x12`\n\x10GetRolloutStatus\x12 .earl.v1.GetRolloutStatusRequest\x1a!.earl.v1.GetRolloutStatusResponse\"\x07\x8a\xb5\x18\x03\x01\x02\x04\x12n\n\x14ReparallelizeRollout\x12$.earl.v1.ReparallelizeRolloutRequest\x1a%.earl.v1.ReparallelizeRolloutResponse\"\t\x8a\xb5\x18\x01\x02\x90\xb5\x18\x01\x12^\n\x10\x41lternateRollout\x12 .earl.v1.AlternateRolloutRequest\x1a!.earl.v1.AlternateRolloutResponse\"\x05\x8a\xb5\x18\x01\x02\x12W\n\x0c\x44rainRollout\x12\x1c.earl.v1.DrainRolloutRequest\x1a\x1d.earl.v1.DrainRolloutResponse\"\n\x8a\xb5\x18\x02\x01\x02\x90\xb5\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUTSERVICE'].methods_by_name['GetRolloutStatus']._serialized_options = b'\212\265\030\003\001\002\004'
   _globals['_ROLLOUTSERVICE'].methods_by_name['ReparallelizeRollout']._loaded_options = None
   _globals['_ROLLOUTSERVICE'].methods_by_name['ReparallelizeRollout']._serialized_options = b'\212\265\030\001\002\220\265\030\001'
+  _globals['_ROLLOUTSERVICE'].methods_by_name['AlternateRollout']._loaded_options = None
+  _globals['_ROLLOUTSERVICE'].methods_by_name['AlternateRollout']._serialized_options = b'\212\265\030\001\002'
   _globals['_ROLLOUTSERVICE'].methods_by_name['DrainRollout']._loaded_options = None
   _globals['_ROLLOUTSERVICE'].methods_by_name['DrainRollout']._serialized_options = b'\212\265\030\002\001\002\220\265\030\001'
   _globals['_ENGINESTATUS']._serialized_start=57
@@ -48,10 +50,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPARALLELIZEROLLOUTREQUEST']._serialized_end=683
   _globals['_REPARALLELIZEROLLOUTRESPONSE']._serialized_start=686
   _globals['_REPARALLELIZEROLLOUTRESPONSE']._serialized_end=1016
-  _globals['_DRAINROLLOUTREQUEST']._serialized_start=1018
-  _globals['_DRAINROLLOUTREQUEST']._serialized_end=1055
-  _globals['_DRAINROLLOUTRESPONSE']._serialized_start=1057
-  _globals['_DRAINROLLOUTRESPONSE']._serialized_end=1098
-  _globals['_ROLLOUTSERVICE']._serialized_start=1101
-  _globals['_ROLLOUTSERVICE']._serialized_end=1416
+  _globals['_ALTERNATEROLLOUTREQUEST']._serialized_start=1018
+  _globals['_ALTERNATEROLLOUTREQUEST']._serialized_end=1073
+  _globals['_ALTERNATEROLLOUTRESPONSE']._serialized_start=1075
+  _globals['_ALTERNATEROLLOUTRESPONSE']._serialized_end=1118
+  _globals['_DRAINROLLOUTREQUEST']._serialized_start=1120
+  _globals['_DRAINROLLOUTREQUEST']._serialized_end=1157
+  _globals['_DRAINROLLOUTRESPONSE']._serialized_start=1159
+  _globals['_DRAINROLLOUTRESPONSE']._serialized_end=1200
+  _globals['_ROLLOUTSERVICE']._serialized_start=1203
+  _globals['_ROLLOUTSERVICE']._serialized_end=1614
 # @@protoc_insertion_point(module_scope)

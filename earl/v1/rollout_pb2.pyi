@@ -95,6 +95,20 @@ class ReparallelizeRolloutResponse(_message.Message):
     figures: _common_pb2.SwitchFigures
     def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., kv_moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., kv_recomputed_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., figures: _Optional[_Union[_common_pb2.SwitchFigures, _Mapping]] = ...) -> None: ...
 
+class AlternateRolloutRequest(_message.Message):
+    __slots__ = ("turn", "asleep")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    asleep: bool
+    def __init__(self, turn: _Optional[int] = ..., asleep: _Optional[bool] = ...) -> None: ...
+
+class AlternateRolloutResponse(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
 class DrainRolloutRequest(_message.Message):
     __slots__ = ("wait_s",)
     WAIT_S_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class RolloutServiceStub:
                 request_serializer=earl_dot_v1_dot_rollout__pb2.ReparallelizeRolloutRequest.SerializeToString,
                 response_deserializer=earl_dot_v1_dot_rollout__pb2.ReparallelizeRolloutResponse.FromString,
                 _registered_method=True)
+        self.AlternateRollout = channel.unary_unary(
+                '/earl.v1.RolloutService/AlternateRollout',
+                request_serializer=earl_dot_v1_dot_rollout__pb2.AlternateRolloutRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_rollout__pb2.AlternateRolloutResponse.FromString,
+                _registered_method=True)
         self.DrainRollout = channel.unary_unary(
                 '/earl.v1.RolloutService/DrainRollout',
                 request_serializer=earl_dot_v1_dot_rollout__pb2.DrainRolloutRequest.SerializeToString,
@@ -62,6 +67,14 @@ class RolloutServiceServicer:
 
     def ReparallelizeRollout(self, request, context):
         """Change the engines' tensor parallelism while sequences are in flight.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlternateRollout(self, request, context):
+        """Put the engines to sleep, or wake them and load the newest version; answered when that is done. Episodes
+        in progress continue afterwards. For runs in which rollout and trainer take turns on their devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +99,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.ReparallelizeRollout,
                     request_deserializer=earl_dot_v1_dot_rollout__pb2.ReparallelizeRolloutRequest.FromString,
                     response_serializer=earl_dot_v1_dot_rollout__pb2.ReparallelizeRolloutResponse.SerializeToString,
+            ),
+            'AlternateRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlternateRollout,
+                    request_deserializer=earl_dot_v1_dot_rollout__pb2.AlternateRolloutRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_rollout__pb2.AlternateRolloutResponse.SerializeToString,
             ),
             'DrainRollout': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainRollout,
@@ -147,6 +165,33 @@ class RolloutService:
             '/earl.v1.RolloutService/ReparallelizeRollout',
             earl_dot_v1_dot_rollout__pb2.ReparallelizeRolloutRequest.SerializeToString,
             earl_dot_v1_dot_rollout__pb2.ReparallelizeRolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlternateRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.RolloutService/AlternateRollout',
+            earl_dot_v1_dot_rollout__pb2.AlternateRolloutRequest.SerializeToString,
+            earl_dot_v1_dot_rollout__pb2.AlternateRolloutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,7 @@ class InMemory(Engine):
         self.spec = spec
         self.caps: Any = SimpleNamespace(live_reshape=True)
         self.version = 0
+        self.asleep = spec.sleeps
         self.gone = asyncio.Event()
         self.answer = asyncio.Event()
         self.hooks: dict[str, Any] = {}
@@ -120,6 +121,7 @@ class InMemory(Engine):
 
     async def load_weights(self, version, keys, deadline_s=30.0):
         await self._begin("load")
+        assert not self.asleep
         if version in self.vanished:
             raise VersionGone(f"version {version}")
         self.version = version
@@ -137,6 +139,16 @@ class InMemory(Engine):
     async def resume(self):
         await self._begin("resume")
         self._paused = False
+
+    async def sleep(self):
+        await self._begin("sleep")
+        self._aborts += 1
+        self.asleep, self.version = True, 0
+        self.kv.clear()
+
+    async def wake(self):
+        await self._begin("wake")
+        self.asleep = False
 
     async def offer_kv(self, name, known, deadline_s):
         await self._begin("offer_kv")
@@ -187,10 +199,12 @@ class Made(list[InMemory]):
 
 
 @asynccontextmanager
-async def running(engines=2, restarts=1, waits=False, reading: Reading = always_readable, **fields: Any):
+async def running(
+    engines=2, restarts=1, waits=False, reading: Reading = always_readable, asleep=False, **fields: Any
+):
     """(pool, the engines it makes, its run). fields: of the engines' spec."""
     made = Made()
-    base = EngineSpec(name="e", model_dir="", max_context_tokens=CONTEXT, **fields)
+    base = EngineSpec(name="e", model_dir="", max_context_tokens=CONTEXT, sleeps=asleep, **fields)
     pool = EnginePool(
         PoolDevices(base, engines, MODEL),
         made,
@@ -198,6 +212,7 @@ async def running(engines=2, restarts=1, waits=False, reading: Reading = always_
         load_s=5.0,
         waits=waits,
         reading=reading,
+        asleep=asleep,
     )
     await pool.start()
     watch = asyncio.create_task(pool.run())

@@ -37,6 +37,10 @@ class RolloutServicer(RolloutServiceServicer):
         outcome = await self._pool.reparallelize(decode_command(request))
         return encode_outcome(outcome, rollout_pb2.ReparallelizeRolloutResponse)
 
+    async def AlternateRollout(self, request, context) -> rollout_pb2.AlternateRolloutResponse:
+        seconds = await self._pool.set_asleep(request.asleep, request.turn)
+        return rollout_pb2.AlternateRolloutResponse(seconds=seconds)
+
     async def DrainRollout(self, request, context) -> rollout_pb2.DrainRolloutResponse:
         wait_s = min(max(request.wait_s, 0.0), MAX_DRAIN_S)
         return rollout_pb2.DrainRolloutResponse(remaining=await self._worker.drain(wait_s))

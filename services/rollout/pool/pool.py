@@ -3,6 +3,8 @@
     generate ─► router ─► replicas (dp engines)        load(publication) ─► every engine
                   ▲            ▲
                   └─ switch ───┘  reparallelize: other engines take over while turns run
+    set_asleep: turns are interrupted and wait, engines return their memory; woken, they load the newest
+    version, and turns continue from their token ids
 
 Promises: those of router.py, replicas.py and switch.py. One switch runs at a time; a command that was given
 before gets the same outcome, while it runs or after; one of an older epoch is refused.
@@ -11,10 +13,12 @@ before gets the same outcome, while it runs or after; one of an older epoch is r
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
-from earl.errors import ReshapeRefused
+from earl.errors import EarlError, ReshapeRefused, StaleEpoch
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
 from earl.reparallelize import CommandSlot, SwitchCommand, SwitchOutcome
@@ -26,6 +30,7 @@ from services.rollout.engines.contract.engine import (
     GenerateRequest,
     Generation,
 )
+from services.rollout.pool.awake_time import AwakeTime
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.host_copy import HostCopy
 from services.rollout.pool.kv_placement import Rates
@@ -34,6 +39,8 @@ from services.rollout.pool.parity import Canary
 from services.rollout.pool.replicas import ChangeNotifier, EngineReplicas, Publication
 from services.rollout.pool.router import RequestRouter
 from services.rollout.pool.switch import PoolSwitch, SwitchParts
+
+log = logging.getLogger(__name__)
 
 Reading = Callable[[int, float], AbstractAsyncContextManager[None]]
 
@@ -52,7 +59,8 @@ class EnginePool:
     waits: turns that the engines in use cannot hold wait for engines that can, because switches are ordered
     in this run. free_bytes: what processes of the host may still take; new engines start next to the old ones
     where that is enough. reading: keeps a version readable for so many seconds at most. copy: of what the
-    engines cannot apply from where it was published; None if they always can.
+    engines cannot apply from where it was published; None if they always can. asleep: the engines sleep until
+    `set_asleep` wakes them.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class EnginePool:
         free_bytes: Callable[[], int] = available_bytes,
         reading: Reading = always_readable,
         copy: HostCopy | None = None,
+        asleep: bool = False,
     ) -> None:
         self._copy = copy
         self._devices = devices
@@ -74,8 +83,24 @@ class EnginePool:
         self._restarts = restarts
         self._load_s = load_s
         self._changes = ChangeNotifier()
+        self.asleep = asleep
+        # Time that stands still while the engines sleep.
+        self.time = AwakeTime()
+        # Seconds asleep since the start, until the last waking, and seconds that wakings took.
+        self.asleep_s = self.waking_s = 0.0
+        self._slept_s = time.monotonic()
+        # The number of the last command to sleep or wake.
+        self._turn = 0
+        self._sleep_lock = asyncio.Lock()
+        self._sleeping: asyncio.Task[float] | None = None
+        if asleep:
+            self.time.stop()
         self.router = RequestRouter(
-            self._replicas(devices.initial, 0), devices.initial, devices, self._changes, waits=waits
+            self._replicas(devices.initial, 0, asleep=asleep),
+            devices.initial,
+            devices,
+            self._changes,
+            waits=waits,
         )
         self._reading = reading
         # Epoch of the switch that made the parallelism in use; 0 if the configuration did.
@@ -87,7 +112,7 @@ class EnginePool:
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
 
-    def _replicas(self, parallelism: Parallelism, epoch: int) -> EngineReplicas:
+    def _replicas(self, parallelism: Parallelism, epoch: int, *, asleep: bool = False) -> EngineReplicas:
         return EngineReplicas(
             self._devices.specs(parallelism, epoch),
             self._make,
@@ -95,6 +120,7 @@ class EnginePool:
             self._fail,
             restarts=self._restarts,
             load_s=self._load_s,
+            asleep=asleep,
         )
 
     @property
@@ -133,6 +159,9 @@ class EnginePool:
     async def stop(self) -> None:
         """Ends all engines, also those of a switch that runs; requests in flight fail with EngineLost."""
         self._ended.set()
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+            await asyncio.gather(self._sleeping, return_exceptions=True)
         if (switch := self._commands.pending) is not None:
             switch.cancel()
             await asyncio.gather(switch, return_exceptions=True)
@@ -174,6 +203,70 @@ class EnginePool:
                 while self.version == version:
                     await self._changes.wait()
 
+    # --- sleep --------------------------------------------------------------------------------
+
+    async def set_asleep(self, asleep: bool, turn: int) -> float:
+        """Puts the engines to sleep, or wakes them and loads what was published last; returns the seconds
+        that it took, 0 if they were so already.
+
+        Turns in progress wait and continue afterwards. turn: grows with every command. A switch or a load in
+        progress ends first. Cancelling the call leaves it running. Raises StaleEpoch for an older command
+        than the last one, ProcessFailed if no weights can be loaded: the pool ends then.
+        """
+        self._sleeping = asyncio.create_task(self._set_asleep(asleep, turn), name=f"turn {turn}")
+        return await asyncio.shield(self._sleeping)
+
+    async def _set_asleep(self, asleep: bool, turn: int) -> float:
+        async with self._sleep_lock:
+            if turn < self._turn:
+                raise StaleEpoch(
+                    f"turn {turn} of {self._devices.base.name} is over: turn {self._turn} was commanded",
+                    "command the newest turn",
+                )
+            self._turn = turn
+            if asleep == self.asleep:
+                return 0.0
+            began_s = time.monotonic()
+            if asleep:
+                await self._sleep()
+            else:
+                await self._wake(began_s)
+            return time.monotonic() - began_s
+
+    async def _sleep(self) -> None:
+        while (switch := self._commands.pending) is not None and not switch.done():
+            await asyncio.wait([switch])
+        async with self._publish_lock:
+            self.asleep = True
+            self.time.stop()
+            self._slept_s = time.monotonic()
+            try:
+                await self.router.interrupt()
+            except EarlError as error:
+                log.warning("an engine of %s goes to sleep in mid-turn: %s", self._devices.base.name, error)
+            await self.router.replicas.sleep()
+
+    async def _wake(self, began_s: float) -> None:
+        async with self._publish_lock:
+            replicas = self.router.replicas
+            try:
+                async with self._reading(replicas.target.version, 2 * self._load_s):
+                    await replicas.wake()
+            except EarlError as error:
+                self._fail(error)
+                raise
+            self.asleep = False
+            self.router.resume()
+            self.time.go_on()
+            self.asleep_s += began_s - self._slept_s
+            self.waking_s += time.monotonic() - began_s
+        self._changes.tell()
+
+    async def wait_awake(self) -> None:
+        """Returns when the engines are not asleep."""
+        while self.asleep:
+            await self._changes.wait()
+
     # --- generation ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -200,6 +293,11 @@ class EnginePool:
         ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.
         """
         self._devices.check(command.parallelism)
+        if self.asleep:
+            raise ReshapeRefused(
+                f"the engines of {self._devices.base.name} sleep while the trainer works",
+                "send the command again when they are awake",
+            )
 
         def begin(newest: SwitchCommand | None) -> asyncio.Task[SwitchOutcome]:
             running = self._commands.pending

@@ -3,14 +3,15 @@ the newest weights.
 
 Promises: an engine that dies is started again at most `restarts` times and gets the newest weights before it
 generates; when the restarts are used up, or it cannot load the weights, `failed` is called with the error. No
-version is used that is loaded in part. `stop` leaves nothing running, whatever was in progress.
+version is used that is loaded in part. `stop` leaves nothing running, whatever was in progress. While engines
+sleep nothing is loaded, and one that dies is started again when the others are woken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from earl.errors import (
@@ -85,7 +86,8 @@ class EngineReplicas:
     """Engines of one parallelism.
 
     make: builds an engine of a spec. load_s: bound of loading one version into one engine. failed: called
-    once with the error that ends the pool, a ProcessFailed or that of a failed start.
+    once with the error that ends the pool, a ProcessFailed or that of a failed start. asleep: the engines
+    begin asleep.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class EngineReplicas:
         *,
         restarts: int,
         load_s: float,
+        asleep: bool = False,
     ) -> None:
         self.all = [EngineReplica(spec) for spec in specs]
         self.target = NOTHING
@@ -108,6 +111,9 @@ class EngineReplicas:
         self._watches: list[asyncio.Task] = []
         self._stopping: asyncio.Task[None] | None = None
         self._version = 0
+        self._awake = asyncio.Event()
+        if not asleep:
+            self._awake.set()
 
     @property
     def live(self) -> list[EngineReplica]:
@@ -179,7 +185,10 @@ class EngineReplicas:
                 if attempt == ATTEMPTS:
                     raise
                 log.warning("engine %s died while starting, trying again: %s", replica.spec.name, lost)
-        replica.engine, replica.version, replica.publication, replica.running = engine, 0, 0, 0
+        async with replica.loading:
+            if replica.spec.sleeps and self._awake.is_set():
+                await engine.wake()
+            replica.engine, replica.version, replica.publication, replica.running = engine, 0, 0, 0
         replica.starts += 1
 
     def _watched(self, watch: asyncio.Task) -> None:
@@ -203,6 +212,7 @@ class EngineReplicas:
                     "see its log on stderr; memory and rollout.max_sequences are the usual suspects",
                 )
             log.warning("engine %s died; starting it again", replica.spec.name)
+            await self._awake.wait()
             await self._start(replica)
             await self._catch_up(replica)
 
@@ -225,7 +235,7 @@ class EngineReplicas:
     async def _bring(self, replica: EngineReplica, publication: Publication) -> None:
         async with replica.loading:
             engine = replica.engine
-            if engine is None or replica.publication >= publication.number:
+            if engine is None or replica.publication >= publication.number or not self._awake.is_set():
                 return
             try:
                 await engine.load_weights(publication.version, publication.keys, self._load_s)
@@ -263,6 +273,34 @@ class EngineReplicas:
                 log.warning("engine %s could not load version %d: %s", name, target.version, error)
             await asyncio.sleep(RETRY_S)
 
+    # --- sleep --------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        """Puts all engines to sleep, once their loads have ended. One that does not answer is ended."""
+        self._awake.clear()
+        await asyncio.gather(*(self._sleep(replica) for replica in self.all))
+
+    async def _sleep(self, replica: EngineReplica) -> None:
+        async with replica.loading:
+            engine = replica.engine
+            replica.version = replica.publication = 0
+            if engine is not None:
+                await _carry_out(engine, engine.sleep)
+        self._changes.tell()
+
+    async def wake(self) -> None:
+        """Wakes all engines, which then load the newest publication. One that does not answer is ended."""
+        self._awake.set()
+        await asyncio.gather(*(self._wake(replica) for replica in self.all))
+
+    async def _wake(self, replica: EngineReplica) -> None:
+        async with replica.loading:
+            engine = replica.engine
+            if engine is None:
+                return  # it is started by `_watch`, and woken there
+            await _carry_out(engine, engine.wake)
+        await self._catch_up(replica)
+
     def _refresh(self) -> None:
         self._version = min((replica.version for replica in self.live), default=self._version)
         self._changes.tell()
@@ -272,6 +310,17 @@ class EngineReplicas:
     async def stats(self) -> list[EngineStats | None]:
         """Stats of each engine, in order; None for one that is not running or does not answer."""
         return list(await asyncio.gather(*(_stats(replica.engine) for replica in self.all)))
+
+
+async def _carry_out(engine: Engine, call: Callable[[], Awaitable[None]]) -> None:
+    """Calls an engine that must answer; its processes end if it does not, and `_watch` replaces it."""
+    try:
+        await call()
+    except EngineLost:
+        return
+    except EarlError as error:
+        log.warning("engine %s is ended: %s", engine.spec.name, error)
+        await engine.stop()
 
 
 async def _stats(engine: Engine | None) -> EngineStats | None:

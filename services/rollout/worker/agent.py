@@ -15,7 +15,6 @@ cancellation and programming errors.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import time
@@ -28,10 +27,10 @@ from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
 from earl.errors import DeadlineExceeded, EarlError, EngineError, EnvironmentFailure
 from earl.obs import tracing
-from earl.waiting import deadline
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.transcript import conversation
+from services.rollout.pool.awake_time import AwakeTime
 from services.rollout.worker.actions import (
     AgentBounds,
     Choose,
@@ -42,6 +41,9 @@ from services.rollout.worker.actions import (
     session_name,
 )
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
+
+# A session's bound at the gateway, of a run whose engines sleep, in bounds of its episode.
+SLEEPING_SESSIONS = 10
 
 
 class SamplingPolicy(Sampler, Protocol):
@@ -105,6 +107,7 @@ class EpisodeAgent:
     """Plays any number of tickets at once; holds what all episodes share.
 
     bounds: by the label of the environment. opponent: None where no ticket names a frozen version.
+    awake_time: in which episodes are bounded; None if their engines never sleep.
     """
 
     def __init__(
@@ -114,8 +117,11 @@ class EpisodeAgent:
         spans: BusySpans,
         bounds: Mapping[str, AgentBounds],
         opponent: Opponent | None = None,
+        awake_time: AwakeTime | None = None,
     ) -> None:
         self._policy = policy
+        self._time = awake_time or AwakeTime()
+        self._sleeps = awake_time is not None
         self._opponent = opponent
         self._sessions = sessions
         self._spans = spans
@@ -138,7 +144,7 @@ class EpisodeAgent:
         # The policy samples nothing before its first version is loaded.
         version = max(ticket.min_version, 0 if ticket.scripted else 1)
         try:
-            async with asyncio.timeout(ticket.episode_s):
+            async with self._time.timeout(ticket.episode_s):
                 if self._policy.version < version:
                     outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
                     await self._policy.wait_version(version)
@@ -222,7 +228,7 @@ class EpisodeAgent:
         traceparent: str,
     ) -> None:  # fmt: skip
         """Fills the seats' outcomes; ending and message of `outcome` are the episode's."""
-        limits = replace(bounds.limits, episode_s=ticket.episode_s)
+        limits = replace(bounds.limits, episode_s=self._session_s(ticket))
         with tracing.span("rollout open", traceparent):
             session = await self._sessions.open(
                 ticket.environment, _task(ticket), ticket.env_seed, limits, traceparent=traceparent,
@@ -270,8 +276,12 @@ class EpisodeAgent:
         if not turn_s:
             return await taken()
         slow = _SlowTurn(f"turn {turn + 1} took longer than {turn_s:g} s", "raise scheduler.turn_s")
-        async with deadline(turn_s, slow):
+        async with self._time.deadline(turn_s, slow):
             return await taken()
+
+    def _session_s(self, ticket: EpisodeTicket) -> float:
+        """The bound of the session at the gateway, whose time does not stand still while engines sleep."""
+        return ticket.episode_s * (SLEEPING_SESSIONS if self._sleeps else 1)
 
     def _slow(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> Ending:
         """The ending of an episode that exceeded a bound of its own. What the infrastructure fails to do in

@@ -9,7 +9,7 @@
     every heartbeat: load, gauges, busy spans, transfer totals; the answer may end the run
 
 Promises: never more attempts held than capacity; nothing is leased before a host serves the
-environment, nor while the arena is full; the
+environment, nor while the arena is full or the engines sleep; the
 first task that fails ends the worker with its error; leaving takes at most
 drain_s, linger_s and a few seconds, and tickets that were not finished are pending again afterwards.
 """
@@ -188,6 +188,7 @@ class RolloutWorker:
                 await self._credit.wait()
                 await asyncio.sleep(LEASE_WINDOW_S)
                 continue
+            await self._pool.wait_awake()
             async with self._lease_call:
                 tickets, run_ends = await self._tickets.lease(self.leases.free, LEASE_WAIT_S)
                 now_s = time.monotonic()

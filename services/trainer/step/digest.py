@@ -43,7 +43,7 @@ def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
 
 def weights_digest(shards: Sequence[Shard], group: Group) -> float:
     """A digest of all parameters in float32; groups of another parallelism have another. A collective."""
-    # Of copies: torch does not resize a storage that numpy has seen (state_offload.py).
+    # From copies: torch does not resize a storage that numpy has seen (state_offload.py).
     mine = _of(shard.local.detach().to("cpu", copy=True).numpy() for shard in shards)
     return _number(b"".join(group.gather(struct.pack("<Q", mine))))
 
