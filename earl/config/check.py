@@ -37,6 +37,36 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_switch(config)
     check_data_plane(config)
     check_traces(config)
+    check_alternate(config)
+
+
+def check_alternate(config: RunConfig) -> None:
+    """Raises ConfigError for a run in which rollout and trainer take turns and something of it cannot."""
+    rollout, trainer = config.rollout, config.trainer
+    if not config.alternates:
+        if trainer.offload_dir:
+            raise ConfigError(
+                f"trainer.offload_dir = {trainer.offload_dir!r} without turns would be used nowhere",
+                'set stack.share = "alternate", or remove the key',
+            )
+        return
+    if rollout.engine != "torch" and rollout.device == "cpu":
+        raise ConfigError(
+            f'stack.share = "alternate" with rollout.engine = "{rollout.engine}" on a CPU: it returns its '
+            "memory on GPUs only",
+            'set rollout.engine = "torch", or stack.share = true',
+        )
+    if config.scheduler.selector == "on":
+        raise ConfigError(
+            'stack.share = "alternate" with scheduler.selector = "on": a stage that sleeps cannot change its '
+            "parallelism",
+            'set scheduler.selector = "observe" or "static"',
+        )
+    if config.frozen is not None:
+        raise ConfigError(
+            'stack.share = "alternate" with an opponent that is a frozen version: its engines do not sleep',
+            "remove opponent, or set stack.share = true",
+        )
 
 
 def check_environments(config: RunConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
+from earl.config.takes import Takes
 from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 
 # The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
@@ -41,9 +42,12 @@ class StackConfig(ConfigSection):
     # Raise it if saving your model takes longer.
     stop_s: float = Field(default=20.0, gt=0)
     # Several stages may compute on one GPU. Without it a run that needs more GPUs than there are is refused.
+    # "alternate": rollout and trainer take turns besides: engines return their memory while a batch is
+    # trained, the trainer moves its state out of the GPU while they sample (docs/devices.md).
     #
-    # Set it for a small model on a single GPU; memory must hold all stages at once.
-    share: bool = False
+    # Set true for a small model on a single GPU, where memory holds all stages at once, and "alternate" where
+    # it does not.
+    share: Annotated[bool | Literal["alternate"], Takes('true, false or "alternate"')] = False
 
 
 class DashboardConfig(ConfigSection):
@@ -107,6 +111,11 @@ class RunConfig(ConfigSection):
     def trainer_dtype(self) -> DType:
         """The dtype of trainer and reference stage. Raises ConfigError if it has not been resolved."""
         return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
+
+    @property
+    def alternates(self) -> bool:
+        """Returns whether rollout and trainer take turns on their devices."""
+        return self.stack.share == "alternate"
 
     @property
     def episode_s(self) -> float:

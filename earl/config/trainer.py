@@ -38,6 +38,11 @@ class TrainerConfig(ConfigSection):
     #
     # Leave it at "auto" unless other programs use some of the GPUs; "0-3" keeps the ranks to those.
     devices: Devices = "auto"
+    # Directory for the ranks' parameters and moments while engines sample, with stack.share = "alternate".
+    # Empty: host memory, which is where ranks on a CPU have them anyway.
+    #
+    # Set it to a directory on a fast disk if the machine's memory does not hold them beside the engines.
+    offload_dir: str = ""
     # torch threads of each rank. 0: one on a GPU; on a CPU the machine's cores over all ranks of the run that
     # compute there, decided once by the machine that starts the run.
     #

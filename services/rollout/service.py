@@ -105,6 +105,7 @@ def pool_devices(
         kv_on_update=rollout.kv_on_update,
         stop_ids=tuple(sorted(stop_ids)),
         load_initial=False,
+        sleeps=config.alternates,
         redis_url=redis_url,
         run=config.name,
         data_plane=config.data_plane.model_dump_json(),
@@ -198,6 +199,7 @@ async def _open_resources(
         load_s=load_s,
         # Only the selector orders the switch that a long context waits for.
         waits=config.scheduler.selector == "on",
+        asleep=config.alternates,
     )
     stack.push_async_callback(pool.stop)
     await pool.start()
@@ -207,7 +209,9 @@ async def _open_resources(
     gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
     stack.push_async_callback(gateway.close)
     spans = BusySpans()
-    agent = EpisodeAgent(pool, gateway, spans, episode_bounds(config, run_dir, tokenizer), opponent)
+    awake_time = pool.time if config.alternates else None
+    bounds = episode_bounds(config, run_dir, tokenizer)
+    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time)
     rejoined = asyncio.Event()
     scheduler = SchedulerClient(
         addresses.scheduler,

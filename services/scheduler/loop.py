@@ -22,7 +22,7 @@ from earl.config.mixture import entry_of
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.errors import EpisodesFailing
-from earl.parallelism import REFERENCE
+from earl.parallelism import REFERENCE, TRAINER
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
 from earl.stack.status import RunStatus
@@ -38,6 +38,9 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import StepClock
 from services.scheduler.parallelism.controller import ParallelismController
+from services.scheduler.parallelism.device_turns import DeviceTurns
+from services.scheduler.parallelism.turn_driver import TurnDriver
+from services.scheduler.parallelism.worker_client import command_turn
 from services.scheduler.state.rules import rules_of
 from services.scheduler.state.tickets import TicketState
 from services.scheduler.wakeup import Wakeup
@@ -47,6 +50,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 # How often the elapsed time is stored while nothing else is.
 CLOCK_S = 5.0
+# A worker may take so long to put its engines to sleep, or to wake them and load the newest version; a call
+# that takes longer is repeated and waits for the same work.
+TURN_CALL_S = 300.0
 
 
 class RunLoop:
@@ -74,6 +80,12 @@ class RunLoop:
             self.recorder.report,
             self.journal.durable,
             access,
+        )
+        self.turns = TurnDriver(
+            DeviceTurns(),
+            workers=ledger.tables.workers.values,
+            send=lambda command: command_turn(command, access, TURN_CALL_S),
+            followed=lambda: self.batches_available.notify(),
         )
         self.columns = columns
         # Whether tickets were leased since the last tick.
@@ -157,6 +169,20 @@ class RunLoop:
         for wakeup in self._wakeups:
             wakeup.close()
 
+    # --- turns on shared devices ------------------------------------------------------------
+
+    def give_devices(self, stage: str) -> bool:
+        """Makes it a stage's turn on the devices, in a run in which rollout and trainer take turns; returns
+        whether the trainer may work, which it always may in other runs."""
+        if not self.config.alternates:
+            return True
+        now = time.monotonic()
+        if self.turns.turns.give(stage, time.time_ns()):
+            self.ledger.attempts.stand_still(stage == TRAINER, now)
+            log.debug("the devices are the %s's", stage)
+            self.turns.wake()
+        return self.turns.turns.trainer_may_work(self.ledger.tables.workers.values())
+
     # --- within -----------------------------------------------------------------------------
 
     async def settled(self) -> None:
@@ -185,7 +211,10 @@ class RunLoop:
 
     async def _work(self, stop: asyncio.Event) -> None:
         """Works until `stop`, and stores how long."""
-        await until_first(self._tick(), self._follow(), self.parallelism.driver.run(), stop.wait())
+        works = [self._tick(), self._follow(), self.parallelism.driver.run(), stop.wait()]
+        if self.config.alternates:
+            works.append(self.turns.run())
+        await until_first(*works)
         self.store_clock()
         await self.journal.durable()
 

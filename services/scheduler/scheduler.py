@@ -15,7 +15,7 @@ from earl.bus import Bus
 from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
-from earl.parallelism import REFERENCE, Parallelism
+from earl.parallelism import REFERENCE, ROLLOUT, TRAINER, Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
@@ -85,7 +85,10 @@ class Scheduler:
 
     async def join(self, worker: WorkerRecord) -> tuple[int, list[str]]:
         """Adds a worker: (newest published version, keys of its shards' descriptors)."""
+        known = self.loop.ledger.tables.workers.get(worker.name)
         self.loop.ledger.membership.join(worker, time.monotonic())
+        if worker.stage_name == TRAINER and (known is None or known.incarnation != worker.incarnation):
+            self.loop.give_devices(TRAINER)  # it loads its state
         await self.loop.settled()
         run = self.loop.ledger.tables.run
         return run.published, list(run.weight_keys)
@@ -211,8 +214,11 @@ class Scheduler:
         def attempt(now: float) -> tuple[Batch | None, bool] | None:
             self.loop.ledger.require_trainer(*worker, now)
             if self.loop.stopping:
-                return None, True
+                return (None, True) if self.loop.give_devices(TRAINER) else None
             batch = self._next_batch()
+            may_work = self.loop.give_devices(ROLLOUT if batch is None else TRAINER)
+            if batch is not None and not may_work:
+                return None
             if batch is None and self.loop.ledger.tables.pending:
                 self.loop.tickets_available.notify_one()
             return (batch, False) if batch is not None else None

@@ -72,6 +72,8 @@ class SchedulerStatus:
     progress: Mapping[str, ColumnProgress]
     stage_views: Sequence[StageView]
     heartbeat_s: float
+    # The stage whose turn it is on shared devices; "" where stages take no turns.
+    devices: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         progress=consumers.progress(loop.columns, ledger),
         stage_views=_stages(loop),
         heartbeat_s=ledger.membership.heartbeat_s,
+        devices=loop.turns.turns.holder,
     )
 
 

@@ -4,6 +4,7 @@
        ▲         └── no: abandon the plan, ask again                                             │
        └─ is the checkpoint in flight written? then rank 0 records it ◄──────────────────────────┘
     switch: the same ranks in another parallelism (reshard/), then on as before
+    where rollout and trainer take turns: state to the device ─► train … publish ─► state out of it ─► ask
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
     Where the process ends or somebody asked for it, a checkpoint is waited for.
 
@@ -21,6 +22,8 @@ import logging
 import shutil
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
@@ -39,10 +42,14 @@ from services.trainer.checkpoint.writer import CheckpointWriter, WrittenCheckpoi
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
+    ASLEEP,
+    OFFLOADING,
     PUBLISHING,
     READING,
+    RESTORING,
     SAVING,
     TRAINING,
+    WAITING,
     gather_devices,
     gather_transfers,
     memory_fraction,
@@ -57,6 +64,7 @@ from services.trainer.step.batch import Columns
 from services.trainer.step.digest import batch_digests, weights_digest
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.reader import read_columns
+from services.trainer.step.state_offload import StateOffload
 from services.trainer.step.step import Stepper
 
 log = logging.getLogger(__name__)
@@ -88,6 +96,7 @@ class TrainerRank:
         self._rank0 = rank0
         self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
+        self._offload = self._new_offload()
         self._directory = run_dir / "checkpoints"
         self._budget = RetryBudget()
         self._writer = CheckpointWriter(self._directory, self._group, config.trainer.keep_checkpoints)
@@ -124,6 +133,7 @@ class TrainerRank:
         with self._activity.phase(PUBLISHING):
             self._publish_version()
             self._slots.settle()
+        self._leave_device()
 
     def run(self) -> None:
         """Works until the run has ended or a stop was requested. Raises the first failure."""
@@ -169,6 +179,7 @@ class TrainerRank:
             self._abandon(plan)
             return
         self._budget.trained()
+        self._take_device()
         try:
             self._slots.retire_early()
         except EarlError as error:
@@ -189,6 +200,48 @@ class TrainerRank:
         every = self._config.trainer.checkpoint_every
         if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
             self._begin_checkpoint()
+        self._leave_device()
+
+    # --- the device, where rollout and trainer take turns -------------------------------------
+
+    def _new_offload(self) -> StateOffload | None:
+        config = self._config
+        if not config.alternates:
+            return None
+        file = None
+        if directory := config.trainer.offload_dir:
+            name = f"{config.name}-{self._group.rank}.state"
+            file = Path(directory).expanduser() / name
+        return StateOffload(self._stepper, file)
+
+    def _take_device(self) -> None:
+        """Brings the state back to the device, if it is not there."""
+        if self._offload is not None and self._offload.offloaded:
+            self._activity.idle = WAITING
+            with self._activity.phase(RESTORING):
+                self._offload.restore()
+
+    def _leave_device(self) -> None:
+        """Moves the state out of the device. A collective: rank 0 asks for a batch once all ranks have.
+
+        The version is announced and the checkpoint written before: engines that wake load the newest, and
+        no copy of the state lies beside them.
+        """
+        if self._offload is None:
+            return
+        self._settle_checkpoint()
+        try:
+            self._slots.settle()
+        except EarlError as error:
+            self._requests.ignore_if_stopping(error)
+        self._activity.idle = ASLEEP
+        with self._activity.phase(OFFLOADING):
+            self._offload.offload()
+            self._group.barrier()
+
+    def _readable(self) -> AbstractContextManager[None]:
+        """The state can be read within the block, wherever it lies."""
+        return nullcontext() if self._offload is None else self._offload.readable()
 
     def _publish(self) -> None:
         if self._frozen is not None:
@@ -276,10 +329,13 @@ class TrainerRank:
             self._rank0.commit(plan.batch_id, self.progress.version, metrics)
 
     def _switch(self, body: bytes) -> None:
+        self._take_device()
         change = TrainerChange(self._stepper, self._slots)
         stage = self._rank0.stage if self._rank0 is not None else None
         carry_out_switch(body, change, self._activity, stage)
         self._stepper = change.stepper
+        self._offload = self._new_offload()
+        self._leave_device()
 
     # --- what lasts ---------------------------------------------------------------------------
 
@@ -288,7 +344,7 @@ class TrainerRank:
         if self.progress.version == self._saved_version:
             return
         self._settle_checkpoint()
-        with self._activity.phase(SAVING):
+        with self._activity.phase(SAVING), self._readable():
             self._writer.begin(self._stepper, self.progress, config_hash(self._config))
         self._saved_version = self.progress.version
 
@@ -319,6 +375,7 @@ class TrainerRank:
         self._requests.saved(str(self._directory / f"step-{version}"), version)
 
     def _finish(self) -> None:
+        self._take_device()
         self._save()
         self._export()
 

@@ -315,6 +315,8 @@ def worker_rates(worker: WorkerState, *, late: bool) -> str:
     rate = worker.gauges.get("generated_tokens_per_s")
     if rate:
         parts.append(f"{rate:,.0f} tokens/s")
+    if worker.gauges.get("asleep"):
+        parts.append("asleep")
     parts += [transfer(path, moved) for path, moved in worker.transfers.items()]
     if late:
         parts.append(f"last seen {worker.silent_s:.0f} s ago")

@@ -175,6 +175,8 @@ def worker(state: WorkerState, *, late: bool) -> tuple[str, ...]:
     busy = f"{state.capacity} rank{'s' if state.capacity != 1 else ''}"
     if state.stage == "rollout":
         busy = f"{state.running}/{state.capacity}"
+    if state.gauges.get("asleep"):
+        busy += ", asleep"
     kv = f"{state.gauges['kv_used_fraction']:.0%}" if state.gauges.get("kv_tokens") else NONE
     last_seen = f"{state.silent_s:.0f} s ago{' (late)' if late else ''}"
     read = " · ".join(transfer(path, moved) for path, moved in state.transfers.items()) or NONE

@@ -42,6 +42,9 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
     yield Sample("earl_rollout_arena_blocked", float(load.arena_blocked))
     for name, metric in {
         "engines_live": "earl_rollout_engines",
+        "asleep": "earl_rollout_asleep",
+        "asleep_s": "earl_rollout_asleep_seconds_total",
+        "waking_s": "earl_rollout_waking_seconds_total",
         "memory_fraction": "earl_rollout_memory_used_ratio",
         "blocked_sequences": "earl_rollout_blocked_sequences",
         "blocked_context_tokens": "earl_rollout_blocked_context_tokens",

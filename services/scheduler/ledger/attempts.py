@@ -60,6 +60,8 @@ class TicketAttempts:
         self.given_up = 0
         self.last_given_up = ""
         self.last_fault = ""
+        # Since when the time of episodes stands still; None while it does not.
+        self._still_since: float | None = None
 
     def issue(self, purpose: Purpose, size: int, min_version: int, temperature: float, *,
               index: int, evaluation: str = "") -> int:  # fmt: skip
@@ -135,9 +137,22 @@ class TicketAttempts:
             if self._refusal(worker.name, worker.incarnation, attempt):
                 lost.append(attempt)
                 continue
-            end = self.tables.lease_since[attempt.ticket_id] + self.rules.episode_s + self.rules.lease_s
+            since = self.tables.lease_since[attempt.ticket_id]
+            if self._still_since is not None:
+                since += now - max(since, self._still_since)
+            end = since + self.rules.episode_s + self.rules.lease_s
             self.tables.lease_until.set(attempt.ticket_id, min(now + self.rules.lease_s, end))
         return lost
+
+    def stand_still(self, still: bool, now: float) -> None:
+        """The time of episodes stands still while engines sleep, or goes on."""
+        if still:
+            self._still_since = now if self._still_since is None else self._still_since
+            return
+        if self._still_since is not None:
+            for number, since in self.tables.lease_since.items():
+                self.tables.lease_since[number] = since + now - max(since, self._still_since)
+        self._still_since = None
 
     def complete(
         self, name: str, incarnation: int, attempt: Attempt, result: EpisodeResult,

@@ -1,4 +1,4 @@
-"""Sends a switch command to a worker, and tells refusals and lost calls from answers."""
+"""Sends commands to workers: switches, whose refusals and lost calls are told from answers, and turns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from earl.v1 import rollout_pb2, trainer_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
 from services.scheduler.codec_numbers import STAGE_NUMBERS
+from services.scheduler.parallelism.device_turns import TurnCommand
 from services.scheduler.state.switch_records import WorkerCommand
 
 
@@ -31,6 +32,19 @@ class SwitchRefused(EarlError):
 
 class NoAnswer(EarlError):
     """The worker did not answer; the same command may be sent again."""
+
+
+async def command_turn(command: TurnCommand, access: Access, deadline_s: float) -> None:
+    """Has a rollout worker put its engines to sleep or wake them; returns when that is done.
+
+    Raises ServiceUnavailable, DeadlineExceeded, and what the worker answered with.
+    """
+    client = Client(command.address, RolloutServiceStub, token=access.token, tls=access.tls)
+    try:
+        request = rollout_pb2.AlternateRolloutRequest(turn=command.turn, asleep=command.asleep)
+        await client.call("AlternateRollout", request, deadline_s=deadline_s)
+    finally:
+        await client.close()
 
 
 async def send(command: WorkerCommand, access: Access) -> SwitchOutcome:

@@ -25,6 +25,10 @@ TRAINING = "training"
 PUBLISHING = "publishing"
 SAVING = "saving"
 SWITCHING = "switching"
+# Moving the state out of the device, and back; without it there, between the two.
+OFFLOADING = "offloading"
+RESTORING = "restoring"
+ASLEEP = "asleep"
 MOST_SPANS = 256
 
 
@@ -62,6 +66,8 @@ class Activity:
     version: int = 0
     batch_id: int = 0
     doing: str = WAITING
+    # Between two phases: WAITING, or ASLEEP.
+    idle: str = WAITING
     # The part of the batch that is trained, 0..1; None while none is being trained.
     train_fraction: float | None = None
     gauges: dict[str, float] = field(default_factory=dict)
@@ -90,7 +96,7 @@ class Activity:
             self.train_fraction = None
             with self._lock:
                 self._close(time.time_ns())
-                self.doing = WAITING
+                self.doing = self.idle
 
     def progressed(self, fraction: float) -> None:
         """Notes which part of the batch is trained, 0..1."""
@@ -99,12 +105,13 @@ class Activity:
     def reported(self) -> dict[str, float]:
         """Returns the gauges for a heartbeat, by name; train_fraction is one while it is known."""
         fraction = self.train_fraction
-        return self.gauges | ({} if fraction is None else {"train_fraction": fraction})
+        asleep = {"asleep": 1.0} if self.idle == ASLEEP else {}
+        return self.gauges | asleep | ({} if fraction is None else {"train_fraction": fraction})
 
     def take_spans(self) -> list[BusySpan]:
         """Spans since the last call; what runs now is split here, and its rest comes with a later call."""
         with self._lock:
-            if self.doing != WAITING:
+            if self.doing not in (WAITING, ASLEEP):
                 self._close(time.time_ns())
             spans, self._spans = self._spans, []
             return spans
