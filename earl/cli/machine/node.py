@@ -75,5 +75,7 @@ def table(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"KV of each engine: {facts['kv_tokens']:,} tokens"
     if facts["checkpointing_is_auto"] and any(use["process"] == "trainer" for use in facts["uses"]):
         yield f"activation checkpointing: {'on' if facts['activation_checkpointing'] else 'off'}"
+    for turn in facts.get("turns", ()):
+        yield f"while it is the {turn['stage']}'s turn: {turn['bytes'] / GIB:.1f} GiB at most"
     if facts["slots_bytes"]:
         yield f"memory of the machine for published versions: {facts['slots_bytes'] / GIB:.1f} GiB"

@@ -2,13 +2,14 @@
 
     placement, sizes of the model ─► bytes of each process on each of its devices, by part ─► what is too much
 
-Without GPUs the machine's memory is one device, which has every rank of every process.
+Without GPUs the machine's memory is one device, which has every rank of every process. Where rollout and
+trainer take turns, a device holds one of them at work and what the other keeps: the larger of both counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from earl.config.devices import shown_devices
 from earl.config.run import RunConfig
@@ -39,13 +40,21 @@ _CHECKPOINTING = "set trainer.activation_checkpointing = true"
 class DeviceUse:
     """Memory that a process takes of each of its devices.
 
-    numbers: GPUs; empty: the machine's own memory. ranks: how many on each. parts: of one rank.
+    numbers: GPUs; empty: the machine's own memory. ranks: how many on each. parts: of one rank. asleep: of
+    one rank while it is another stage's turn; None if the process takes no turns.
     """
 
     process: str
     numbers: tuple[int, ...]
     ranks: int
     parts: MemoryParts
+    asleep: MemoryParts | None = None
+
+    def during(self, turn: str) -> DeviceUse:
+        """The use while it is a stage's turn; "" where there are no turns."""
+        if not turn or self.asleep is None or self.process.startswith(turn):
+            return self
+        return replace(self, parts=self.asleep)
 
     @property
     def total_bytes(self) -> int:
@@ -70,10 +79,24 @@ class NodePlan:
     uses: tuple[DeviceUse, ...]
     slots_bytes: int = 0
     checkpointed: bool = False
+    # The stages that take turns.
+    turns: tuple[str, ...] = ("",)
+
+    def uses_of(self, number: int, turn: str) -> list[DeviceUse]:
+        """The uses of GPU `number`, or without GPUs of the machine, while it is a stage's turn."""
+        return [use.during(turn) for use in self.uses if not self.gpus or number in use.numbers]
+
+    def turn_total(self, number: int, turn: str) -> int:
+        """Bytes there while it is a stage's turn."""
+        return sum(use.total_bytes for use in self.uses_of(number, turn))
+
+    def fullest_turn(self, number: int) -> str:
+        """The stage in whose turn most is there."""
+        return max(self.turns, key=lambda turn: self.turn_total(number, turn))
 
     def device_total(self, number: int) -> int:
-        """Bytes on GPU `number`; without GPUs, on the machine."""
-        return sum(use.total_bytes for use in self.uses if not self.gpus or number in use.numbers)
+        """Bytes on GPU `number`; without GPUs, on the machine. Where stages take turns, in the fullest."""
+        return self.turn_total(number, self.fullest_turn(number))
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """Yields what does not fit, and what to do about its largest part; alike GPUs are named together."""
@@ -82,8 +105,8 @@ class NodePlan:
             if self.device_total(number) > self.device_bytes:
                 here = tuple(use.process for use in self.uses if not self.gpus or number in use.numbers)
                 alike.setdefault(here, []).append(number)
-        for processes, numbers in alike.items():
-            uses = [use for use in self.uses if use.process in processes]
+        for numbers in alike.values():
+            uses = self.uses_of(numbers[0], self.fullest_turn(numbers[0]))
             most = max(
                 ((size, name, use) for use in uses for name, size in use.part_bytes().items()),
                 key=lambda part: part[0],
@@ -112,13 +135,14 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
         for process, numbers in placement.devices.items()
     ]
     checkpointed = config.trainer.checkpoints_activations
+    turns = ("rollout", "trainer") if config.alternates else ("",)
     if not placement.gpus:
-        return NodePlan(0, device_bytes, tuple(uses), checkpointed=checkpointed)
+        return NodePlan(0, device_bytes, tuple(uses), checkpointed=checkpointed, turns=turns)
     model_bytes = spec.size_bytes(config.model.weight_dtype)
     engines = config.rollout.workers * config.rollout.engines
     slots_bytes = (SLOTS + engines) * model_bytes
     on_gpus = tuple(use for use in uses if use.numbers)
-    return NodePlan(placement.gpus, device_bytes, on_gpus, slots_bytes, checkpointed)
+    return NodePlan(placement.gpus, device_bytes, on_gpus, slots_bytes, checkpointed, turns)
 
 
 def kv_tokens_within(config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int) -> int:
@@ -141,7 +165,7 @@ def kv_tokens_within(config: RunConfig, spec: ModelSpec, placement: Placement, d
         token_bytes = use.parts.kv / least
         for number in use.numbers:
             engines = sum(other.ranks for other in plan.uses if other.parts.kv and number in other.numbers)
-            free = rollout.memory_fraction * device_bytes - plan.device_total(number)
+            free = rollout.memory_fraction * device_bytes - plan.turn_total(number, plan.turns[0])
             most = min(most, least + int(max(0.0, free) / (engines * token_bytes)))
     return max(least, most)
 
@@ -165,7 +189,22 @@ def _use(
     base_bytes = CONTEXT_BYTES if kind == "cuda" else 0
     load = worst_load(config, stage, parallelism)
     parts = predict(stage, config, spec, parallelism, *load, device=kind, base_bytes=base_bytes)
+    asleep = _asleep(stage, config, parts, kind) if config.alternates else None
     if kind == "cpu":
-        return DeviceUse(process, (), ranks, parts)
+        return DeviceUse(process, (), ranks, parts, asleep)
     distinct = tuple(dict.fromkeys(numbers))
-    return DeviceUse(process, distinct, -(-ranks // len(distinct)), parts)
+    return DeviceUse(process, distinct, -(-ranks // len(distinct)), parts, asleep)
+
+
+def _asleep(stage: str, config: RunConfig, parts: MemoryParts, device: Device) -> MemoryParts | None:
+    """The memory that a rank keeps while it is another stage's turn; None if its stage takes no turns."""
+    if stage not in ("rollout", "trainer"):
+        return None
+    kept = MemoryParts("asleep", base=parts.base)
+    if stage == "rollout" or device == "cuda":
+        return kept
+    # Published versions stay readable; the state stays where it is, unless it has a directory.
+    kept = replace(kept, staging=parts.staging)
+    if config.trainer.offload_dir:
+        return kept
+    return replace(kept, weights=parts.weights, optimizer=parts.optimizer)

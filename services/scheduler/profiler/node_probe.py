@@ -63,6 +63,11 @@ def facts_of(plan: NodePlan, lines: list[str]) -> dict[str, Any]:
         "uses": uses,
         "most_bytes": max((plan.device_total(number) for number in range(plan.gpus or 1)), default=0),
         "slots_bytes": plan.slots_bytes,
+        "turns": [
+            {"stage": turn, "bytes": max(plan.turn_total(number, turn) for number in range(plan.gpus or 1))}
+            for turn in plan.turns
+            if turn
+        ],
         "faults": [{"message": message, "remedy": remedy} for message, remedy in plan.faults()],
     }
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 import xxhash
 
+from services.trainer.step.state_offload import memory_at
+
 # How much is written and hashed in turn: it is still in the processor's caches.
 _CHUNK_BYTES = 4 << 20
 _ALIGNMENT_BYTES = 8
@@ -40,7 +42,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[str,
         write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors.values():
             flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-            write(flat.view(torch.uint8).numpy().data)
+            write(memory_at(flat.data_ptr(), flat.numel() * flat.element_size()))
         file.flush()
         os.fsync(file.fileno())
         return path.name, file.tell(), digest.hexdigest()

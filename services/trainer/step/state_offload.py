@@ -113,10 +113,15 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def memory_at(address: int, size_bytes: int) -> memoryview:
+    """Host memory as bytes, while its owner keeps it. After Tensor.numpy torch resizes a storage no more."""
+    return memoryview((ctypes.c_char * size_bytes).from_address(address))
+
+
 def _write(file: BinaryIO, storage: torch.UntypedStorage) -> None:
-    """Appends the storage's bytes. Not by Tensor.numpy: it forbids torch to resize the storage."""
+    """Appends the storage's bytes."""
     host = storage.cpu()
-    file.write(memoryview((ctypes.c_char * host.nbytes()).from_address(host.data_ptr())))
+    file.write(memory_at(host.data_ptr(), host.nbytes()))
     file.write(bytes(-host.nbytes() % ALIGNED))
 
 

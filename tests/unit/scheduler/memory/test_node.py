@@ -63,6 +63,36 @@ def test_the_examples_fit_the_machines_that_they_name():
     assert shared.device_total(0) == sum(use.total_bytes for use in shared.uses)
 
 
+def test_stages_that_take_turns_need_the_larger_of_both():
+    turns = {"stack": {"share": "alternate"}, "scheduler": {"selector": "static"}}
+    together = kv_tokens(load_run(SHARED, elsewhere=True), 1, 40)
+    config = changed(SHARED, **turns)
+    alone = kv_tokens(config, 1, 40)
+    assert alone > together
+    config = changed(SHARED, **turns, rollout={"kv_tokens": alone})
+    plan = planned(config, 1, 40)
+    trainer, engine = plan.uses
+    assert plan.turn_total(0, "trainer") == trainer.total_bytes + CONTEXT_BYTES
+    assert plan.turn_total(0, "rollout") == engine.total_bytes + CONTEXT_BYTES
+    assert plan.device_total(0) == max(trainer.total_bytes, engine.total_bytes) + CONTEXT_BYTES
+    assert not list(plan.faults()) and list(
+        planned(changed(SHARED, rollout={"kv_tokens": alone}), 1, 40).faults()
+    )
+    ((message, _),) = planned(config, 1, 30).faults()
+    assert "(trainer 31.4, rollout-0 0.6)" in message and "trainer's optimizer" in message
+
+
+def test_without_gpus_a_trainer_keeps_its_state_unless_it_has_a_directory():
+    turns = {"stack": {"share": "alternate"}, "trainer": {"device": "cpu"}, "rollout": {"device": "cpu"}}
+    kept = planned(changed(SHARED, **turns), 0, 80).uses[0]
+    spilled = planned(
+        changed(SHARED, **turns | {"trainer": {"device": "cpu", "offload_dir": "/d"}}), 0, 80
+    ).uses[0]
+    assert kept.asleep is not None and spilled.asleep is not None
+    assert kept.asleep.optimizer == kept.parts.optimizer > 0 and kept.asleep.activations == 0
+    assert spilled.asleep.total_bytes == kept.asleep.staging + kept.asleep.base
+
+
 def test_what_does_not_fit_names_the_devices_and_the_largest_part():
     faults = list(planned(large(), 8, 40).faults())
     assert [message.split(" would")[0] for message, _ in faults] == ["GPU 0-3", "GPU 4-7"]
