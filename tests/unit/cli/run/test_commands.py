@@ -17,6 +17,7 @@ from earl.cli.lib.status_text import progress_of, sparkline
 from earl.cli.main import report_error
 from earl.cli.run.live_view import LiveView, worker_rates
 from earl.cli.run.plain_view import PlainView, status_line
+from earl.cli.show import panels
 from earl.errors import PortInUse
 from earl.stack.status import (
     ConfidenceBounds,
@@ -189,6 +190,12 @@ def test_the_live_view_shows_intervals_lengths_and_mismatch():
 def test_a_worker_says_what_it_read_by_which_path():
     shown = worker_rates(STATUS.workers[0], late=False)
     assert shown == "v261 · shm 3.0 MiB at 3.15 GB/s · ucx-tcp 5.0 GiB at 2.68 GB/s, 7 retries"
+
+
+def test_a_worker_whose_stage_gave_the_devices_away_is_shown_asleep():
+    state = replace(STATUS.workers[0], gauges={"asleep": 1.0})
+    assert worker_rates(state, late=False).startswith("v261 · asleep · shm")
+    assert panels.worker(state, late=False)[4].endswith(", asleep")
 
 
 def test_the_closing_lines_are_the_first_and_the_last_evaluation_with_intervals():

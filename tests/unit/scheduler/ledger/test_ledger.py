@@ -186,6 +186,27 @@ def test_leases_are_renewed_up_to_the_episodes_bound() -> None:
     assert ledger.renew("w", 1, [attempt(ticket)], 331.0) != []
 
 
+def test_the_bound_of_an_episode_stands_still_while_engines_sleep() -> None:
+    ledger = begun(membership_s=1e9)
+    [ticket] = lease(ledger, 1)
+
+    def renewed(first: int, last: int) -> None:
+        for now in range(first, last, 20):
+            assert ledger.renew("w", 1, [attempt(ticket)], float(now)) == []
+            ledger.expire(float(now))
+            assert ticket.state is TicketState.LEASED
+
+    renewed(20, 100)
+    ledger.attempts.stand_still(True, 100.0)
+    renewed(100, 1100)
+    ledger.attempts.stand_still(True, 500.0)  # it does already
+    ledger.attempts.stand_still(False, 1100.0)
+    renewed(1100, 1320)
+    ledger.renew("w", 1, [attempt(ticket)], 1329.0)
+    ledger.expire(1330.0)  # episode_s + lease_s, and the thousand seconds
+    assert ticket.state is TicketState.PENDING
+
+
 def test_evaluations_that_fail_are_counted_and_seeds_are_the_same_at_start_and_end() -> None:
     ledger = begun(RULES, warmup_batches=0, steps=1, evaluate_every_steps=0)
     seeds = []
