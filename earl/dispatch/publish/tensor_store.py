@@ -37,6 +37,8 @@ _RENEWALS_PER_LEASE = 3
 _LONGEST_RENEWAL_S = 2.0
 # Below this a copy or checksum takes less time than handing it to a thread.
 _INLINE_BYTES = 1 << 20
+# A trainer rank publishes from two slots in turn.
+_PLACES_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,17 @@ class TensorSpec:
         return rounded(self.held.size * numpy_dtype(self.dtype).itemsize)
 
 
+# (class, rank on its mesh, offset of its first tensor, bytes from each to the next)
+_Placed = tuple[tuple[TensorClass, int, int, int], ...]
+
+
 @dataclass(slots=True)
 class _Entry:
     version: int
     region: Region
     specs: dict[str, TensorSpec]
     offsets: dict[str, int]
-    # (class, rank on its mesh, offset of its first tensor, bytes from each to the next)
-    classes: tuple[tuple[TensorClass, int, int, int], ...] = ()
+    classes: _Placed = ()
     # The published descriptor, encoded; empty before publish and once withheld.
     encoded: bytes = b""
 
@@ -87,6 +92,8 @@ class TensorStore:
         self._registry = registry
         self._checksum = checksum
         self._entries: dict[str, _Entry] = {}
+        # By a region's offset: what lies there, and its arrays.
+        self._arrays: dict[int, tuple[_Placed, dict[str, np.ndarray]]] = {}
         self._sequences: list[SequenceStore] = []
         self._renewing: asyncio.Task[None] | None = None
         self._serving = serving
@@ -159,12 +166,22 @@ class TensorStore:
             size_bytes += count * spaced(part_bytes)
         region = self.arena.allocate(max(size_bytes, least_bytes))
         self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
+        return self._class_arrays(region, tuple(placed))
+
+    def _class_arrays(self, region: Region, placed: _Placed) -> dict[str, np.ndarray]:
+        """The arrays of tensors in a region; those of the last places are kept, where versions take turns."""
+        kept = self._arrays.get(region.offset_bytes)
+        if kept is not None and kept[0] == placed:
+            return dict(kept[1])
         arrays: dict[str, np.ndarray] = {}
         for tensor_class, rank, offset, step in placed:
             names, shape = tensor_class.held(rank)
             for i, name in enumerate(names):
                 arrays[name] = region.array(numpy_dtype(tensor_class.dtype), shape, offset + i * step)
-        return arrays
+        while len(self._arrays) >= _PLACES_KEPT:
+            del self._arrays[next(iter(self._arrays))]
+        self._arrays[region.offset_bytes] = placed, arrays
+        return dict(arrays)
 
     def sequences(self, key: str, columns: Sequence[tuple[str, str]]) -> SequenceStore:
         """A store of ragged sequences under a key of this owner's life; columns: (name, dtype's name)."""
