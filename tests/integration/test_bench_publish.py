@@ -14,6 +14,7 @@ TINY = ModelSpec("llama", 64, 2, 4, 2, 16, 96, 61, tied=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("way", WAYS)
 def test_both_sides_are_measured(way: str, tmp_path: Path):
     measured = asyncio.run(measure(TINY, way, 3, 1, str(tmp_path)))
