@@ -36,9 +36,13 @@ MOMENTS = 2
 HOLES_ALONE, HOLES_REDUCED = 2.4, 1.1
 HOLES_GATHERED, HOLES_GATHERED_AGAIN = 2.0, 2.4
 # In float32 once more where ranks exchange activations, around attention (cp) or after every block's halves
-# (tp): those lie in between. Four cases, which differ from run to run: one took 287 MiB once and 359 MiB
-# another time, one 174 and 189 MiB.
-HOLES_EXCHANGED = 0.4
+# (tp): those lie in between. With cp they are computed again in between, too: one case took 287 MiB once and
+# 350 to 364 MiB other times.
+HOLES_EXCHANGED, HOLES_EXCHANGED_AGAIN = 0.4, 0.9
+# Where activations are larger than parameters, they decide: a share of all, with one rank and with several.
+# Where blocks are computed again, each leaves holes of its own: of all blocks, the gradients in the MLP's
+# backward pass.
+HOLES_KEPT, HOLES_KEPT_REDUCED, HOLES_AGAIN = 0.45, 0.65, 1.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,18 +244,27 @@ class _Step:
             logits=logits,
             # Slots are files: on a machine with GPUs its processor's memory has them.
             staging=SLOTS * how.model_bytes * model.elements(how.dp, how.ranks) if how.device == "cpu" else 0,
-            margin=_margin(how, parameters, moving),
+            margin=_margin(model, how, parameters, moving, activations),
         )
 
 
-def _margin(how: TrainerNumbers, parameters: _Parameters, moving: int) -> int:
+def _margin(
+    model: ModelNumbers, how: TrainerNumbers, parameters: _Parameters, moving: int, activations: int
+) -> int:
     if how.device != "cpu":
         return int(MARGIN * moving)
-    exchanged = HOLES_EXCHANGED if how.cp > 1 or how.ranks > how.dp else 0.0
-    if how.dp == 1:
-        return int((HOLES_ALONE + exchanged) * WIDE_BYTES * parameters.whole)
-    gathered = HOLES_GATHERED_AGAIN if how.checkpointed else HOLES_GATHERED
-    return int(((HOLES_REDUCED + exchanged) * WIDE_BYTES + gathered * how.item_bytes) * parameters.whole)
+    exchanged = gathered = 0.0
+    if how.cp > 1 or how.ranks > how.dp:
+        exchanged = HOLES_EXCHANGED_AGAIN if how.cp > 1 and how.checkpointed else HOLES_EXCHANGED
+    reduced, kept = HOLES_ALONE, HOLES_KEPT if how.ranks == 1 else HOLES_KEPT_REDUCED
+    if how.dp > 1:
+        reduced, gathered = HOLES_REDUCED, HOLES_GATHERED_AGAIN if how.checkpointed else HOLES_GATHERED
+    of_parameters = ((reduced + exchanged) * WIDE_BYTES + gathered * how.item_bytes) * parameters.whole
+    of_activations = kept * activations
+    if how.checkpointed:
+        block = how.item_bytes * (2 * model.intermediate + 2 * model.hidden) * how.rows
+        of_activations = HOLES_AGAIN * model.layers * block
+    return int(max(of_parameters, of_activations))
 
 
 def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:
