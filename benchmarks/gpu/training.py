@@ -24,6 +24,7 @@ from benchmarks.gpu.models import billion_config, tiny_config, write_checkpoint
 from benchmarks.trainer_memory import data_bytes
 from earl.config.run import RunConfig
 from earl.errors import EarlError, EngineOutOfMemory, OutOfMemory, ran_out_of_memory
+from earl.models.return_pages import return_pages
 from earl.models.spec import ModelSpec, load_spec
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import EngineSpec
@@ -33,7 +34,7 @@ from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.probe import ProbedTrainer
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.runtime import return_pages, settle
+from services.trainer.ranks.runtime import settle
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.step import Stepper

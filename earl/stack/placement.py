@@ -141,8 +141,10 @@ def place(config: RunConfig, gpus: int) -> Placement:
                 f'{stage.stage}.device = "cuda" on a machine without a GPU that torch can use',
                 f'set {stage.stage}.device = "auto", or launch the run where GPUs are',
             )
-        numbers = stage.choice.numbers or _free(stage, taken, gpus if on_gpus else None, config.stack.share)
-        _check_numbers(stage, numbers, taken, gpus if on_gpus else None, config.stack.share)
+        numbers = stage.choice.numbers or _free(
+            stage, taken, gpus if on_gpus else None, bool(config.stack.share)
+        )
+        _check_numbers(stage, numbers, taken, gpus if on_gpus else None, bool(config.stack.share))
         for place, number in enumerate(numbers):
             taken.setdefault(number, []).append(stage.stage)
             process = stage.processes[place // stage.each]

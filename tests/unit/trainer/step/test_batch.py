@@ -82,9 +82,9 @@ def test_earlier_turns_are_discounted_by_the_turns_after_them() -> None:
     micro = build(columns, chosen, "token", 6, 2, turn_discount=0.5)
     half, whole = columns.items[0].advantage, columns.items[2].advantage
     expected = [whole / 2, whole, half / 4, half / 4, half / 2, half]
-    np.testing.assert_array_equal(micro.advantages, np.float32(expected))
+    np.testing.assert_array_equal(micro.advantages, np.array(expected, np.float32))
     undiscounted = build(columns, chosen, "token", 6, 2).advantages
-    np.testing.assert_array_equal(undiscounted, np.float32([whole] * 2 + [half] * 4))
+    np.testing.assert_array_equal(undiscounted, np.array([whole] * 2 + [half] * 4, np.float32))
 
 
 def test_columns_reuse_their_arrays_and_count_trained_tokens() -> None:
