@@ -107,7 +107,7 @@ def wheels(packages: Sequence[Locked], directory: Path) -> None:
         "\n".join((line, *package.text.splitlines()[1:]))
         for line, package in zip(lines, packages, strict=True)
     ]
-    file = directory.parent / "requirements.txt"
+    file = directory.parents[1] / "requirements.txt"
     file.write_text("\n".join(texts) + "\n", encoding="utf-8")
     command = [
         "download",
