@@ -6,6 +6,7 @@ Only what needs a card imports torch: the other check is the cheapest of all.
 from __future__ import annotations
 
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -30,9 +31,14 @@ def gb_s(size_bytes: int, seconds: float) -> float:
     return round(size_bytes / seconds / GB, 2)
 
 
+def fitting(settings: CheckSettings, most_bytes: int) -> int:
+    """Whole MiB of an arena: at most half of the shared memory that is free."""
+    return max(MIB, min(most_bytes, shutil.disk_usage(settings.arenas).free // 2 // MIB * MIB))
+
+
 def arena(settings: CheckSettings) -> CheckFigures:
     """Creates an arena, which a trainer's start waits for, and has another process read it."""
-    size_bytes = settings.pick(8192, 512, 16) * MIB
+    size_bytes = fitting(settings, settings.pick(8192, 512, 16) * MIB)
     started = time.perf_counter()
     with _arena(settings, size_bytes) as (made, memory):
         created_s = time.perf_counter() - started
@@ -46,7 +52,7 @@ def arena_from_card(settings: CheckSettings) -> CheckFigures:
 
     from benchmarks.gpu.facts import seconds_of
 
-    device, size_bytes = settings.device, settings.pick(2048, 32, 8) * MIB
+    device, size_bytes = settings.device, fitting(settings, settings.pick(2048, 32, 8) * MIB)
     values = torch.randint(0, 255, (size_bytes,), dtype=torch.uint8, device=device)
     with _arena(settings, size_bytes) as (made, memory):
         target = torch.from_numpy(memory)

@@ -49,7 +49,7 @@ ENGINES = 2
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 40, 12
 
 
-class LoneTrainer:
+class SingleRankTrainer:
     """A trainer of one rank that publishes its policy, without a run around it."""
 
     def __init__(self, settings: CheckSettings, model: Path, spec: ModelSpec, dtype: str) -> None:
@@ -108,8 +108,10 @@ class LoneTrainer:
 
 
 @contextmanager
-def publishing(settings: CheckSettings, model: Path, spec: ModelSpec, dtype: str) -> Iterator[LoneTrainer]:
-    trainer = LoneTrainer(settings, model, spec, dtype)
+def publishing(
+    settings: CheckSettings, model: Path, spec: ModelSpec, dtype: str
+) -> Iterator[SingleRankTrainer]:
+    trainer = SingleRankTrainer(settings, model, spec, dtype)
     try:
         yield trainer
     finally:
@@ -134,7 +136,7 @@ def publish(settings: CheckSettings) -> CheckFigures:
 
 
 async def _publish(
-    settings: CheckSettings, model: Path, config: dict[str, Any], trainer: LoneTrainer
+    settings: CheckSettings, model: Path, config: dict[str, Any], trainer: SingleRankTrainer
 ) -> CheckFigures:
     versions: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
@@ -184,7 +186,7 @@ async def _publish(
 
 
 async def _version(
-    settings: CheckSettings, trainer: LoneTrainer, engines: Sequence[Engine], version: int
+    settings: CheckSettings, trainer: SingleRankTrainer, engines: Sequence[Engine], version: int
 ) -> dict[str, Any]:
     """Publishes one version and loads it into all engines at once."""
     synchronise(settings.device)
@@ -217,7 +219,7 @@ async def _version(
 
 
 def engine_spec(
-    settings: CheckSettings, model: Path, trainer: LoneTrainer, name: str, *, load_initial: bool = False
+    settings: CheckSettings, model: Path, trainer: SingleRankTrainer, name: str, *, load_initial: bool = False
 ) -> EngineSpec:
     """An engine that loads what `trainer` publishes."""
     return EngineSpec(
