@@ -119,7 +119,6 @@ def _rollout(
         packs=load.packs_bfloat16 or config.rollout_dtype == "float32",
         tp=parallelism.tp,
         item_bytes=ITEM_BYTES[config.rollout_dtype],
-        published_bytes=ITEM_BYTES[config.model.weight_dtype],
         slots=slots,
         context=context,
         kv_tokens=kv_tokens,

@@ -1,9 +1,9 @@
-"""Memory of an engine's rank: weights, what is staged of the next version, KV, and one step. Pure.
+"""Memory of an engine's rank: weights, KV, and one step; a version is applied from shared memory. Pure.
 
-    staged version ─► weights, on a CPU a second time in the layout that multiplies fastest
+    the trainer's slot ─► weights, on a CPU a second time in the layout that multiplies fastest
     step: up to `step_tokens` rows through the layers (with their KV) ─► logits of each sequence ─► sampling
 
-Terms are the torch engine's: runner, linear, staging, cache, slots, attention and sampling in
+Terms are the torch engine's: runner, linear, cache, slots, attention and sampling in
 services/rollout/engines. vLLM and SGLang differ in that they split the embedding too and take their KV cache
 whole.
 """
@@ -35,8 +35,8 @@ class RolloutNumbers:
     """Settings of an engine that generates.
 
     native: the torch engine. packs: it keeps large matrices a second time, on a CPU. item_bytes: of what it
-    computes in; published_bytes: of what it stages. slots, context, kv_tokens (0: slots x context): what its
-    cache is made for. sequences: in it at once, each of `length` tokens.
+    computes in. slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it
+    at once, each of `length` tokens.
     """
 
     device: str
@@ -44,7 +44,6 @@ class RolloutNumbers:
     packs: bool
     tp: int
     item_bytes: int
-    published_bytes: int
     slots: int
     context: int
     kv_tokens: int
@@ -105,7 +104,6 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
     weights, kv = weight_bytes(model, how), kv_bytes(model, how)
     if how.device == "cpu":
         kv += COLUMN_BYTES * how.sequences * how.length
-    staging = how.published_bytes * model.elements() if how.device == "cpu" else 0
     all_tokens = how.sequences * how.length
     rows = max(how.sequences, min(STEP_TOKENS[how.device], all_tokens))
 
@@ -116,7 +114,6 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
             kv=kv,
             activations=activations,
             logits=logits,
-            staging=staging,
             margin=int(MARGIN * (activations + logits)),
         )
 

@@ -21,7 +21,6 @@ from earl.models.lora import LoraSpec as Adapters
 from earl.models.module import Block, Decoder, rope_frequencies, rope_table
 from earl.models.packing import Packing
 from earl.models.parallel import TensorParallel
-from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract import sampling
@@ -99,7 +98,7 @@ def test_kv_is_what_the_cache_commits(dtype: str, tokens: int) -> None:
     kv = KvAllocator(SlotTable(3, 1024), rows=runner.cache.rows, page=runner.cache.page_tokens)
     kv.budget.commit(torch.arange(2).numpy(), torch.full((2,), tokens).numpy())
     committed = int(kv.budget.committed.sum()) * runner.cache.token_bytes
-    how = rollout.RolloutNumbers("cpu", True, True, 2, parts.ITEM_BYTES[dtype], 4, 3, 1024, 0, 2, tokens)
+    how = rollout.RolloutNumbers("cpu", True, True, 2, parts.ITEM_BYTES[dtype], 3, 1024, 0, 2, tokens)
     assert rollout.kv_bytes(ModelNumbers.of(spec, 2, fused=True), how) == committed
 
 
@@ -203,12 +202,10 @@ def test_saved_activations_are_what_autograd_keeps(name: str, lengths: list[int]
     assert trainer.saved_bytes(ModelNumbers.of(spec), how) == pytest.approx(kept, rel=0.03)
 
 
-def test_what_staged_and_published_versions_take() -> None:
+def test_what_published_versions_take() -> None:
     spec, config = SPECS["llama"], configuration(model={"dtype": "bfloat16"})
     generating = predict("rollout", config, spec, Parallelism(1), 100, 1)
-    fused = rank_parameters(spec, 0, 1, fused=True).values()
-    whole = sum(part.box.size for one in fused if not one.same_as for part in one.parts)
-    assert generating.staging == 2 * whole
+    assert generating.staging == 0
     training = predict("trainer", config, spec, Parallelism(1), 100, 1)
     assert training.staging == weight_slots.SLOTS * 2 * spec.parameters
     assert training.optimizer == 2 * 4 * spec.parameters
