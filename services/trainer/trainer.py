@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from earl.config.run import RunConfig
-from earl.errors import DataPlaneError, EarlError, TrainerError
+from earl.errors import DataPlaneError, EarlError, OutOfMemory, TrainerError
 from earl.models.weights import save_checkpoint
 from earl.obs import tracing
 from earl.ticket_ranges import RangeSet
@@ -178,14 +178,24 @@ class TrainerRank:
         if not complete:
             self._abandon(plan)
             return
-        self._budget.trained()
         self._take_device()
         try:
             self._slots.retire_early()
         except EarlError as error:
             self._requests.ignore_if_stopping(error)
-        with self._activity.phase(TRAINING):
-            metrics = self._stepper.train(plan, self._columns, self._activity.progressed)
+        updates = self._stepper.optimizer.updates
+        try:
+            with self._activity.phase(TRAINING):
+                metrics = self._stepper.train(plan, self._columns, self._activity.progressed)
+        except OutOfMemory as error:
+            # With several ranks the others are in the middle of the step; and half a batch is no version.
+            if self._group.size > 1 or self._stepper.optimizer.updates != updates:
+                raise
+            log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
+            self._abandon(plan)
+            self._leave_device()
+            return
+        self._budget.trained()
         self._trace(plan, (began_ns, read_ns, time.time_ns()))
         if self._config.deterministic:
             metrics |= batch_digests(self._columns, self._mesh)

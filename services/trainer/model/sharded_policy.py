@@ -256,6 +256,21 @@ class ShardedPolicy:
         for _, module in self._wrapped():
             module.reshard()
 
+    def recover(self) -> bool:
+        """Makes the policy ready for another pass after one that failed in the middle, without gradients.
+
+        False if this torch cannot: FSDP2 does from 2.13 on.
+        """
+        root = self._wrapped()[-1][1]
+        reset = getattr(root, "reset_iter_state", None)
+        if reset is None:
+            return False
+        # First those of what is gathered now, which the reset would leave there; then those of the shards.
+        self.clear_gradients()
+        reset()
+        self.clear_gradients()
+        return True
+
     def _wrapped(self) -> list[tuple[str, FSDPModule]]:
         """Blocks first, the root last, with their names."""
         wrapped = [(n, m) for n, m in self.decoder.named_modules() if isinstance(m, FSDPModule)]

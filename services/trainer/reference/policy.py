@@ -10,6 +10,7 @@ so that a sequence's bits do not depend on what else is computed or where the sl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,16 @@ from torch import nn
 
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box, chunk_range
-from earl.errors import TrainerError
+from earl.errors import OutOfMemory, TrainerError, ran_out_of_memory
 from earl.models.module import decoder_on_meta
 from earl.models.parallel import TensorParallel
+from earl.models.return_pages import return_pages
 from earl.models.slices import tp_box
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint, load_decoder
-from services.trainer.step.prefix_packing import bins, rows_of
+from services.trainer.step.prefix_packing import Bin, bins, rows_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +113,53 @@ class ReferencePolicy:
     def logprobs(self, sequences: Sequence[MaskedTrajectory], box: Box, into: np.ndarray) -> None:
         """Fills `into`, float32 of `box`: this rank's slice of the sequences laid end to end.
 
-        0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite.
+        0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite, and
+        OutOfMemory if there is none for the smallest micro-batches, or on one of several ranks.
         """
-        lengths = [len(sequence.tokens) for sequence in sequences]
-        starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
-        into[:] = 0.0
-        packed = bins(
+        while True:
+            try:
+                return self._fill(sequences, box, into)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out_of_memory(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            # The error is gone by now, and with it the tensors that its frames held.
+            self._make_smaller(sequences, reason)
+
+    def _make_smaller(self, sequences: Sequence[MaskedTrajectory], reason: str) -> None:
+        """Lowers the tokens of a micro-batch until these sequences need more of them. Raises OutOfMemory."""
+        before, was = len(self._bins(sequences)), self._microbatch_tokens
+        return_pages()
+        # With several ranks, the others wait for this one within the pass.
+        while self.tensor.size == 1 and self._microbatch_tokens > 1:
+            self._microbatch_tokens //= 2
+            if len(self._bins(sequences)) > before:
+                log.warning(
+                    "no memory for a micro-batch of %d tokens (%s): from here on they have %d; set "
+                    "reference.microbatch_tokens = %d",
+                    was, reason, self._microbatch_tokens, self._microbatch_tokens,
+                )  # fmt: skip
+                return
+        self._microbatch_tokens = was
+        raise OutOfMemory(
+            f"a reference rank has no memory for a micro-batch of up to {was} tokens: {reason}",
+            "lower reference.microbatch_tokens or rollout.max_context_tokens, or raise reference.tp",
+        )
+
+    def _bins(self, sequences: Sequence[MaskedTrajectory]) -> list[Bin]:
+        return bins(
             range(len(sequences)),
             lambda i: sequences[i].tokens,
             lambda i: int(np.argmax(sequences[i].loss_mask)),
             self._microbatch_tokens,
             share=self._share,
         )
-        for packed_bin in packed:
+
+    def _fill(self, sequences: Sequence[MaskedTrajectory], box: Box, into: np.ndarray) -> None:
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+        into[:] = 0.0
+        for packed_bin in self._bins(sequences):
             chosen = [sequences[i] for i in packed_bin.chosen]
             places, values = self._forward(chosen, packed_bin.shared, starts[packed_bin.chosen], box)
             into[places - box.start[0]] = values

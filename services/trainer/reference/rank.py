@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from earl.dispatch.read.reader import SequenceRead
-from earl.errors import DataPlaneError
+from earl.errors import DataPlaneError, OutOfMemory
 from earl.obs import tracing
 from services.trainer.ranks.activity import READING, gather_devices, gather_transfers, memory_fraction
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
@@ -142,11 +142,19 @@ class ReferenceRank:
         left_out = lost[self._mesh.replica]
         kept = [t for i, t in enumerate(trajectories) if t is not None and i not in left_out]
         started = time.perf_counter()
+        placed, fits = True, True
         with self._activity.phase(COMPUTING):
-            placed = not kept or self._put_logprobs(kept)
+            try:
+                placed = not kept or self._put_logprobs(kept)
+            except OutOfMemory as error:
+                # With several ranks of a replica, the others are in the middle of the pass.
+                if self._mesh.tensor.size > 1:
+                    raise
+                log.warning("a lease of %d sequences is given up: %s", len(kept), error)
+                fits = False
         seconds = time.perf_counter() - started
         self._io.run(self._logprobs.publish(), CALL_S)
-        full = self._gathered([] if placed else [0])
+        full, given_up = self._gathered([] if placed else [0]), self._gathered([] if fits else [0])
         self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
         self._activity.devices = gather_devices(self._group)
         memory = memory_fraction(self._group)
@@ -154,10 +162,15 @@ class ReferenceRank:
             return
         results: dict[ReferenceItem, LogprobColumn] = {}
         for replica, leased in enumerate(lease.ranks):
-            if not full[replica]:
+            if not full[replica] and not given_up[replica]:
                 usable = [item for index, item in enumerate(leased) if index not in lost[replica]]
                 results |= self._columns(replica, usable)
-        gone = [leased[index] for leased, which in zip(lease.ranks, lost, strict=True) for index in which]
+        gone = [
+            item
+            for replica, leased in enumerate(lease.ranks)
+            for index, item in enumerate(leased)
+            if index in lost[replica] or given_up[replica]
+        ]
         attributes = {"version": self._origin.version, "sequences": len(results)}
         for item in results if tracing.active() else ():
             parent = self._tickets.parent(item.ticket_id)

@@ -12,15 +12,19 @@ Ranks of one replica go through the same micro-batches; each counts its own part
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from earl.config.run import RunConfig
-from earl.errors import TrainerError
+from earl.errors import OutOfMemory, TrainerError, ran_out_of_memory
+from earl.models.return_pages import return_pages
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
 from services.trainer.model.sharded_policy import ShardedPolicy
@@ -28,6 +32,9 @@ from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, minibatches
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.prefix_packing import Bin, bins
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
 # Metrics that compare the policy that a batch starts with to the engine.
@@ -38,13 +45,20 @@ OF_THE_START = ("logprob_mismatch", "logprob_mismatch_kl", "truncated_fraction")
 class MiniBatch:
     """One optimizer step. bins: micro-batches of this replica, as indices into its columns' items.
 
-    micro_batches, trained_tokens, trained_sequences: over all ranks (the most, the sums).
+    micro_batches, trained_tokens, trained_sequences: over all ranks (the most, the sums). capacity: tokens of
+    a micro-batch on one rank that it was packed for.
     """
 
     bins: list[Bin]
     micro_batches: int
     trained_tokens: int
     trained_sequences: int
+    capacity: int
+
+    @property
+    def chosen(self) -> list[int]:
+        """The sequences of this replica."""
+        return [index for packed in self.bins for index in packed.chosen]
 
 
 class Stepper:
@@ -61,11 +75,14 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
+        # Smaller than the run file's after a step that found no memory.
+        self.microbatch_tokens = trainer.microbatch_tokens
 
     def train(
         self, plan: TrainingPlan, columns: Columns, progressed: Callable[[float], None] = lambda _: None
     ) -> dict[str, float]:
-        """Trains one batch; returns its metrics, equal on every rank. Raises TrainerError.
+        """Trains one batch; returns its metrics, equal on every rank. Raises TrainerError, and OutOfMemory if
+        there is none for the smallest micro-batches, or on one of several ranks.
 
         progressed: gets the part of the micro-batches that are done, 0..1, after each of them.
         """
@@ -84,16 +101,20 @@ class Stepper:
         steps = [mini for mini in batch if mini.trained_tokens]
         start = None
         if not imitates and trainer.importance == "truncated" and len(steps) > 1:
-            start = self.logprobs(columns, self._temperature(plan))
+            chosen = np.flatnonzero(columns.trained_tokens()).tolist()
+            temperature = self._temperature(plan)
+            start = self._within_memory(columns, chosen, lambda: self.logprobs(columns, temperature))
         tally = Tally()
         done, total = itertools.count(1), sum(mini.micro_batches for mini in steps)
         stopped = False
         for mini in steps:
             lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
             lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
-            stats, norm = self._gradient(
-                plan, columns, mini, start, tally, lambda: progressed(next(done) / total)
-            )
+            compute = partial(
+                self._gradient, plan, columns, mini, start, tally,
+                lambda: progressed(min(1.0, next(done) / total)),
+            )  # fmt: skip
+            stats, norm = self._within_memory(columns, mini.chosen, compute)
             if not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]:
                 # The policy has left the one that sampled: the rest of the batch would mislead it.
                 self.policy.clear_gradients()
@@ -146,7 +167,7 @@ class Stepper:
         self.group.sum(torch.from_numpy(sums))
         most = self.group.max(torch.tensor([len(step_bins) for step_bins in packed])).tolist()
         return [
-            MiniBatch(step_bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1]))
+            MiniBatch(step_bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1]), self.microbatch_tokens)
             for k, step_bins in enumerate(packed)
         ]
 
@@ -154,8 +175,57 @@ class Stepper:
         trainer = self.config.trainer
         of = (columns.tokens_of, columns.trained_from)
         # cp ranks share a forward pass.
-        capacity = trainer.microbatch_tokens * self.mesh.parallelism.cp
+        capacity = self.microbatch_tokens * self.mesh.parallelism.cp
         return bins(chosen, *of, capacity, share=trainer.share_prefixes)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def _within_memory(self, columns: Columns, chosen: Sequence[int], compute: Callable[[], T]) -> T:
+        """Returns what `compute` does, if need be with smaller micro-batches of these sequences.
+
+        Raises OutOfMemory, see `train`.
+        """
+        while True:
+            try:
+                return compute()
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out_of_memory(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            # The error is gone by now, and with it the tensors that its frames held.
+            self._make_smaller(columns, chosen, reason)
+
+    def _make_smaller(self, columns: Columns, chosen: Sequence[int], reason: str) -> None:
+        """Lowers microbatch_tokens until these sequences need more micro-batches. Raises OutOfMemory."""
+        before, was = len(self._bins(columns, chosen)), self.microbatch_tokens
+        # With several ranks, the others wait for this one within the step.
+        if self.group.size == 1 and self.policy.recover():
+            return_pages()
+            while self.microbatch_tokens > 1:
+                self.microbatch_tokens //= 2
+                if len(self._bins(columns, chosen)) > before:
+                    log.warning(
+                        "no memory for a micro-batch of %d tokens (%s): from here on they have %d; set "
+                        "trainer.microbatch_tokens = %d",
+                        was, reason, self.microbatch_tokens, self.microbatch_tokens,
+                    )  # fmt: skip
+                    return
+            self.microbatch_tokens = was
+        raise OutOfMemory(
+            f"a trainer's rank has no memory for a micro-batch of up to {was} tokens: {reason}",
+            "lower trainer.microbatch_tokens or rollout.max_context_tokens, set "
+            "trainer.activation_checkpointing = true, or use more ranks",
+        )
+
+    def _repacked(self, columns: Columns, mini: MiniBatch) -> MiniBatch:
+        """The mini-batch, packed anew if micro-batches have become smaller since; that happens on one rank
+        alone."""
+        if mini.capacity == self.microbatch_tokens:
+            return mini
+        packed = self._bins(columns, mini.chosen)
+        return replace(mini, bins=packed, micro_batches=len(packed), capacity=self.microbatch_tokens)
+
+    # --- gradients ----------------------------------------------------------------------------
 
     def _gradient(
         self, plan: TrainingPlan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally,
@@ -174,6 +244,7 @@ class Stepper:
         whole = plan.objective == "imitate" and trainer.loss_mean == "constant"
         mean = "token" if whole else trainer.loss_mean
         self.policy.clear_gradients()
+        mini = self._repacked(columns, mini)
         for index in range(mini.micro_batches):
             whole = EMPTY
             if index < len(mini.bins):

@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from earl.config.model import ScratchModel
 from earl.config.reference import check_reference, reference_bytes
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Layout, ShardBox
-from earl.errors import CheckpointError, ConfigError, TrainerError
+from earl.errors import CheckpointError, ConfigError, OutOfMemory, TrainerError
 from earl.models.module import Decoder
 from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
 from services.trainer.reference.origin import Origin, parts
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
+from tests.support.memory_bound import no_more_than
 from tests.support.policy import model_directory
 from tests.support.runs import tictactoe
 
@@ -162,3 +164,33 @@ def test_an_arena_that_could_never_hold_what_waits_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"reference\.arena_bytes = \d+ cannot hold"):
         check_reference(run(arena_bytes=needed - 1))
     check_reference(tictactoe(tmp_path, reference={"arena_bytes": 1}))
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+WIDE = ScratchModel(hidden_size=128, intermediate_size=1024, layers=1, heads=4, kv_heads=4)
+TOKENS = 1 << 13
+MIB = 1 << 20
+
+
+def whole(reference: ReferencePolicy, sequences: list[MaskedTrajectory]) -> np.ndarray:
+    box = slices(np.concatenate([sequence.loss_mask for sequence in sequences]), 1)[0]
+    into = np.empty(box.size, np.float32)
+    reference.logprobs(sequences, box, into)
+    return into
+
+
+def test_a_pass_without_memory_is_repeated_in_smaller_parts(tmp_path: Path) -> None:
+    directory = model_directory(tmp_path, WIDE)
+    free, bounded = (policy(directory, microbatch_tokens=TOKENS) for _ in range(2))
+    many = trajectories(free.spec.vocab, 400)
+    tokens, mask = np.zeros((2, 4 * TOKENS), np.int32)
+    long = MaskedTrajectory("long", tokens, (mask + 1).astype(np.uint8))
+    long.loss_mask[0] = 0
+    whole(bounded, many[:2])
+    with no_more_than(16 * MIB):
+        values = whole(bounded, many)
+        with pytest.raises(OutOfMemory, match=r"lower reference\.microbatch_tokens"):
+            whole(bounded, [long])
+    np.testing.assert_allclose(values, whole(free, many), atol=1e-5)
+    np.testing.assert_allclose(whole(bounded, many[:9]), whole(free, many[:9]), atol=1e-5)
