@@ -3,7 +3,8 @@
     WorkerRecord.devices ─► for each stage: its devices, with the ranks that other stages have there
     prediction of one rank × its ranks on the device ÷ what the others' predicted parts leave of it
 
-Ranks of all stages on one device count together: nothing is moved out of it while another stage works.
+Ranks of all stages on one device count together: nothing is moved out of it while another stage works. Only
+where rollout and trainer take turns, the one keeps no more than its processes there while the other works.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec
-from earl.parallelism import Parallelism
+from earl.parallelism import ROLLOUT, TRAINER, Parallelism
 from services.scheduler.memory.model import predict, worst_load
 from services.scheduler.memory.node import CONTEXT_BYTES
 from services.scheduler.state.workers import WorkerRecord
@@ -91,12 +92,17 @@ def gpu_fraction(
     return max(
         gpu.ranks * mine.total_bytes / max(gpu.total_bytes - taken, LEAST_LEFT * gpu.total_bytes)
         for gpu in gpus
-        for taken in (sum(_rank_bytes(config, spec, *other) for other in gpu.others),)
+        for taken in (sum(_other_bytes(config, spec, stage, *other) for other in gpu.others),)
     )
 
 
-def _rank_bytes(config: RunConfig, spec: ModelSpec, stage: str, parallelism: Parallelism, ranks: int) -> int:
-    """Predicted bytes of so many ranks of a worker, at the greatest length and load."""
-    load = worst_load(config, stage, parallelism)
-    parts = predict(stage, config, spec, parallelism, *load, device="cuda", base_bytes=CONTEXT_BYTES)
+def _other_bytes(
+    config: RunConfig, spec: ModelSpec, stage: str, other: str, parallelism: Parallelism, ranks: int
+) -> int:
+    """Predicted bytes of so many ranks of another stage's worker while `stage` works: at the greatest length
+    and load, or asleep."""
+    if config.alternates and {stage, other} == {ROLLOUT, TRAINER}:
+        return ranks * CONTEXT_BYTES
+    load = worst_load(config, other, parallelism)
+    parts = predict(other, config, spec, parallelism, *load, device="cuda", base_bytes=CONTEXT_BYTES)
     return ranks * parts.total_bytes

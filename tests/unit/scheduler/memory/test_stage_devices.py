@@ -96,6 +96,17 @@ def test_what_other_stages_take_of_a_shared_device_is_subtracted():
     assert 1 < gpu_fraction("rollout", config, spec, {full}, TP1, 32_768, 256) < 1e5
 
 
+def test_a_stage_that_sleeps_meanwhile_takes_its_processes_alone():
+    config = example()
+    spec = planned_spec(config)
+    turns = config.model_copy(update={"stack": config.stack.model_copy(update={"share": "alternate"})})
+    shared = StageDevice(80 * GIB, 1, (("trainer", Parallelism(4), 1),))
+    alone = gpu_fraction("rollout", config, spec, {StageDevice(80 * GIB, 1)}, TP1, 32_768, 256)
+    assert gpu_fraction("rollout", config, spec, {shared}, TP1, 32_768, 256) > 1
+    beside = gpu_fraction("rollout", turns, spec, {shared}, TP1, 32_768, 256)
+    assert beside == pytest.approx(alone * 80 * GIB / (80 * GIB - CONTEXT_BYTES))
+
+
 def test_a_device_keeps_its_bytes_of_kv_in_another_tp():
     """services.rollout.pool.devices gives engines of more devices as many more tokens."""
     config = example()
