@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from earl.errors import EngineOutOfMemory
+from earl.errors import EngineOutOfMemory, OutOfMemory
 from earl.obs.metrics import LineFile
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult
 
 NAME = "endings.jsonl"
 OUT_OF_MEMORY = "out_of_memory"
-_OUT_OF_MEMORY = f"{EngineOutOfMemory.__name__}:"
+_OUT_OF_MEMORY = tuple(f"{error.__name__}:" for error in (EngineOutOfMemory, OutOfMemory))
 # What a line is about, at least.
 PERIOD_S = 5.0
 

@@ -1,5 +1,6 @@
 """Errors cross the wire as the class they were, and addresses are judged before anything listens."""
 
+import errno
 import json
 import logging
 
@@ -111,3 +112,23 @@ def test_a_write_into_a_broken_connection_is_unavailable():
         grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
     )
     assert isinstance(from_call(broken, "Play"), errors.ServiceUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        # As torch's allocators word it, of CUDA and of CPUs.
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."),
+            True,
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_too_little_memory_is_told_from_other_failures(error: Exception, is_memory: bool):
+    assert errors.ran_out_of_memory(error) is is_memory

@@ -151,6 +151,8 @@ def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_pat
     first.count(
         EpisodeResult(ending=EpisodeEnding.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone")
     )
+    refused = "OutOfMemory: engine rollout-0/0 has no memory for a step of 900 tokens"
+    first.count(EpisodeResult(ending=EpisodeEnding.INFRA_ERROR, message=refused))
     first.close(3 * PERIOD_S)
     # A scheduler that takes over writes on.
     second = Endings(tmp_path)
@@ -161,7 +163,7 @@ def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_pat
     zero = {"ok": 0, "truncated": 0, "env_error": 0, "infra_error": 0, "timeout": 0, "out_of_memory": 0}
     assert list(read_lines(tmp_path / "endings.jsonl")) == [
         {"time_s": 5.1, **zero, "ok": 1, "truncated": 1, "infra_error": 1, "out_of_memory": 1},
-        {"time_s": 15.0, **zero, "infra_error": 1},
+        {"time_s": 15.0, **zero, "infra_error": 2, "out_of_memory": 1},
         {"time_s": 20.0, **zero, "env_error": 1},
     ]
 
