@@ -18,11 +18,11 @@ Sizes = Literal["card", "processor", "least"]
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 
 
-class CheckFailed(EarlError):
+class CheckFailed(Exception):
     """A check measured something that its rule does not allow. figures: what it measured."""
 
     def __init__(self, message: str, figures: Mapping[str, Any], tolerance: Mapping[str, Any]) -> None:
-        super().__init__(message, "see the figures of this check")
+        super().__init__(message)
         self.figures, self.tolerance = dict(figures), dict(tolerance)
 
 

@@ -40,7 +40,7 @@ def outcome_of(function: str, settings: CheckSettings) -> dict[str, Any]:
     except CheckFailed as error:
         return {
             "outcome": FAILED,
-            "reason": error.message,
+            "reason": str(error),
             "figures": error.figures,
             "tolerance": error.tolerance,
         }

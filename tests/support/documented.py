@@ -73,7 +73,6 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
     ),
     "docs/engines.md": {
         "make setup-vllm": OWN_ENVIRONMENT,
-        "make setup-vllm-gpu": "takes a machine with a CUDA card",
         "earl train RUN.toml --rollout.engine vllm --stack.start_s 180": OWN_ENVIRONMENT,
         "make test-vllm": OWN_ENVIRONMENT,
     },
@@ -200,7 +199,6 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
     },
     "docs/engines.md": {
         "python -m services.rollout.engines.process": RUNS_IT.format("tests/contract/test_engine.py"),
-        "pip install -e .[stack]": GPUS,
         "pip install --no-deps -e .": GPUS,
         "pip install msgspec redis xxhash ucxx-cu13==0.52.0 libucx-cu13==1.21.0 pydantic": GPUS,
     },

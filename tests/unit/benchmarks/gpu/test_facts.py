@@ -35,4 +35,4 @@ def test_another_process_reads_what_a_device_has_written(settings: CheckSettings
 def test_a_rule_that_is_broken_has_the_figures():
     with pytest.raises(CheckFailed) as failed:
         judged({"a": 1}, {"a": 0}, {"a is 1": True, "b is 2": True})
-    assert failed.value.message == "a is 1; b is 2" and failed.value.figures == {"a": 1}
+    assert str(failed.value) == "a is 1; b is 2" and failed.value.figures == {"a": 1}
