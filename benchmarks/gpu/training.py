@@ -23,7 +23,7 @@ from benchmarks.gpu.facts import synchronise
 from benchmarks.gpu.models import billion_config, tiny_config, write_checkpoint
 from benchmarks.trainer_memory import data_bytes
 from earl.config.run import RunConfig
-from earl.errors import EarlError, EngineOutOfMemory, OutOfMemory, ran_out_of_memory
+from earl.errors import EarlError, EngineOutOfMemory, OutOfMemory
 from earl.models.return_pages import return_pages
 from earl.models.spec import ModelSpec, load_spec
 from earl.parallelism import Parallelism
@@ -211,9 +211,7 @@ def _speed(
         for _ in range(steps):
             step()
         synchronise(settings.device)
-    except RuntimeError as error:
-        if not ran_out_of_memory(error):
-            raise
+    except OutOfMemory:
         return {"oom": True}
     finally:
         del trainer, step
@@ -271,8 +269,8 @@ def out_of_memory(settings: CheckSettings) -> CheckFigures:
     with memory_bound(settings, int(TOO_LITTLE * moving)):
         try:
             large()
-        except (MemoryError, OSError, RuntimeError) as error:
-            raised = type(error).__name__ if ran_out_of_memory(error) else f"another error: {error}"
+        except (OutOfMemory, MemoryError, OSError, RuntimeError) as error:
+            raised = OutOfMemory.__name__ if isinstance(error, OutOfMemory) else f"another error: {error}"
     return_pages()
     after = trainer.batch(random.integers(0, spec.vocab, (1, 64), np.int32))()
     loss = after["loss"] if isinstance(after, dict) else math.nan
