@@ -51,6 +51,8 @@ class TicketEncoder:
 
     def __init__(self, config: RunConfig, task_sets: Mapping[str, TaskSet]) -> None:
         self._entries = config.mixture
+        # "" is the label in tickets of a run that has one environment.
+        self._by_label = {"": self._entries[0]} | {entry.label: entry for entry in self._entries}
         self._rows = {label: tasks.rows for label, tasks in task_sets.items() if tasks.rows}
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
         self._lease_s, self._episode_s = config.scheduler.lease_s, config.episode_s
@@ -62,7 +64,7 @@ class TicketEncoder:
 
     def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
         scripted = ticket.purpose is Purpose.WARMUP
-        entry = entry_of(self._entries, ticket.environment)
+        entry = self._by_label.get(ticket.environment) or entry_of(self._entries, ticket.environment)
         return scheduler_pb2.Ticket(
             ticket_id=ticket.id,
             attempt=ticket.attempt,
