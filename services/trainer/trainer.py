@@ -17,27 +17,22 @@ stop follows it within seconds.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import shutil
 import time
-from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
-from earl.config.run import RunConfig
 from earl.errors import DataPlaneError, EarlError, OutOfMemory, TrainerError
-from earl.models.weights import save_checkpoint
 from earl.obs import tracing
 from earl.ticket_ranges import RangeSet
 from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
+from services.trainer.checkpoint.final_model import write_final_model
 from services.trainer.checkpoint.frozen_weights import FrozenWeights
-from services.trainer.checkpoint.manifest import TrainingProgress
-from services.trainer.checkpoint.reader import saved_tensors
-from services.trainer.checkpoint.retention import mark_best, marked_version
+from services.trainer.checkpoint.manifest import TrainingProgress, config_hash
+from services.trainer.checkpoint.retention import mark_best
 from services.trainer.checkpoint.writer import CheckpointWriter, WrittenCheckpoint
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
@@ -387,53 +382,5 @@ class TrainerRank:
     def _finish(self) -> None:
         self._take_device()
         self._save()
-        self._export()
-
-    def _export(self) -> None:
-        """Writes <run>/model-final, a directory that transformers reads, gathered tensor by tensor.
-
-        It has the newest version; in a run with protected environments the best one, for that has kept them.
-        """
-        name, model = self._config.model.weight_dtype, self._run_dir / "model"
-        version, dtype = self._exported_version(), getattr(torch, name)
-        newest = version == self.progress.version
-        if not version and self._group.leads:
-            log.warning("model-final is not written: no version is known to keep the protected environments")
-        if not (version and (newest or self._group.leads)):
-            return
-        if newest:
-            tensors = ((name, tensor.to(dtype)) for name, tensor in self._stepper.policy.gathered())
-        else:
-            tensors = saved_tensors(self._directory, version, model, dtype)
         with self._activity.phase(SAVING):
-            if not self._group.leads:
-                # Every rank takes part in gathering each tensor; this one keeps none.
-                deque(tensors, maxlen=0)
-                return
-            target = self._run_dir / "model-final"
-            scratch = target.with_name(".model-final.new")
-            shutil.rmtree(scratch, ignore_errors=True)
-            save_checkpoint(scratch, model, tensors, dtype=name)
-            # An earlier one stays whole until this one is.
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
-
-    def _exported_version(self) -> int:
-        """The version that a complete run leaves as its model, the same on every rank; 0 if there is none."""
-        if not any(entry.section.protected for entry in self._config.mixture):
-            return self.progress.version
-        marked = marked_version(self._directory) if self._group.leads else 0
-        return int(self._group.max(torch.tensor([marked]))[0])
-
-
-def config_hash(config: RunConfig) -> str:
-    """Identifies the settings that training depends on."""
-    scheduler = config.scheduler.model_dump_json(
-        include={"group_size", "batch_groups", "staleness", "temperature", "advantage", "max_turns"}
-    )
-    rollout = config.rollout.model_dump_json(include={"dtype", "max_context_tokens", "max_new_tokens"})
-    environments = [entry.section for entry in config.mixture]
-    sections = (config.model, *environments, config.trainer, config.warmup)
-    parts = [str((config.seed, config.deterministic)), scheduler, rollout]
-    parts += [section.model_dump_json() for section in sections]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+            write_final_model(self._run_dir, self._config, self._stepper.policy, self.progress.version)

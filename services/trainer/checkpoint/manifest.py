@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
+from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.errors import CheckpointError, LayoutError
 from earl.models.spec import ModelSpec
@@ -114,3 +115,16 @@ def _consumed(_: type, ranges: list[list[int]]) -> RangeSet:
 def fingerprint(spec: ModelSpec) -> str:
     """Identifies the shapes that a checkpoint fits."""
     return hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def config_hash(config: RunConfig) -> str:
+    """Identifies the settings that training depends on."""
+    scheduler = config.scheduler.model_dump_json(
+        include={"group_size", "batch_groups", "staleness", "temperature", "advantage", "max_turns"}
+    )
+    rollout = config.rollout.model_dump_json(include={"dtype", "max_context_tokens", "max_new_tokens"})
+    environments = [entry.section for entry in config.mixture]
+    sections = (config.model, *environments, config.trainer, config.warmup)
+    parts = [str((config.seed, config.deterministic)), scheduler, rollout]
+    parts += [section.model_dump_json() for section in sections]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
