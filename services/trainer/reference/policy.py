@@ -10,7 +10,6 @@ so that a sequence's bits do not depend on what else is computed or where the sl
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +20,14 @@ from torch import nn
 
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box, chunk_range
-from earl.errors import OutOfMemory, TrainerError, ran_out_of_memory
+from earl.errors import TrainerError
 from earl.models.module import decoder_on_meta
 from earl.models.parallel import TensorParallel
-from earl.models.return_pages import return_pages
 from earl.models.slices import tp_box
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint, load_decoder
+from services.trainer.step.microbatch_bound import MicrobatchBound
 from services.trainer.step.prefix_packing import Bin, bins, rows_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,8 @@ class ReferencePolicy:
         self._temperature = config.scheduler.temperature or 1.0
         self._deterministic = config.deterministic
         self._share = config.trainer.share_prefixes
-        self._microbatch_tokens = 0 if config.deterministic else config.reference.microbatch_tokens
+        tokens = 0 if config.deterministic else config.reference.microbatch_tokens
+        self._bound = MicrobatchBound("reference.microbatch_tokens", tokens, "or raise reference.tp")
 
     def resharded(self, tensor: TensorParallel) -> ReferencePolicy:
         """The same policy at another place of a mesh, not allocated."""
@@ -116,34 +114,11 @@ class ReferencePolicy:
         0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite, and
         OutOfMemory if there is none for the smallest micro-batches, or on one of several ranks.
         """
-        while True:
-            try:
-                return self._fill(sequences, box, into)
-            except (RuntimeError, MemoryError) as error:
-                if not ran_out_of_memory(error):
-                    raise
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            # The error is gone by now, and with it the tensors that its frames held.
-            self._make_smaller(sequences, reason)
-
-    def _make_smaller(self, sequences: Sequence[MaskedTrajectory], reason: str) -> None:
-        """Lowers the tokens of a micro-batch until these sequences need more of them. Raises OutOfMemory."""
-        before, was = len(self._bins(sequences)), self._microbatch_tokens
-        return_pages()
         # With several ranks, the others wait for this one within the pass.
-        while self.tensor.size == 1 and self._microbatch_tokens > 1:
-            self._microbatch_tokens //= 2
-            if len(self._bins(sequences)) > before:
-                log.warning(
-                    "no memory for a micro-batch of %d tokens (%s): from here on they have %d; set "
-                    "reference.microbatch_tokens = %d",
-                    was, reason, self._microbatch_tokens, self._microbatch_tokens,
-                )  # fmt: skip
-                return
-        self._microbatch_tokens = was
-        raise OutOfMemory(
-            f"a reference rank has no memory for a micro-batch of up to {was} tokens: {reason}",
-            "lower reference.microbatch_tokens or rollout.max_context_tokens, or raise reference.tp",
+        self._bound.within_memory(
+            lambda: self._fill(sequences, box, into),
+            lambda: len(self._bins(sequences)),
+            lambda: self.tensor.size == 1,
         )
 
     def _bins(self, sequences: Sequence[MaskedTrajectory]) -> list[Bin]:
@@ -151,7 +126,7 @@ class ReferencePolicy:
             range(len(sequences)),
             lambda i: sequences[i].tokens,
             lambda i: int(np.argmax(sequences[i].loss_mask)),
-            self._microbatch_tokens,
+            self._bound.tokens,
             share=self._share,
         )
 

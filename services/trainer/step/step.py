@@ -12,7 +12,6 @@ Ranks of one replica go through the same micro-batches; each counts its own part
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +22,16 @@ import numpy as np
 import torch
 
 from earl.config.run import RunConfig
-from earl.errors import OutOfMemory, TrainerError, ran_out_of_memory
-from earl.models.return_pages import return_pages
+from earl.errors import TrainerError
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, minibatches
+from services.trainer.step.microbatch_bound import MicrobatchBound
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.prefix_packing import Bin, bins
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
@@ -75,8 +73,16 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
-        # Smaller than the run file's after a step that found no memory.
-        self.microbatch_tokens = trainer.microbatch_tokens
+        self._bound = MicrobatchBound(
+            "trainer.microbatch_tokens",
+            trainer.microbatch_tokens,
+            "set trainer.activation_checkpointing = true, or use more ranks",
+        )
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of a micro-batch: fewer than the run file's after a step that found no memory."""
+        return self._bound.tokens
 
     def train(
         self, plan: TrainingPlan, columns: Columns, progressed: Callable[[float], None] = lambda _: None
@@ -185,37 +191,11 @@ class Stepper:
 
         Raises OutOfMemory, see `train`.
         """
-        while True:
-            try:
-                return compute()
-            except (RuntimeError, MemoryError) as error:
-                if not ran_out_of_memory(error):
-                    raise
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            # The error is gone by now, and with it the tensors that its frames held.
-            self._make_smaller(columns, chosen, reason)
+        return self._bound.within_memory(compute, lambda: len(self._bins(columns, chosen)), self._recover)
 
-    def _make_smaller(self, columns: Columns, chosen: Sequence[int], reason: str) -> None:
-        """Lowers microbatch_tokens until these sequences need more micro-batches. Raises OutOfMemory."""
-        before, was = len(self._bins(columns, chosen)), self.microbatch_tokens
+    def _recover(self) -> bool:
         # With several ranks, the others wait for this one within the step.
-        if self.group.size == 1 and self.policy.recover():
-            return_pages()
-            while self.microbatch_tokens > 1:
-                self.microbatch_tokens //= 2
-                if len(self._bins(columns, chosen)) > before:
-                    log.warning(
-                        "no memory for a micro-batch of %d tokens (%s): from here on they have %d; set "
-                        "trainer.microbatch_tokens = %d",
-                        was, reason, self.microbatch_tokens, self.microbatch_tokens,
-                    )  # fmt: skip
-                    return
-            self.microbatch_tokens = was
-        raise OutOfMemory(
-            f"a trainer's rank has no memory for a micro-batch of up to {was} tokens: {reason}",
-            "lower trainer.microbatch_tokens or rollout.max_context_tokens, set "
-            "trainer.activation_checkpointing = true, or use more ranks",
-        )
+        return self.group.size == 1 and self.policy.recover()
 
     def _repacked(self, columns: Columns, mini: MiniBatch) -> MiniBatch:
         """The mini-batch, packed anew if micro-batches have become smaller since; that happens on one rank
