@@ -1,11 +1,12 @@
-"""A process of a benchmark, which reads commands as JSON lines on stdin and answers each on stdout."""
+"""A process of a benchmark, which reads commands as JSON lines on stdin and answers each on stdout; both its
+sides."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.children import process_error, within
@@ -76,3 +77,28 @@ class RoleProcess:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
+
+
+def carry_out(process: Any, work: dict[str, Any]) -> dict[str, Any]:
+    """Calls the method that the command names under "do" with the command; returns its answer."""
+    return getattr(process, work["do"])(work)
+
+
+def answer_commands(
+    roles: Mapping[str, Callable[[dict[str, Any]], Any]],
+    perform: Callable[[Any, dict[str, Any]], dict[str, Any]] = carry_out,
+) -> Any:
+    """Makes the role that the first line names; answers with what its `start` returns, then each command with
+    what `perform` returns, until stdin ends. Returns the role, closed."""
+    role = json.loads(sys.stdin.readline())
+    process = roles[role["role"]](role)
+    answer = process.start()
+    while True:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line:
+            break
+        answer = perform(process, json.loads(line))
+    process.close()
+    return process

@@ -95,8 +95,8 @@ def demo(settings: CheckSettings) -> CheckFigures:
         process = subprocess.Popen(
             command, cwd=settings.directory, env=environment, stdout=subprocess.PIPE, stderr=errors
         )
-    killed = _kill_engine(process, settings.directory / "runs")
     try:
+        killed = _kill_engine(process, settings.directory / "runs", time.monotonic() + DEMO_S)
         output, _ = process.communicate(timeout=DEMO_S)
     finally:
         process.kill()
@@ -130,9 +130,10 @@ def demo(settings: CheckSettings) -> CheckFigures:
     )
 
 
-def _kill_engine(process: subprocess.Popen[bytes], runs: Path) -> str:
-    """SIGKILL to an engine of the run once a step was trained; returns which, "" if the run ended before."""
-    while process.poll() is None:
+def _kill_engine(process: subprocess.Popen[bytes], runs: Path, until_s: float) -> str:
+    """SIGKILL to an engine of the run once a step was trained; returns which, "" if the run ended before, or
+    trained none until then (monotonic seconds)."""
+    while process.poll() is None and time.monotonic() < until_s:
         trained = any(
             record.get("phase") == "train"
             for metrics in runs.glob("*/metrics.jsonl")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.memory_model.engine import checkpoint_config
 from earl.models.spec import ModelSpec
 
 DTYPE = "bfloat16"
@@ -15,19 +16,7 @@ DTYPE = "bfloat16"
 
 def write_model(directory: Path, spec: ModelSpec) -> None:
     """Writes config.json and small random weights in bfloat16."""
-    config = {
-        "model_type": spec.family,
-        "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate,
-        "vocab_size": spec.vocab,
-        "tie_word_embeddings": spec.tied,
-        "max_position_embeddings": spec.max_positions,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps(checkpoint_config(spec)))
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: (torch.randn(shape, generator=generator) * 0.02).to(getattr(torch, DTYPE))

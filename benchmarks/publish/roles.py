@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ import uvloop
 
 from benchmarks.publish.memory import file_bytes, private_bytes
 from benchmarks.publish.model import DTYPE
+from benchmarks.role import answer_commands
 from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
 from earl.config.run import RunConfig
@@ -202,18 +202,7 @@ class ApplyingWorker:
 
 
 def main() -> None:
-    role = json.loads(sys.stdin.readline())
-    process = {"trainer": PublishingTrainer, "worker": ApplyingWorker}[role["role"]](role)
-    answer = process.start()
-    while True:
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-        line = sys.stdin.readline()
-        if not line:
-            break
-        work = json.loads(line)
-        answer = getattr(process, work["do"])(work)
-    process.close()
+    answer_commands({"trainer": PublishingTrainer, "worker": ApplyingWorker})
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an orderly exit
 

@@ -7,7 +7,6 @@ machine's monotonic clock; a round begins at a time that the benchmark names.
 from __future__ import annotations
 
 import asyncio
-import json
 import mmap
 import os
 import re
@@ -33,6 +32,7 @@ from benchmarks.reshard.cases import (
     values,
 )
 from benchmarks.reshard.gather import GatherBroadcast
+from benchmarks.role import answer_commands, carry_out
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.tensor_classes import classes_of
@@ -235,19 +235,12 @@ def timed(process: ReshardProcess, work: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "ended_ns": time.monotonic_ns(), "extra_bytes": peak.extra_bytes()}
 
 
+def perform(process: ReshardProcess, work: dict[str, Any]) -> dict[str, Any]:
+    return timed(process, work) if "at_ns" in work else carry_out(process, work)
+
+
 def main() -> None:
-    role = json.loads(sys.stdin.readline())
-    process = {"trainer": TrainerProcess, "reader": ReaderProcess}[role["role"]](role)
-    answer = process.start()
-    while True:
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-        line = sys.stdin.readline()
-        if not line:
-            break
-        work = json.loads(line)
-        answer = timed(process, work) if "at_ns" in work else getattr(process, work["do"])(work)
-    process.close()
+    process = answer_commands({"trainer": TrainerProcess, "reader": ReaderProcess}, perform)
     process.runner.run(process.redis.aclose())
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an orderly exit

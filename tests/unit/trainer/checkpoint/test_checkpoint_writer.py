@@ -71,9 +71,9 @@ def test_a_checkpoint_holds_the_state_in_which_it_began(
     assert written is not None and not made.in_flight and made.settle() is None
     assert written.progress.version == 2
     resumed = stepper_for(group, tmp_path / "model", stepper.config)
-    found = checkpoint.latest(tmp_path / "c", resumed, group)
-    assert found is not None and found[0] == written.path
-    checkpoint.load(*found, resumed)
+    latest = checkpoint.latest(tmp_path / "c", resumed, group)
+    assert latest is not None and latest[0] == written.path
+    checkpoint.load(*latest, resumed)
     train(resumed, 2)
     expected = gathered(stepper)
     for name, tensor in gathered(resumed).items():
@@ -98,8 +98,8 @@ def test_one_that_was_in_flight_when_the_trainer_ended_is_none(
     begin(made, stepper, 3)
     # Killed when its file was written, and the manifest was not.
     assert made._writing is not None and made._writing.done.wait(60)
-    found = checkpoint.latest(tmp_path / "c", stepper, group)
-    assert found is not None and found[0].name == "step-2"
+    latest = checkpoint.latest(tmp_path / "c", stepper, group)
+    assert latest is not None and latest[0].name == "step-2"
     # What it left goes with the next one.
     resumed = CheckpointWriter(tmp_path / "c", group, 1)
     begin(resumed, stepper, 4)
@@ -121,8 +121,8 @@ def test_a_failure_to_write_is_told_and_leaves_the_older_one(
     with pytest.raises(CheckpointError, match=r"no checkpoint was written: .*step-3\.partial"):
         made.settle()
     assert not made.in_flight
-    found = checkpoint.latest(tmp_path / "c", stepper, group)
-    assert found is not None and found[0].name == "step-2"
+    latest = checkpoint.latest(tmp_path / "c", stepper, group)
+    assert latest is not None and latest[0].name == "step-2"
 
 
 def test_without_memory_for_a_copy_it_is_written_at_once(
