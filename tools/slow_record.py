@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ ALONE = {
 }
 # Slow tests that CI runs at every landing (`make test-browser`): no turn has them.
 EVERY_LANDING = "tests/browser/"
+# Seconds of the turn that CI runs at each landing.
+TURN_S = 18 * 60.0
 # How many of the others run side by side.
 WORKERS = 2
 # Assumed of a test that never ran.
@@ -116,6 +118,11 @@ def faults(landing: int, entries: Mapping[str, Mapping[str, Any]], tests: Iterab
     for start in ALONE:
         if not any(name.startswith(start) for name in tests):
             yield f"{start} is the beginning of no slow test; remove it from ALONE"
+    if (count := len(turns(entries, tests, TURN_S))) > LANDINGS + 1:
+        yield (
+            f"the slow tests fill {count} turns of {TURN_S / 60:.0f} minutes, "
+            f"at most {LANDINGS + 1} are allowed; shorten the longest or raise TURN_S"
+        )
 
 
 def elsewhere(
@@ -144,24 +151,27 @@ def cost_s(entries: Mapping[str, Mapping[str, Any]], test: str) -> float:
     return seconds if is_alone(test) else seconds / WORKERS
 
 
-def turn(
-    landing: int, entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str], seconds: float
-) -> list[str]:
-    """The tests whose turn it is at a landing: all are dealt out to as few turns of `seconds` as hold them,
-    the longest first, and each landing takes the next turn. So each has run after as many landings as there
-    are turns, though nobody writes down that it ran. Those of EVERY_LANDING have no turn."""
-    turns: list[list[str]] = []
+def turns(entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str], seconds: float) -> list[list[str]]:
+    """The tests of each turn: all are dealt out to as few turns of `seconds` as hold them, the longest first.
+    Each landing takes the next turn, so each test has run after as many landings as there are turns, though
+    nobody writes down that it ran. Those of EVERY_LANDING have no turn."""
+    dealt: list[list[str]] = []
     left: list[float] = []
     rest = (name for name in tests if not name.startswith(EVERY_LANDING))
     for name in sorted(rest, key=lambda name: (-cost_s(entries, name), name)):
         cost = cost_s(entries, name)
-        place = next((number for number, spare in enumerate(left) if cost <= spare), len(turns))
-        if place == len(turns):
-            turns.append([])
+        place = next((number for number, spare in enumerate(left) if cost <= spare), len(dealt))
+        if place == len(dealt):
+            dealt.append([])
             left.append(seconds)
-        turns[place].append(name)
+        dealt[place].append(name)
         left[place] -= cost
-    return turns[landing % len(turns)] if turns else []
+    return dealt
+
+
+def turn_of(landing: int, dealt: Sequence[list[str]]) -> list[str]:
+    """Returns the tests whose turn it is at a landing."""
+    return dealt[landing % len(dealt)] if dealt else []
 
 
 def ordered(entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
     python tools/slow_tests.py check               each has an entry, none is too old (`make check`)
     python tools/slow_tests.py run                 runs all and renews their entries (`make test-slow`)
     python tools/slow_tests.py run --missing       those that have not passed at this code yet
-    python tools/slow_tests.py run --minutes 15    those whose turn it is at this landing (`.ci/run`), none of
+    python tools/slow_tests.py run --turn          those whose turn it is at this landing (`.ci/run`), none of
                                                    tests/browser, which CI runs at every landing
     python tools/slow_tests.py landing             raises the counter of landings, once before each landing
 
@@ -39,6 +39,7 @@ from tools.git_command import git_if_any
 from tools.slow_record import (
     RECORD_PATH,
     ROOT,
+    TURN_S,
     WORKERS,
     elsewhere,
     faults,
@@ -47,7 +48,8 @@ from tools.slow_record import (
     read,
     renewed,
     slow_tests,
-    turn,
+    turn_of,
+    turns,
     write,
 )
 from tools.staleness import leads_to_head
@@ -190,8 +192,8 @@ def chosen_tests(given: argparse.Namespace) -> list[str]:
     if given.missing:
         passed = of_this_code()
         tests = [name for name in tests if not passed(entries.get(name, {}))]
-    if given.minutes:
-        tests = turn(landing, entries, tests, given.minutes * 60)
+    if given.turn:
+        tests = turn_of(landing, turns(entries, tests, TURN_S))
     return tests
 
 
@@ -227,15 +229,13 @@ def main() -> int:
     commands.add_parser("check", help="look for tests without an entry and entries that are too old")
     commands.add_parser("landing", help="raise the counter of landings")
     runs = commands.add_parser("run", help="run slow tests and renew their entries")
-    runs.add_argument(
-        "--minutes", type=float, default=0.0, help="only those whose turn it is at this landing"
-    )
+    runs.add_argument("--turn", action="store_true", help="only those whose turn it is at this landing")
     runs.add_argument("--only", nargs="+", default=[], metavar="TEST", help="only these")
     runs.add_argument("--missing", action="store_true", help="only those that have not passed at this code")
     runs.add_argument("--no-record", action="store_true", help="leave the record as it is")
     given = parser.parse_args()
     if given.command == "run":
-        limit_s = given.minutes * 60 * SLACK or None
+        limit_s = TURN_S * SLACK if given.turn else None
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         return run(chosen_tests(given), limit_s, keep=not given.no_record)
     return raise_landing() if given.command == "landing" else check()

@@ -16,6 +16,7 @@ from tools.slow_record import (
     ALONE,
     EVERY_LANDING,
     LANDINGS,
+    TURN_S,
     elsewhere,
     faults,
     ordered,
@@ -23,7 +24,8 @@ from tools.slow_record import (
     renewed,
     slow_in,
     slow_tests,
-    turn,
+    turn_of,
+    turns,
 )
 from tools.slow_tests import pytest_within, run
 
@@ -121,14 +123,23 @@ def test_commits_that_are_not_in_the_history_are_told() -> None:
 def test_each_test_has_its_turn_and_a_turn_does_not_take_too_long() -> None:
     lengths = {"a": 900.0, "b": 440.0, "c": 450.0, "d": 390.0, "e": 10.0, "f": 440.0, "never": None}
     entries = {name: entry(3, seconds) for name, seconds in lengths.items()}
-    turns = [turn(landing, entries, lengths, 900.0) for landing in range(4)]
-    assert turns[3] == turns[0] == ["a"]
-    assert sorted(name for names in turns[:3] for name in names) == sorted(lengths)
-    assert all(sum(lengths[name] or 60.0 for name in names) <= 900.0 for names in turns)
-    assert turn(7, {"long": entry(1, 2000.0)}, ["long"], 900.0) == ["long"]
-    assert turn(7, {}, [], 900.0) == []
+    dealt = turns(entries, lengths, 900.0)
+    assert len(dealt) == 3 and dealt[0] == ["a"]
+    assert turn_of(3, dealt) == turn_of(0, dealt) == dealt[0] and turn_of(5, dealt) == dealt[2]
+    assert sorted(name for names in dealt for name in names) == sorted(lengths)
+    assert all(sum(lengths[name] or 60.0 for name in names) <= 900.0 for names in dealt)
+    assert turns({"long": entry(1, 2000.0)}, ["long"], 900.0) == [["long"]]
+    assert turn_of(7, turns({}, [], 900.0)) == []
     # CI runs these at every landing.
-    assert turn(7, {}, ["tests/browser/test_page.py::test_seen"], 900.0) == []
+    assert turns({}, ["tests/browser/test_page.py::test_seen"], 900.0) == []
+
+
+@pytest.mark.usefixtures("all_alone")
+def test_more_turns_than_landings_are_a_fault() -> None:
+    names = [f"t{number}" for number in range(LANDINGS + 2)]
+    entries = {name: entry(3, TURN_S) for name in names}
+    assert not any("turns" in fault for fault in faults(3, entries, names[1:]))
+    assert any(f"fill {LANDINGS + 2} turns of 18 minutes" in fault for fault in faults(3, entries, names))
 
 
 def test_a_file_stays_together_and_long_ones_begin() -> None:
@@ -288,7 +299,8 @@ def test_each_test_of_today_has_its_turn_before_its_entry_is_too_old() -> None:
     landing, entries = read()
     tests = slow_tests()
     assert landing > 0 and entries.keys() <= set(tests)
-    turns = [turn(number, entries, tests, 900.0) for number in range(LANDINGS + 1)]
-    assert {name for names in turns for name in names} == {
+    dealt = turns(entries, tests, TURN_S)
+    assert len(dealt) <= LANDINGS + 1
+    assert {name for names in dealt for name in names} == {
         name for name in tests if not name.startswith(EVERY_LANDING)
     }
