@@ -41,6 +41,11 @@ class StackConfig(ConfigSection):
     #
     # Raise it if saving your model takes longer.
     stop_s: float = Field(default=20.0, gt=0)
+    # By how much the scheduling priority of rollout, trainer and reference is lowered where they compute on
+    # the processor: they take every free core, and leave it to whoever else wants it.
+    #
+    # 0 if others use the machine at the same time and the run is not to stand back.
+    nice: int = Field(default=5, ge=0, le=19)
     # Several stages may compute on one GPU. Without it a run that needs more GPUs than there are is refused.
     # "alternate": rollout and trainer take turns besides: engines return their memory while a batch is
     # trained, the trainer moves its state out of the GPU while they sample (docs/devices.md).

@@ -73,6 +73,7 @@ UNITS = {
     "lora_rank": "",
     "lr": "",
     "max_grad_norm": "",
+    "nice": "",
     "rope_theta": "",
     "seed": "",
     "temperature": "",

@@ -47,6 +47,7 @@ class ProcessSpec:
     stop_rank: processes are stopped rank by rank, lowest first.
     role: whose token it gets; "" none.
     expendable: the run continues without it.
+    nice: by how much its scheduling priority is lowered, 0 to 19.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ProcessSpec:
     stop_rank: int = 0
     role: str = "worker"
     expendable: bool = False
+    nice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,16 @@ class StackAddresses:
 def placed(
     specs: Sequence[ProcessSpec], placement: Placement, visible: str | None = None
 ) -> list[ProcessSpec]:
-    """The processes, each of which sees the GPUs that are its own. visible: as for Placement.environment."""
+    """The processes, each of which sees the GPUs that are its own. visible: as for Placement.environment.
+
+    One that computes on GPUs keeps its priority: they would wait for it.
+    """
     return [
-        replace(spec, environment=spec.environment | placement.environment(spec.name, visible))
+        replace(
+            spec,
+            environment=spec.environment | placement.environment(spec.name, visible),
+            nice=0 if spec.name in placement.on_gpus else spec.nice,
+        )
         for spec in specs
     ]
 
@@ -133,12 +142,14 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     made = (PROFILE if profiles(config) else MODEL,)
     workers = (*made, SCHEDULER, GATEWAY, *bus)
     # The trainer first: it publishes the weights that the engines wait for.
-    specs.append(_worker(TRAINER, "services.trainer", run, workers, config.trainer.threads))
+    nice = config.stack.nice
+    specs.append(_worker(TRAINER, "services.trainer", run, workers, config.trainer.threads, nice))
     if config.trainer.uses_reference:
         needs = (*made, SCHEDULER, *bus)
-        specs.append(_worker(REFERENCE, "services.trainer.reference", run, needs, config.reference.threads))
+        module, threads = "services.trainer.reference", config.reference.threads
+        specs.append(_worker(REFERENCE, module, run, needs, threads, nice))
     specs += [
-        _worker(f"rollout-{index}", "services.rollout", run, workers, config.rollout.threads)
+        _worker(f"rollout-{index}", "services.rollout", run, workers, config.rollout.threads, nice)
         for index in range(config.rollout.workers)
     ]
     return [*specs, *_observers(config, run)]
@@ -189,7 +200,7 @@ def _observers(config: RunConfig, run: tuple[str, ...]) -> list[ProcessSpec]:
 
 
 def _worker(
-    name: str, module: str, run: tuple[str, ...], needs: tuple[str, ...], threads: int
+    name: str, module: str, run: tuple[str, ...], needs: tuple[str, ...], threads: int, nice: int
 ) -> ProcessSpec:
     """A worker of a stage, which ends with the run."""
     return ProcessSpec(
@@ -200,4 +211,5 @@ def _worker(
         ends_with_run=True,
         restartable=True,
         verdicts=(UnknownEnvironment.exit_code,),
+        nice=nice,
     )

@@ -20,6 +20,7 @@ from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
 from earl.rpc.main import AWAIT_VARIABLE
 from earl.stack.plan import ProcessSpec
+from earl.stack.priority import lower_priority
 
 TAIL_BYTES, TAIL_LINES = 16 << 10, 12
 LINE_BYTES = 1 << 20
@@ -72,6 +73,8 @@ class StackProcess:
                 start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
                 limit=LINE_BYTES,
             )
+        if self.spec.nice:
+            await lower_priority(self._process.pid, self.spec.nice)
         assert self._process.stdout is not None
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 

@@ -49,6 +49,17 @@ def test_each_process_sees_gpus_of_its_own():
     ]
 
 
+def test_what_computes_on_the_processor_stands_back_and_nothing_else():
+    def nice(gpus: int, **more: object) -> dict[str, int]:
+        config = eight(**more)
+        specs = placed(plan(config, Path("run.json")), place(config, gpus))
+        return {spec.name: spec.nice for spec in specs if spec.nice}
+
+    assert nice(0) == {"trainer": 5, "rollout-0": 5, "rollout-1": 5}
+    assert nice(0, stack_nice=0) == {} == nice(8)
+    assert nice(8, trainer_device="cpu", stack_nice=7) == {"trainer": 7}
+
+
 def test_named_devices_are_taken_first_and_the_launchers_own_are_counted():
     placement = place(eight(rollout_devices="0-3"), 8)
     assert numbers(placement) == {"trainer": (4, 5, 6, 7), "rollout-0": (0, 1), "rollout-1": (2, 3)}
