@@ -37,13 +37,15 @@ MOST = {"memory_error": 0.10, "held_out_under": 0.10, "held_out_over": 0.20}
 LEAST = {"fitted_cases": 20, "held_out_cases": 8}
 COMPARES = (
     "Peak private memory of a rank against services.scheduler.memory.predict, beyond what the same process "
-    "takes for a model of a few kilobytes. Every case is fresh processes on the CPU: trainer (two steps) and "
-    "reference ranks with the product's allocator settings; torch engines behind EngineProcess that load two "
-    "versions over the data plane and then generate. Of several ranks the one that took most. A trainer's "
-    "published versions lie in its arena, which is counted exactly and left out on both sides. error: "
-    "|predicted - measured| / measured. memory_error and its median are of the cases that the predictor's "
-    "constants were fitted on; held_out_error and its median of others, on which nothing was; of those, "
-    "held_out_under is the largest by which one was predicted too small, held_out_over too large."
+    "takes for a model of a few kilobytes: the median of --starts starts, since the heap of one start is "
+    "laid out unlike that of the next (results up to 2026-11-26 16:12 have one). Every start of a case is "
+    "fresh processes on the CPU: trainer (two steps) and reference ranks with the product's allocator "
+    "settings; torch engines behind EngineProcess that load two versions over the data plane and then "
+    "generate. Of several ranks the one that took most. A trainer's published versions lie in its arena, "
+    "which is counted exactly and left out on both sides. error: |predicted - measured| / measured. "
+    "memory_error and its median are of the cases that the predictor's constants were fitted on; "
+    "held_out_error and its median of others, on which nothing was; of those, held_out_under is the largest"
+    " by which one was predicted too small, held_out_over too large."
 )
 
 
@@ -52,6 +54,7 @@ def memory_model(
     cases: Annotated[
         str, typer.Option(help="Prefixes of cases' names, separated by commas; by default all.")
     ] = "",
+    starts: Annotated[int, typer.Option(min=1, help="Starts of each case, of which the median counts.")] = 3,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
@@ -61,8 +64,9 @@ def memory_model(
     if not chosen:
         known = ", ".join([*CASES, *HELD_OUT])
         raise typer.BadParameter(f"{cases!r} is no prefix of a case: {known}", param_hint="cases")
-    runs = asyncio.run(measure(chosen))
-    publish("memory-model", {"compares": COMPARES, **summary(runs), "runs": runs}, results, as_json=as_json)
+    runs = asyncio.run(measure(chosen, starts))
+    figures = {"compares": COMPARES, "starts": starts, **summary(runs), "runs": runs}
+    publish("memory-model", figures, results, as_json=as_json)
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,8 +93,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**figures, "missed": missed}
 
 
-async def measure(cases: Mapping[str, MemoryCase], base_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Measures the cases one after the other and returns a record for each.
+async def measure(
+    cases: Mapping[str, MemoryCase], starts: int = 1, base_bytes: int | None = None
+) -> list[dict[str, Any]]:
+    """Measures the cases one after the other, each so many times, and returns a record for each.
 
     base_bytes: what an engine of a few kilobytes takes, as engine.measure gives it; None: to be measured.
     """
@@ -98,17 +104,21 @@ async def measure(cases: Mapping[str, MemoryCase], base_bytes: int | None = None
     for name, case in counted("cases", list(cases.items())):
         if case.stage == "rollout":
             if base_bytes is None:
-                base_bytes = await engine.measure(case.tiny)
-            measured_bytes = await engine.measure(case) - base_bytes
+                base_bytes = int(statistics.median([await engine.measure(case.tiny) for _ in range(starts)]))
+            measured = [await engine.measure(case) - base_bytes for _ in range(starts)]
         else:
-            measured_bytes = await ranks.measure(case)
-        runs.append(record(name, case, measured_bytes))
+            measured = [await ranks.measure(case) for _ in range(starts)]
+        runs.append(record(name, case, measured))
         sys.stderr.write(f"{name}: {runs[-1]['predicted_mib']} of {runs[-1]['measured_mib']} MiB\n")
     return runs
 
 
-def record(name: str, case: MemoryCase, measured_bytes: int) -> dict[str, Any]:
-    """A case's predicted and measured memory in MiB, and the relative error of the prediction."""
+def record(name: str, case: MemoryCase, measured: Sequence[int]) -> dict[str, Any]:
+    """A case's predicted and measured memory in MiB, and the relative error of the prediction.
+
+    measured: bytes of each start.
+    """
+    measured_bytes = statistics.median(measured)
     predicted = predict(case)
     total = private_bytes(case, predicted)
     return {
@@ -119,6 +129,7 @@ def record(name: str, case: MemoryCase, measured_bytes: int) -> dict[str, Any]:
         "context_tokens": case.context_tokens,
         "concurrency": case.concurrency,
         "measured_mib": round(measured_bytes / MIB, 1),
+        "starts_mib": [round(size / MIB, 1) for size in measured],
         "predicted_mib": round(total / MIB, 1),
         "error": round(total / measured_bytes - 1, 4),
         "moment": predicted.moment,

@@ -43,7 +43,7 @@ def assert_as_predicted(name: str) -> None:
     base_bytes = engine_base_bytes() if case.stage == "rollout" else None
     errors: list[float] = []
     while len(errors) < RUNS:
-        (run,) = asyncio.run(measure({name: case}, base_bytes))
+        (run,) = asyncio.run(measure({name: case}, base_bytes=base_bytes))
         errors.append(run["error"])
         if abs(errors[0]) <= WITHIN:
             return

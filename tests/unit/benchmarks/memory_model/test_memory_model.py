@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.memory_model.cases import CASES, HELD_OUT
-from benchmarks.memory_model.command import LEAST, predict, summary
+from benchmarks.memory_model.command import LEAST, MIB, predict, private_bytes, record, summary
 
 
 def test_held_out_cases_are_of_a_shape_that_nothing_was_fitted_on() -> None:
@@ -14,6 +14,14 @@ def test_held_out_cases_are_of_a_shape_that_nothing_was_fitted_on() -> None:
     assert {case.stage for case in HELD_OUT.values()} == {"trainer", "reference", "rollout"}
     for case in HELD_OUT.values():
         assert case.model not in fitted and predict(case).total_bytes > 0
+
+
+def test_the_median_of_the_starts_counts() -> None:
+    name, case = next(iter(CASES.items()))
+    total = private_bytes(case, predict(case))
+    run = record(name, case, [3 * total, total // 2, total])
+    assert run["error"] == 0.0 and run["measured_mib"] == run["predicted_mib"]
+    assert run["starts_mib"] == [round(size / MIB, 1) for size in (3 * total, total // 2, total)]
 
 
 def test_errors_of_both_kinds_stand_apart() -> None:
