@@ -11,7 +11,7 @@ from earl.config.run import RunConfig
 from earl.errors import EarlError, IllegalParallelism
 from earl.models.spec import ModelSpec, load_spec
 from earl.models.tp import legal_cp, legal_tp, rank_heads
-from earl.parallelism import Parallelism
+from earl.parallelism import TRAINER, Parallelism
 from services.scheduler.profile.stages import feeds_every_replica, held_tokens
 
 # The longest sequence in tokens that the engines of a parallelism hold; None where nothing bounds it.
@@ -49,6 +49,12 @@ class LegalLayouts:
 
     def check(self, stage: str, devices: Sequence[int], dp: int, replica: Parallelism) -> None:
         """Raises IllegalParallelism, naming what is legal, for what is not. dp: 0 if it was left open."""
+        if self._config.alternates and stage == TRAINER:
+            raise IllegalParallelism(
+                'the trainer cannot change its parallelism in a run with stack.share = "alternate": its '
+                "state is not on the devices while engines sample",
+                "start the run with other trainer.ranks and parallelism",
+            )
         legal = self.legal(stage, devices)
         if any(parallelism.replica == replica.replica and dp in (0, parallelism.dp) for parallelism in legal):
             return

@@ -237,6 +237,14 @@ def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     assert unknown.holds("rollout")(Parallelism(tp=2)) is None
 
 
+def test_a_trainer_that_takes_turns_keeps_its_parallelism(tmp_path: Path) -> None:
+    config = tictactoe(tmp_path, stack={"share": "alternate"}, scheduler={"selector": "static"})
+    layouts = LegalLayouts(config, model(tmp_path))
+    layouts.check("rollout", [4], 2, Parallelism(tp=2))
+    with pytest.raises(IllegalParallelism, match="state is not on the devices while engines sample"):
+        layouts.check("trainer", [2], 0, Parallelism(tp=2))
+
+
 # --- a sequence that waits ------------------------------------------------------------------
 
 
