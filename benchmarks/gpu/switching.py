@@ -165,6 +165,7 @@ def work_of(
         cold=cold,
         device=settings.device,
         engines=engines,
+        standby=False,
     )
 
 

@@ -33,7 +33,9 @@ MEASURES = (
     "their KV and the prefill of what did not move lie within. lost_sequences: those that ended short. "
     "token_exact: greedy tokens in float32 are those of the same sequences left alone, but for ties "
     "(log-probs closer than 1e-4), which are counted. max_logprob_diff: over the tokens that both have. Old "
-    "and new engines share the machine's cores, as do all engines of the pool. trainer_ms_p50, "
+    "and new engines share the machine's cores, as do all engines of the pool. switch_s: from the command "
+    "until the new engines are in use and the old ones have ended. standby_mib: what the processes that are "
+    "kept ready take (PSS); before a switch their imports are done. trainer_ms_p50, "
     "trainer_ms_worst: from the step boundary until the trainer's ranks can train in another parallelism; "
     "canaries are computed twice within. trainer_peak_extra_bytes: what the rank that needed most held "
     "in addition to the larger of both layouts."
@@ -53,6 +55,9 @@ def reparallelize(
     cold: Annotated[
         bool, typer.Option("--cold", help="Stop the old engines first, as where memory does not hold both.")
     ] = False,
+    standby: Annotated[
+        bool, typer.Option(help="Keep processes ready for the next engines, as rollout.standby does.")
+    ] = True,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = 8,
     hidden: Annotated[int, typer.Option(min=8, help="Hidden size of the model, which has 8 heads.")] = 1024,
     vocabulary: Annotated[int, typer.Option(min=2, help="Vocabulary of the model.")] = 8192,
@@ -80,6 +85,7 @@ def reparallelize(
         engine,
         threads,
         cold,
+        standby=standby,
     )
     if len(work.tp_values) < 2:
         raise typer.BadParameter(f"--tp {tp_values!r} has no switch: give two values of tp or more")

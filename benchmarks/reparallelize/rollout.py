@@ -10,10 +10,12 @@ import asyncio
 import statistics
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 
 from benchmarks.children import MeasurementWrong
 from benchmarks.record.progress import phase
@@ -26,9 +28,11 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
+from services.rollout.engines.process.rank_process import RankKind
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import Publication
+from services.rollout.pool.standby import StandbyProcesses
 
 # Two greedy tokens whose log-probs are closer are a tie: rounding decides between them.
 TIE = 1e-4
@@ -61,6 +65,8 @@ class SwitchWork:
     engines: tuple[int, ...] = ()
     slots: int = 0
     pause_s: float = 0.0
+    # Keeps a process ready for each device, as a run does in which the selector switches.
+    standby: bool = True
 
     @property
     def context_tokens(self) -> int:
@@ -141,11 +147,21 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
     )
     # A switch is cold where no memory is free beside the old engines.
     free_bytes = (lambda: 0) if work.cold else available_bytes
-    pool = EnginePool(pool_devices, EngineProcess, restarts=0, load_s=LOAD_S, free_bytes=free_bytes)
+    standby = StandbyProcesses(RankKind.of(base), first.devices if work.standby else 0)
+    pool = EnginePool(
+        pool_devices,
+        partial(EngineProcess, take=standby.take),
+        restarts=0,
+        load_s=LOAD_S,
+        free_bytes=free_bytes,
+        standby=standby,
+    )
     await pool.start()
     try:
         await pool.load(Publication(1, weights.version, weights.keys))
-        switched, reports = await _switched(pool, work, prompts)
+        await standby.filled()
+        standby_bytes = sum(psutil.Process(pid).memory_full_info().pss for pid in standby.pids)
+        switched, reports = await _switched(pool, standby, work, prompts)
         _say(f"unswitched, {max(len(sequence.ids) for sequence in switched)} tokens")
         alone = [Sequence(number, ids) for number, ids in enumerate(prompts)]
         phase("the same sequences, unswitched")
@@ -157,7 +173,7 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
         )
     finally:
         await pool.stop()
-    return figures(work, alone, switched, reports)
+    return figures(work, alone, switched, reports) | {"standby_mib": round(standby_bytes / (1 << 20), 1)}
 
 
 def _prompts(work: SwitchWork, spec: ModelSpec) -> list[list[int]]:
@@ -166,7 +182,7 @@ def _prompts(work: SwitchWork, spec: ModelSpec) -> list[list[int]]:
 
 
 async def _switched(
-    pool: EnginePool, work: SwitchWork, prompts: list[list[int]]
+    pool: EnginePool, standby: StandbyProcesses, work: SwitchWork, prompts: list[list[int]]
 ) -> tuple[list[Sequence], list[SwitchOutcome]]:
     """Sequences that are generated until the last switch has ended, and the outcomes of the switches."""
     sequences = [Sequence(number, ids) for number, ids in enumerate(prompts)]
@@ -197,6 +213,7 @@ async def _switched(
             reports.append(await pool.reparallelize(SwitchCommand(epoch, parallelism, DEADLINES)))
             _say(f"{parallelism}: {reports[-1]}")
             phase("switches", epoch, len(switches))
+            await standby.filled()
             await asyncio.sleep(SETTLE_S)
         if generating.done():
             raise MeasurementWrong(
@@ -215,6 +232,7 @@ def figures(
 ) -> dict[str, Any]:
     """Returns what the switches cost, and whether the switched sequences differ from the others."""
     stalls = sorted(1e3 * stall for sequence in switched for stall in sequence.stalls_s)
+    seconds = [report.seconds for report in reports]
     compared = [compare(a, b) for a, b in zip(alone, switched, strict=True)]
     stalled = "live_ms" if work.engine == "torch" else f"{work.engine}_stall_ms"
     return {
@@ -228,6 +246,9 @@ def figures(
         ],
         "cuts": list(work.tp_values),
         **({"engines": list(work.engines)} if work.engines else {}),
+        "standby": work.standby,
+        "switch_s_median": round(statistics.median(seconds), 2) if seconds else None,
+        "switch_s_worst": round(max(seconds), 2) if seconds else None,
         "stalls": len(stalls),
         f"{stalled}_p50": round(statistics.median(stalls), 1) if stalls else None,
         f"{stalled}_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from earl.config.base import ConfigSection
 from earl.config.devices import Devices
+from earl.config.takes import Takes
 
 
 class RolloutConfig(ConfigSection):
@@ -98,6 +99,11 @@ class RolloutConfig(ConfigSection):
     #
     # 0 while you look for the cause of a crash; raise it for long runs whose engines die now and then.
     engine_restarts: int = Field(default=2, ge=0)
+    # Keeps a process for each of a worker's devices ready for a switch of parallelism: its imports are done,
+    # and it has no weights. "auto": where scheduler.selector = "on". None with a single device.
+    #
+    # Set false if the host's memory is short, true if you switch by hand and a switch is to be quick.
+    standby: Annotated[bool | Literal["auto"], Takes('true, false or "auto"')] = "auto"
     # Seconds that running episodes may continue after SIGTERM.
     #
     # Raise it to the length of an episode if workers are removed while the run trains: what is not finished

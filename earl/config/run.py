@@ -118,6 +118,12 @@ class RunConfig(ConfigSection):
         return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
 
     @property
+    def keeps_standby(self) -> bool:
+        """Returns whether rollout workers keep processes ready for engines of another parallelism."""
+        standby = self.rollout.standby
+        return self.scheduler.selector == "on" if standby == "auto" else standby
+
+    @property
     def alternates(self) -> bool:
         """Returns whether rollout and trainer take turns on their devices."""
         return self.stack.share == "alternate"

@@ -13,6 +13,7 @@ import os
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,12 +46,14 @@ from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.process.client import EngineProcess
+from services.rollout.engines.process.rank_process import RankKind
 from services.rollout.episode import columns
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.tokenizer_cache import TokenizerCache
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.host_copy import HostCopy
 from services.rollout.pool.pool import EnginePool
+from services.rollout.pool.standby import StandbyProcesses
 from services.rollout.worker.actions import AgentBounds
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.frozen_opponent import FrozenOpponent
@@ -117,6 +120,14 @@ def pool_devices(
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     shared_gpus = len(visible.split(",")) if config.stack.share and visible else 0
     return PoolDevices(base, rollout.engines, spec, shared_gpus)
+
+
+def standby_processes(config: RunConfig, devices: PoolDevices) -> StandbyProcesses | None:
+    """The processes that a worker keeps ready for its next engines, one for each device; None for none, and
+    where its devices allow no other parallelism. Raises EngineNotInstalled."""
+    if not config.keeps_standby or len(devices.legal) < 2:
+        return None
+    return StandbyProcesses(RankKind.of(devices.base), devices.initial.devices)
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
@@ -190,9 +201,11 @@ async def _open_resources(
     devices = pool_devices(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
     reader_leases = ReaderLeases(bus, name)
     load_s = load_seconds(config, devices.model.size_bytes(config.model.weight_dtype))
+    standby = standby_processes(config, devices)
     pool = EnginePool(
         devices,
-        EngineProcess,
+        EngineProcess if standby is None else partial(EngineProcess, take=standby.take),
+        standby=standby,
         reading=reader_leases.hold,
         copy=HostCopy(devices.base),
         restarts=config.rollout.engine_restarts,

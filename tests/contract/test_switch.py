@@ -16,11 +16,13 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.engines.process.client import EngineProcess
+from services.rollout.engines.process.rank_process import RankKind
 from services.rollout.pool import kv_handover
 from services.rollout.pool import pool as pool_module
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import Publication
+from services.rollout.pool.standby import StandbyProcesses
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt
 
@@ -47,11 +49,12 @@ class Engines(list[EngineProcess]):
     at: by method name, what runs before an engine's next such call; for "load" the keys that it loads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, take=lambda kind: None) -> None:
         self.at = {}
+        self.take = take
 
     def __call__(self, spec) -> EngineProcess:
-        made = Watched(spec)
+        made = Watched(spec, self.take)
         made.at, made.made = self.at, self
         self.append(made)
         return made
@@ -93,10 +96,10 @@ def devices(spec, tmp_path):
 
 
 @asynccontextmanager
-async def ready(devices, weights):
+async def ready(devices, weights, standby=None):
     """A pool with weights of MODELS[0], and what it makes."""
-    made = Engines()
-    pool = EnginePool(devices, made, restarts=1, load_s=20.0)
+    made = Engines(standby.take) if standby else Engines()
+    pool = EnginePool(devices, made, restarts=1, load_s=20.0, standby=standby)
     await pool.start()
     watch = asyncio.create_task(pool.run())
     version, keys = await weights.publish(MODELS[0])
@@ -237,3 +240,31 @@ async def test_without_memory_for_both_the_old_engines_end_first(devices, weight
         assert not report.rolled_back and report.cold, report.message
         assert report.sequences_continued == TURNS and pool.parallelism == TWO
         await turns.end()
+
+
+# --- processes that are kept ready ----------------------------------------------------------
+
+
+async def test_new_engines_are_processes_that_were_ready(devices, weights):
+    standby = StandbyProcesses(RankKind.of(devices.base), 2)
+    async with ready(devices, weights, standby) as (pool, made):
+        await standby.filled()
+        first = standby.pids
+        assert len(first) == 2 and not set(first) & {pid for engine in made for pid in engine.pids}
+        psutil.Process(first[0]).kill()
+        async with asyncio.timeout(10):
+            while True:
+                if first[0] not in standby.pids:
+                    break
+                await asyncio.sleep(0.01)
+        outcome = await pool.reparallelize(command(1, TWO))
+        assert not outcome.rolled_back, outcome.message
+        # One of them had died: the other rank's process was started anew.
+        (engine,) = made[2:]
+        assert first[1] == engine.pids[0] and len(set(engine.pids) - set(first)) == 1
+        await standby.filled()
+        second = standby.pids
+        assert len(second) == 2 and not set(second) & set(first)
+        made_tokens = await pool.generate(GenerateRequest(request_id="a", ids=prompt(8), max_new_tokens=4))
+        assert len(made_tokens.ids) == 4
+    await assert_gone([*first, *second])

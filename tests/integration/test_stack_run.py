@@ -149,6 +149,7 @@ def test_a_run_is_resharded_while_it_trains_and_loses_nothing(launched: Launched
         scheduler__steps="9999",
         scheduler__profile_s="0",
         rollout__engines="2",
+        rollout__standby="true",
         trainer__ranks="2",
         evaluation__episodes="0",
     )

@@ -38,6 +38,7 @@ from services.rollout.pool.memory_fit import fits_with_old
 from services.rollout.pool.parity import Canary
 from services.rollout.pool.replicas import ChangeNotifier, EngineReplicas, Publication
 from services.rollout.pool.router import RequestRouter
+from services.rollout.pool.standby import StandbyProcesses
 from services.rollout.pool.switch import PoolSwitch, SwitchParts
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,9 @@ class EnginePool:
     waits: turns that the engines in use cannot hold wait for engines that can, because switches are ordered
     in this run. free_bytes: what processes of the host may still take; new engines start next to the old ones
     where that is enough. reading: keeps a version readable for so many seconds at most. copy: of what the
-    engines cannot apply from where it was published; None if they always can. asleep: the engines sleep until
-    `set_asleep` wakes them.
+    engines cannot apply from where it was published; None if they always can. standby: processes that `make`
+    takes for engines, kept ready while no switch runs. asleep: the engines sleep until `set_asleep` wakes
+    them.
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class EnginePool:
         free_bytes: Callable[[], int] = available_bytes,
         reading: Reading = always_readable,
         copy: HostCopy | None = None,
+        standby: StandbyProcesses | None = None,
         asleep: bool = False,
     ) -> None:
         self._copy = copy
+        self._standby = standby
         self._devices = devices
         self._free_bytes = free_bytes
         self._make = make
@@ -148,6 +152,7 @@ class EnginePool:
         """Starts all engines at once; if one fails, none is left. Raises what Engine.start raises."""
         await self.router.replicas.start()
         self.router.replicas.watch()
+        self._fill_standby()
 
     async def run(self) -> None:
         """Returns when the pool is stopped. Raises ProcessFailed, or the error of an engine that did not
@@ -166,8 +171,14 @@ class EnginePool:
             switch.cancel()
             await asyncio.gather(switch, return_exceptions=True)
         await self.router.replicas.stop()
+        if self._standby is not None:
+            await self._standby.close()
         if self._copy is not None:
             await self._copy.close()
+
+    def _fill_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.fill()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -343,6 +354,7 @@ class EnginePool:
         )
         switch = PoolSwitch(command, parts, self._rates)
         outcome = await switch.run()
+        self._fill_standby()
         self._rates = switch.rates
         if not outcome.rolled_back:
             self.epoch = command.epoch

@@ -58,7 +58,7 @@ class Start(msgspec.Struct, tag=True, array_like=True):
     """First message to every rank, from the service or from rank 0.
 
     store: file of the process group's store, "" if tp is 1. sums: descriptor of the memory in which ranks on
-    CPUs add up, inherited by each of them; -1 if they use a process group.
+    CPUs add up, -1 if they use a process group; each rank puts the number that it was assigned.
     """
 
     spec: EngineSpec

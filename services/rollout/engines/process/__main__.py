@@ -1,9 +1,10 @@
-"""`python -m services.rollout.engines.process FD [FOLLOWER_FD ...]`: one rank of an engine.
+"""`python -m services.rollout.engines.process FD ENGINE`: one rank of an engine.
 
-FD is an inherited socket: to the service for rank 0, which also inherits one socket for each
-follower; to rank 0 for a follower. The first message is wire.Start. When the socket closes, the
-process ends. vLLM and SGLang start their own ranks: for EARL they are one process.
-A rank that runs out of memory ends with EngineOutOfMemory's exit code.
+FD is an inherited socket, by which the process learns which rank it is (rank_process.py), once its imports
+are done. It gets its channel, to the service for rank 0 and to rank 0 for a follower, and rank 0 one to each
+follower. The channel's first message is wire.Start. When the channel closes, the process ends. vLLM and
+SGLang start their own ranks: for EARL they are one process. A rank that runs out of memory ends with
+EngineOutOfMemory's exit code.
 """
 
 from __future__ import annotations
@@ -13,41 +14,56 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+
+import msgspec
 
 from earl.bulk_import import bulk_import
 from earl.errors import EngineOutOfMemory, ran_out_of_memory
 from services.rollout.engines.contract import wire
+from services.rollout.engines.process.rank_process import assigned
 
 
 def main(arguments: list[str]) -> None:
     # Ctrl-C goes to the whole group; the service decides when its engines end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel, *followers = (wire.EngineChannel(socket.socket(fileno=int(fd))) for fd in arguments)
+    number, engine = int(arguments[0]), arguments[1]
+    with bulk_import():
+        run = runner_of(engine)
+    assignment = assigned(number)
+    if assignment is None:
+        return
+    descriptors, sums = assignment
+    channel, *followers = (wire.EngineChannel(socket.socket(fileno=fd)) for fd in descriptors)
     start, *commands = wire.command_decoder.decode(channel.receive_one())
     if not isinstance(start, wire.Start):
         raise wire.ChannelClosed("the first message is not Start")
-    if start.spec.engine == "vllm":
-        with bulk_import():
-            from services.rollout.engines.foreign.loop import EngineLoop
-            from services.rollout.engines.vllm.engine import VllmEngine
+    run(channel, followers, msgspec.structs.replace(start, sums=sums), commands)
 
-        EngineLoop(channel, VllmEngine).run(start, commands)
-    elif start.spec.engine == "sglang":
-        with bulk_import():
-            from services.rollout.engines.foreign.loop import EngineLoop
-            from services.rollout.engines.sglang.engine import SglangEngine
 
-        EngineLoop(channel, SglangEngine).run(start, commands)
-    elif start.rank > 0:
-        with bulk_import():
-            from services.rollout.engines.torch.ranks import follow
+def runner_of(engine: str) -> Callable[..., None]:
+    """Imports what an engine needs; returns what runs a rank of it, given its channel, its followers'
+    channels, its start and the commands that came with that."""
+    if engine == "vllm":
+        from services.rollout.engines.foreign.loop import EngineLoop
+        from services.rollout.engines.vllm.engine import VllmEngine
 
-        follow(channel, start)
-    else:
-        with bulk_import():
-            from services.rollout.engines.torch.leader import Leader
+        return lambda channel, _, *start: EngineLoop(channel, VllmEngine).run(*start)
+    if engine == "sglang":
+        from services.rollout.engines.foreign.loop import EngineLoop
+        from services.rollout.engines.sglang.engine import SglangEngine
 
-        Leader(channel, followers).run(start, commands)
+        return lambda channel, _, *start: EngineLoop(channel, SglangEngine).run(*start)
+    from services.rollout.engines.torch.leader import Leader
+    from services.rollout.engines.torch.ranks import follow
+
+    def run(channel, followers, start, commands) -> None:
+        if start.rank > 0:
+            follow(channel, start)
+        else:
+            Leader(channel, followers).run(start, commands)
+
+    return run
 
 
 if __name__ == "__main__":

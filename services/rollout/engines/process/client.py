@@ -14,10 +14,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from earl.errors import (
@@ -42,7 +41,7 @@ from services.rollout.engines.contract.engine import (
     LoadReport,
     TokenChunk,
 )
-from services.rollout.engines.process.interpreter import interpreter_of
+from services.rollout.engines.process.rank_process import EngineRankProcess, RankKind
 from services.rollout.engines.process.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
@@ -53,13 +52,20 @@ EXIT_S = 0.5
 # Bound of the calls that only wait for the step that runs.
 CALL_S = 60.0
 
+# Gives a process of a kind that was started before and waits to be a rank; None if there is none.
+TakeStandby = Callable[[RankKind], EngineRankProcess | None]
+
 
 class EngineProcess(Engine):
     """Runs `python -m services.rollout.engines.process` in the engine's own environment: one process for
-    each rank of spec.tp, or one that starts its ranks itself (vLLM, SGLang)."""
+    each rank of spec.tp, or one that starts its ranks itself (vLLM, SGLang).
 
-    def __init__(self, spec: EngineSpec) -> None:
+    take: where processes are kept ready, gives one of those.
+    """
+
+    def __init__(self, spec: EngineSpec, take: TakeStandby = lambda kind: None) -> None:
         self.spec = spec
+        self._take = take
         self._processes: list[asyncio.subprocess.Process] = []
         self._workers: list[int] = []
         self._watchers: list[asyncio.Task] = []
@@ -97,31 +103,19 @@ class EngineProcess(Engine):
             raise
 
     async def _spawn(self) -> None:
-        python = interpreter_of(self.spec)
+        kind = RankKind.of(self.spec)
         tp = self.spec.tp if self.spec.engine == "torch" else 1
         rendezvous = self._rendezvous = Rendezvous(self.spec.name, tp)
         ours, theirs = socket.socketpair()
         pairs = [socket.socketpair() for _ in range(1, tp)]
-        environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
-        if tp > 1:
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                environment.setdefault(name, "lo")
         try:
             for rank in range(tp):
+                process = self._take(kind) or await EngineRankProcess.start(kind)
+                self._processes.append(process.process)
+                self._watchers.append(asyncio.create_task(self._watch(process.process)))
                 channel = theirs if rank == 0 else pairs[rank - 1][1]
                 followers = [leaders.fileno() for leaders, _ in pairs] if rank == 0 else []
-                fds = [channel.fileno(), *followers]
-                command = [python, "-m", "services.rollout.engines.process", *map(str, fds)]
-                # What libraries print goes to stderr: stdout is the service's ready line.
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    pass_fds=[*fds, *rendezvous.inherited],
-                    env=environment,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=2,
-                )
-                self._processes.append(process)
-                self._watchers.append(asyncio.create_task(self._watch(process)))
+                process.assign(channel.fileno(), followers, rendezvous.sums)
         finally:
             theirs.close()
             for pair in pairs:
@@ -130,7 +124,7 @@ class EngineProcess(Engine):
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._receiver = asyncio.create_task(self._receive(reader))
         self._watchers.append(self._receiver)
-        self._post(wire.Start(self.spec, 0, rendezvous.store, rendezvous.sums))
+        self._post(wire.Start(self.spec, 0, rendezvous.store))
 
     async def stop(self) -> None:
         if not self._lost.is_set():

@@ -14,7 +14,7 @@ class Rendezvous:
     """The rendezvous of an engine's ranks.
 
     store: file of the process group's store, "" for one rank. sums: descriptor of the memory in which ranks
-    on CPUs add up (shm_allreduce.py), inherited by each; -1 for one rank, or where there is no such memory.
+    on CPUs add up (shm_allreduce.py), given to each; -1 for one rank, or where there is no such memory.
     The memory is freed with the last process that has the descriptor.
     """
 
@@ -24,11 +24,6 @@ class Rendezvous:
         self._directory = tempfile.mkdtemp(prefix="earl-engine-", dir=parent) if several else ""
         self.store = str(Path(self._directory) / "store") if several else ""
         self.sums = shm.new_memory(f"{engine}-sums") if several and shm.AVAILABLE else -1
-
-    @property
-    def inherited(self) -> list[int]:
-        """Descriptors that every rank is started with."""
-        return [self.sums] if self.sums >= 0 else []
 
     def end(self) -> None:
         """Removes the rendezvous, because the ranks have connected or never will. Idempotent."""

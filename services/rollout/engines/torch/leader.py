@@ -51,7 +51,7 @@ class Leader(CommandLoop):
 
     def _start(self, start: wire.Start) -> wire.Ready:
         for number, channel in enumerate(self._channels, start=1):
-            order = wire.Start(start.spec, number, start.store, start.sums)
+            order = wire.Start(start.spec, number, start.store)
             channel.send(wire.encoder.encode([order]))
         self._spec, self._rank = start.spec, EngineRank(start)
         self._followers = Followers(self._channels)
