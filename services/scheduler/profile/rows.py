@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from earl.csv_text import Cells, positive, records, text_of
 from earl.errors import ConfigError, IllegalParallelism
 from earl.parallelism import STAGES, Parallelism
-from services.scheduler.profile.csv_text import Cells, positive, records, text_of
 
 COLUMNS = (
     "stage", "dp", "tp", "cp", "pp", "context_tokens", "concurrency", "tokens_per_device_s",

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from earl.csv_text import Cells, positive, records, text_of
 from earl.errors import ConfigError
-from services.scheduler.profile.csv_text import Cells, positive, records, text_of
 from services.scheduler.selector.decision import Workload
 
 COLUMNS = ("step", "mean_tokens", "p95_tokens", "max_tokens", "concurrency", "devices")

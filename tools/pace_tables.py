@@ -1,0 +1,125 @@
+"""Writes the packaged pace tables in earl/pacing/tables: `python tools/pace_tables.py --write`.
+
+fig3        EARL (arXiv 2510.05943), Fig. 3: what TP8 generates on a device relative to TP4, Qwen2.5-72B on
+            H100, and where TP4 is out of memory. Eight devices, as two replicas of TP4 or one of TP8. The
+            paper gives no absolute rate: TP4's is a roofline of such a device, TP8's is TP4's times the
+            paper's ratio.
+slow-link   A table of ours: small devices whose link is slow, so that tensor parallelism costs speed and pays
+            in memory alone. All of it is a formula. Its contexts are those of a small run.
+
+A row's `source` says which of the two its rate is. Without --write only differences are printed; exit code 1
+if there are any.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from earl.csv_text import text_of  # noqa: E402  found from wherever this is run
+
+TABLES = ROOT / "earl" / "pacing" / "tables"
+COLUMNS = (
+    "stage", "dp", "tp", "cp", "pp", "context_tokens", "concurrency", "tokens_per_device_s", "source",
+)  # fmt: skip
+Row = tuple[object, ...]
+
+# By context in tokens: TP8 over TP4 in percent at RESPONSES at once; "oom": TP4 is out of memory there.
+RESPONSES = (8, 16, 32, 64, 128)
+FIG3: dict[int, tuple[float | str, ...]] = {
+    1024: (-21.1, -32.2, -30.7, -29.1, -6.9),
+    2048: (-20.0, -28.6, -26.3, -16.6, -5.5),
+    4096: (-18.0, -25.2, -21.9, -5.9, 5.1),
+    8192: (-24.7, -20.8, -4.4, 6.4, 5.2),
+    16384: (-18.8, -5.0, 3.4, 5.5, 3.1),
+    32768: (-1.5, 4.6, 5.0, 6.5, "oom"),
+}
+# Where TP4 is out of memory the paper has no ratio: TP8 has the one that it has at half the length.
+FIG3_BEYOND = 3.1
+
+
+def fig3() -> Iterator[Row]:
+    """Two replicas of TP4 and one of TP8, on the same eight devices."""
+    for context, ratios in FIG3.items():
+        for responses, ratio in zip(RESPONSES, ratios, strict=True):
+            tp4 = responses / (8 * tp4_step_s(responses / 2, context))
+            first = ("rollout", 2, 4, 1, 1, context, responses)
+            if ratio == "oom":
+                yield (*first, "oom", "paper: out of memory")
+                ratio, source = FIG3_BEYOND, "formula, with the paper's ratio at half the length"
+            else:
+                yield (*first, f"{tp4:.4g}", "formula")
+                source = f"formula and the paper's {ratio} %"
+            rate = tp4 * (1 + float(ratio) / 100)
+            yield ("rollout", 1, 8, 1, 1, context, responses, f"{rate:.4g}", source)
+
+
+def tp4_step_s(sequences: float, context: int) -> float:
+    """Seconds of a decoding step of Qwen2.5-72B in bfloat16 on 4 devices that read 3.35 TB/s: 36 GB of
+    weights with a millisecond for launches, then for each sequence its products and 82 KB of KV a token."""
+    return 0.012 + sequences * (90e-6 + context * 24.5e-9)
+
+
+# Lengths and sequences of a replica, for the table of ours.
+LENGTHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
+SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
+# By tp, the length at which a sequence is out of memory, on four devices.
+OUT_OF_MEMORY = {1: 128, 2: 320}
+
+
+def slow_link() -> Iterator[Row]:
+    """Four devices for rollout, as dp4, dp2·tp2 or tp4, and four for the trainer, as dp4, dp2·cp2 or cp4."""
+    for tp in (1, 2, 4):
+        for length in LENGTHS:
+            first = ("rollout", 4 // tp, tp, 1, 1, length)
+            if length == OUT_OF_MEMORY.get(tp):
+                yield (*first, 4 // tp, "oom", "formula")
+            if length >= OUT_OF_MEMORY.get(tp, 1 << 30):
+                continue
+            for share in SHARES:
+                rate = share / (tp * decode_s(tp, share, length))
+                yield (*first, 4 // tp * share, f"{rate:.4g}", "formula")
+    for cp in (1, 2, 4):
+        for length in LENGTHS:
+            rate = train_rate(cp, length)
+            yield ("trainer", 4 // cp, 1, cp, 1, length, 4 // cp * 16, f"{rate:.4g}", "formula")
+
+
+def decode_s(tp: int, sequences: int, length: int) -> float:
+    """Seconds of a decoding step: weights, a sequence's products and its KV are split over tp; the link costs
+    a delay for each doubling of tp, and what an all-reduce moves for each sequence."""
+    split_ms = (60 + 4 * sequences + 0.02 * sequences * length) / tp
+    link_ms = 12 * (tp.bit_length() - 1) + 3 * sequences * (tp - 1) / tp
+    return (split_ms + link_ms) / 1e3
+
+
+def train_rate(cp: int, length: int) -> float:
+    """Tokens a second that a device of the trainer does: exchanging keys and values costs cp a delay for each
+    sequence, and attention's own time grows with the length, split over cp."""
+    token_s = 1 / 800 * (1 + length / 1024)
+    return 1 / (token_s + 0.012 * (cp - 1) / length)
+
+
+TEXTS = {"fig3": fig3, "slow-link": slow_link}
+
+
+def main() -> int:
+    differing = 0
+    for name, rows in TEXTS.items():
+        path, text = TABLES / f"{name}.csv", text_of(COLUMNS, rows())
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        if "--write" in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+        else:
+            sys.stderr.write(f"{path} differs from its formula; python tools/pace_tables.py --write\n")
+            differing += 1
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
