@@ -14,10 +14,12 @@ from earl.config.frozen_schedule import FrozenSchedule
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
+from earl.config.paced import PacedConfig, pace_of
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
 from earl.config.takes import Takes
 from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
+from earl.pacing.pace import Pace
 
 # The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
 EPISODE_S = 300.0
@@ -104,6 +106,7 @@ class RunConfig(ConfigSection):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     bus: BusConfig = BusConfig()
     stack: StackConfig = StackConfig()
+    paced: PacedConfig = PacedConfig()
     obs: ObsConfig = ObsConfig()
     dashboard: DashboardConfig = DashboardConfig()
 
@@ -122,6 +125,11 @@ class RunConfig(ConfigSection):
         """Returns whether rollout workers keep processes ready for engines of another parallelism."""
         standby = self.rollout.standby
         return self.scheduler.selector == "on" if standby == "auto" else standby
+
+    @property
+    def pace(self) -> Pace | None:
+        """The pace of the run's devices; None if they are real. Raises ConfigError."""
+        return pace_of(self.paced)
 
     @property
     def alternates(self) -> bool:

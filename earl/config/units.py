@@ -75,6 +75,7 @@ UNITS = {
     "max_grad_norm": "",
     "nice": "",
     "rope_theta": "",
+    "scale": "",
     "seed": "",
     "temperature": "",
     "turn_discount": "",

@@ -8,10 +8,11 @@ what the small run stands for, so that the table's contexts, loads and times fit
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from earl.pacing.table import PaceTable
-from earl.parallelism import ROLLOUT, TRAINER, Parallelism, Replica
+from earl.parallelism import ROLLOUT, Parallelism, Replica
 
 # A table of rollout knows generated tokens alone: so many tokens of a prompt take the time of one of them.
 PREFILL_TOKENS = 16
@@ -43,17 +44,19 @@ class Pace:
         """Returns whether the table has rows of a stage; others run at the machine's own speed."""
         return stage in self.table.stages
 
+    def has(self, stage: str, replica: Replica) -> bool:
+        """Returns whether a stage may have replicas of this kind: those of the table, or all if it has none
+        of the stage."""
+        return not self.paces(stage) or replica in self.table.replicas(stage)
+
     def engine_step_s(self, tp: int, sequences: int, mean_tokens: float, prompt_tokens: int) -> float:
         """Seconds of an engine's step: a token for each sequence, and `prompt_tokens` more of prompts."""
         point = ROLLOUT, (tp, 1, 1), mean_tokens * self.scale.tokens, sequences * self.scale.sequences
         prompts_s = prompt_tokens * self.scale.sequences / PREFILL_TOKENS * self.table.token_s(*point)
         return self.scale.seconds * (self.table.step_s(*point) + prompts_s)
 
-    def train_s(self, replica: Replica, sequences: int, total_tokens: int) -> float:
-        """Seconds that a replica of the trainer takes for a pass over so many sequences."""
-        return self._pass_s(TRAINER, replica, sequences, total_tokens)
-
-    def _pass_s(self, stage: str, replica: Replica, sequences: int, total_tokens: int) -> float:
+    def pass_s(self, stage: str, replica: Replica, sequences: int, total_tokens: int) -> float:
+        """Seconds that a replica of trainer or reference stage takes for a pass over so many sequences."""
         if not sequences:
             return 0.0
         tokens, load = total_tokens / sequences * self.scale.tokens, sequences * self.scale.sequences
@@ -67,12 +70,13 @@ class Pace:
         share = concurrency / layout.dp * self.scale.sequences
         return self.table.fits(stage, layout.replica, context_tokens * self.scale.tokens, share)
 
-    def longest_tokens(self, stage: str, replica: Replica) -> float:
-        """The length at which a replica is out of memory with any number of sequences; infinite if there is
-        none, or the table lacks it."""
+    def held_tokens(self, stage: str, replica: Replica) -> float:
+        """Tokens of the longest sequence that a replica holds if it has no other; infinite if there is no
+        bound, or the table lacks it."""
         if replica not in self.table.replicas(stage):
-            return float("inf")
-        return self.table.longest(stage, replica) / self.scale.tokens
+            return math.inf
+        longest = self.table.longest(stage, replica) / self.scale.tokens
+        return math.ceil(longest) - 1 if math.isfinite(longest) else longest
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ the throughput of those. What is out of memory at (L, C) is so at any length >= 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -43,10 +44,13 @@ class _PaceCell:
 
 
 class PaceTable:
-    """The cells of a table by stage and replica. name: of the file, for errors and for people."""
+    """The cells of a table by stage and replica.
 
-    def __init__(self, cells: Sequence[_PaceCell], name: str) -> None:
-        self.name = name
+    name: of the file, for errors and for people. digest: of the text, which tells tables apart.
+    """
+
+    def __init__(self, cells: Sequence[_PaceCell], name: str, digest: str = "") -> None:
+        self.name, self.digest = name, digest
         points: dict[tuple[str, Replica], dict[tuple[float, float], _PaceCell]] = {}
         for cell in cells:
             known = points.setdefault((cell.stage, cell.replica), {})
@@ -69,7 +73,7 @@ class PaceTable:
         cells = [_cell(line, where) for where, line in lines]
         if not cells:
             raise ConfigError(f"{name} has no rows", "give a profile, or the name of a packaged table")
-        return cls(cells, name)
+        return cls(cells, name, hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @property
     def stages(self) -> tuple[str, ...]:

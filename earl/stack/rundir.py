@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from earl.config.environment import EnvironmentConfig
+from earl.config.paced import absolute_table
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.errors import ConfigError, EarlError
@@ -112,12 +113,15 @@ class RunDirectory:
             update={
                 "runs_dir": str(self.path.parent.resolve()),
                 "scheduler": config.scheduler.model_copy(update={"profile": named}),
+                "paced": absolute_table(config.paced),
                 **with_absolute_tasks(config),
             }
         )
         record_task_sets(self._task_sets, self.path)
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
-        named_tasks = launched.model_copy(update=with_absolute_tasks(launched))
+        named_tasks = launched.model_copy(
+            update={"paced": absolute_table(launched.paced), **with_absolute_tasks(launched)}
+        )
         replace(self.run_json, named_tasks.model_dump_json(indent=1))
         for earlier in (FAILURE, LAUNCH):
             (self.path / earlier).unlink(missing_ok=True)

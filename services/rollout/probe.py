@@ -169,6 +169,7 @@ def engine_specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -
             max_context_tokens=context,
             deterministic=config.deterministic,
             start_s=START_S,
+            paced=config.paced.model_dump_json() if config.paced.table else "",
         )
         for number in range(job.dp)
     ]

@@ -113,6 +113,7 @@ def pool_devices(
         run=config.name,
         data_plane=config.data_plane.model_dump_json(),
         arena_dir=str(arena_directory(config.data_plane, run_dir)),
+        paced=config.paced.model_dump_json() if config.paced.table else "",
     )
     spec = load_spec(base.model_dir)
     start_s = start_seconds(config, spec.size_bytes(config.model.weight_dtype))

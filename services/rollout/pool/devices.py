@@ -14,7 +14,7 @@ import msgspec
 from earl.errors import IllegalParallelism
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp, legal_tp, rank_heads
-from earl.parallelism import Parallelism
+from earl.parallelism import ROLLOUT, Parallelism
 from services.rollout.engines.contract.engine import EngineSpec
 
 
@@ -52,8 +52,12 @@ class PoolDevices:
     @property
     def legal(self) -> list[Parallelism]:
         """All parallelisms that devices and heads allow, by ascending tp."""
-        devices = self.initial.devices
-        return [Parallelism(devices // tp, tp) for tp in legal_tp(self.model) if devices % tp == 0]
+        devices, pace = self.initial.devices, self.base.pace
+        return [
+            Parallelism(devices // tp, tp)
+            for tp in legal_tp(self.model)
+            if devices % tp == 0 and (pace is None or pace.has(ROLLOUT, (tp, 1, 1)))
+        ]
 
     @property
     def weight_bytes(self) -> int:
@@ -62,7 +66,7 @@ class PoolDevices:
 
     def check(self, parallelism: Parallelism) -> None:
         """Raises IllegalParallelism, naming devices or heads."""
-        devices = self.initial.devices
+        devices, pace = self.initial.devices, self.base.pace
         if parallelism.cp != 1 or parallelism.pp != 1 or parallelism.dp * parallelism.tp != devices:
             legal = " or ".join(map(str, self.legal))
             raise IllegalParallelism(
@@ -70,6 +74,8 @@ class PoolDevices:
                 f"dp x tp is {devices}, cp and pp are 1: {legal}",
             )
         check_tp(self.model, parallelism.tp)
+        if pace is not None and pace.paces(ROLLOUT):
+            pace.table.check(ROLLOUT, parallelism.replica)
 
     def specs(self, parallelism: Parallelism, epoch: int = 0) -> list[EngineSpec]:
         """One spec for each engine. Names differ between epochs, since engines of two may run at once."""
@@ -98,19 +104,20 @@ class PoolDevices:
 
     def longest_context(self, tp: int) -> int:
         """Tokens of the longest context that an engine of `tp` devices could ever hold."""
-        most = self.base.max_context_tokens
-        return min(most, self.kv_tokens(tp) or most)
+        most, pace = self.base.max_context_tokens, self.base.pace
+        paced = most if pace is None else min(most, pace.held_tokens(ROLLOUT, (tp, 1, 1)))
+        return int(min(paced, self.kv_tokens(tp) or most))
 
     def holds(self, tp: int, tokens: int) -> bool:
         """Returns whether an engine of `tp` devices could hold a context of so many tokens."""
         return tokens <= self.longest_context(tp)
 
     def wider(self, tp: int, tokens: int) -> list[Parallelism]:
-        """Parallelisms whose engines hold more KV than those of `tp` devices, and a context of so many
+        """Parallelisms whose engines hold longer contexts than those of `tp` devices, and one of so many
         tokens."""
-        bound = self.kv_tokens(tp)
+        bound = self.longest_context(tp)
         return [
             parallelism
             for parallelism in self.legal
-            if self.kv_tokens(parallelism.tp) > bound and self.holds(parallelism.tp, tokens)
+            if self.longest_context(parallelism.tp) > bound and self.holds(parallelism.tp, tokens)
         ]

@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -37,13 +38,14 @@ class LegalLayouts:
 
         devices: the number of each worker's.
         """
-        legal = []
+        legal, pace = [], self._config.pace
         for tp, cp in self._degrees(stage, max(devices, default=0)):
             replica = Parallelism(1, tp, cp)
             if devices and all(replica.over(count) is not None for count in devices):
                 parallelism = replica.over(sum(devices))
                 assert parallelism is not None
-                if stage != "trainer" or feeds_every_replica(self._config, parallelism):
+                feeds = stage != "trainer" or feeds_every_replica(self._config, parallelism)
+                if feeds and (pace is None or pace.has(stage, replica.replica)):
                     legal.append(parallelism)
         return sorted(legal, key=lambda parallelism: (parallelism.tp * parallelism.cp, parallelism.cp))
 
@@ -67,13 +69,18 @@ class LegalLayouts:
         )
 
     def holds(self, stage: str) -> Holds:
-        """Returns how many tokens of one sequence a parallelism of the stage holds."""
+        """Returns how many tokens of one sequence a parallelism of the stage holds: paced devices those that
+        their table has in memory."""
+        pace = self._config.pace
 
         def tokens(parallelism: Parallelism) -> float | None:
             try:
-                return held_tokens(stage, self._config, self._known(), parallelism)
+                held = held_tokens(stage, self._config, self._known(), parallelism)
             except IllegalParallelism:
                 return 0.0
+            if pace is None or math.isinf(paced := pace.held_tokens(stage, parallelism.replica)):
+                return held
+            return paced if held is None else min(held, paced)
 
         return tokens
 

@@ -71,12 +71,18 @@ def plan_of(
 def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Parallelism]:
     """The parallelisms in which the stage can start on its devices."""
     if stage == "trainer":
-        legal = legal_parallelisms(spec, config.trainer.ranks)
-        return [parallelism for parallelism in legal if feeds_every_replica(config, parallelism)]
-    section = config.rollout if stage == "rollout" else config.reference
-    dp = config.rollout.engines if stage == "rollout" else config.reference.dp
-    devices = dp * section.tp
-    return [Parallelism(devices // tp, tp) for tp in legal_tp(spec) if devices % tp == 0]
+        legal = [
+            parallelism
+            for parallelism in legal_parallelisms(spec, config.trainer.ranks)
+            if feeds_every_replica(config, parallelism)
+        ]
+    else:
+        section = config.rollout if stage == "rollout" else config.reference
+        dp = config.rollout.engines if stage == "rollout" else config.reference.dp
+        devices = dp * section.tp
+        legal = [Parallelism(devices // tp, tp) for tp in legal_tp(spec) if devices % tp == 0]
+    pace = config.pace
+    return legal if pace is None else [layout for layout in legal if pace.has(stage, layout.replica)]
 
 
 def feeds_every_replica(config: RunConfig, parallelism: Parallelism) -> bool:
@@ -122,6 +128,9 @@ def _at_work(
     stage: str, config: RunConfig, spec: ModelSpec, parallelism: Parallelism, point: ProfilePoint
 ) -> ProfilePoint | None:
     """Returns the point with the sequences that run at once there; None if not even one fits."""
+    pace = config.pace
+    if pace is not None and point.context_tokens > pace.held_tokens(stage, parallelism.replica):
+        return None
     held = held_tokens(stage, config, spec, parallelism)
     if held is None:
         return point

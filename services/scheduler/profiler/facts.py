@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     section = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
     settings: dict[str, Any] = {name: getattr(section, name) for name in _SETTINGS[stage]}
     settings["deterministic"] = config.deterministic
+    if config.pace is not None:
+        # Figures of simulated devices are no figures of this machine.
+        settings["paced"] = [config.pace.table.digest, *astuple(config.pace.scale)]
     if stage == "rollout" and config.rollout.kv_tokens:
         # What waits for space in the KV cache is not running.
         settings["kv"] = [config.rollout.kv_tokens, config.rollout.tp]

@@ -47,6 +47,10 @@ def short_profiles(config: RunConfig, spec: ModelSpec, kept: Path | None = None)
         missing = [layout for layout in layouts if layout not in known]
         if len(layouts) > 1 and missing:
             longest = min(config.rollout.max_context_tokens, spec.max_positions)
+            if (pace := config.pace) is not None:
+                # What a layout cannot hold tells nothing of how quick it is.
+                held = [pace.held_tokens(stage, layout.replica) for layout in layouts]
+                longest = int(min(longest, *held))
             points = short_points(longest, largest(stage, config), SHORTEST)
             gpu = computes_on_gpu(getattr(config, stage).device)
             seconds = predicted_s(stage, config, spec, missing, points, gpu=gpu)

@@ -20,7 +20,8 @@ class LimitedTable(ProfileTable):
     within bounds.
 
     holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
-    longest: that a run can have at all.
+    longest: that a run can have at all. fits: whether a layout's devices hold a length at a concurrency of
+    the pool, where they are simulated and their memory is a table's.
 
     Raises ConfigError if there are no rows.
     """
@@ -33,12 +34,14 @@ class LimitedTable(ProfileTable):
         *,
         holds: Callable[[Parallelism], float | None] = lambda layout: None,
         longest: float = float("inf"),
+        fits: Callable[[Parallelism, float, float], bool] = lambda layout, context_tokens, concurrency: True,
     ) -> None:
         super().__init__(rows, stage, model)
         self._refinement = Refinement()
         self._factors: dict[tuple[Parallelism, float, float], float] = {}
         self._holds = holds
         self._longest = longest
+        self._fits = fits
         self._barred: Mapping[Replica, str] = {}
         # By replica, the shortest sequence that waited because its engines could not hold it.
         self._blocked: dict[Replica, float] = {}
@@ -89,5 +92,8 @@ class LimitedTable(ProfileTable):
         if prediction.fits and not self.held(layout, context_tokens):
             tokens = min(context_tokens, self._longest)
             reason = f"no replica of {layout} holds a sequence of {tokens:,.0f} tokens"
+            return replace(prediction, fits=False, reason=reason)
+        if prediction.fits and not self._fits(layout, context_tokens, concurrency):
+            reason = f"out of memory at {context_tokens:,.0f} tokens x {concurrency:g} sequences, by its pace"
             return replace(prediction, fits=False, reason=reason)
         return prediction

@@ -32,11 +32,11 @@ def test_a_prompts_tokens_take_a_part_of_a_generated_ones_time():
 
 
 def test_a_pass_of_the_trainer_takes_all_its_tokens():
-    assert pace().train_s((1, 2, 1), 8, 8 * 1024) == pytest.approx(8 * 1024 / (2 * 500))
-    assert pace(tokens=2, sequences=4, seconds=0.5).train_s((1, 2, 1), 2, 1024) == pytest.approx(
+    assert pace().pass_s("trainer", (1, 2, 1), 8, 8 * 1024) == pytest.approx(8 * 1024 / (2 * 500))
+    assert pace(tokens=2, sequences=4, seconds=0.5).pass_s("trainer", (1, 2, 1), 2, 1024) == pytest.approx(
         0.5 * 8 * 1024 / (2 * 500)
     )
-    assert pace().train_s((1, 2, 1), 0, 0) == 0.0
+    assert pace().pass_s("trainer", (1, 2, 1), 0, 0) == 0.0
 
 
 def test_memory_is_in_the_runs_units_and_only_of_what_the_table_has():
@@ -45,9 +45,9 @@ def test_memory_is_in_the_runs_units_and_only_of_what_the_table_has():
     assert scaled.fits("rollout", Parallelism(2, 4), 63, 4)
     assert scaled.fits("rollout", Parallelism(2, 4), 64, 3)
     assert scaled.fits("rollout", Parallelism(8, 1), 1e9, 1e9)
-    assert pace().longest_tokens("rollout", (4, 1, 1)) == math.inf
+    assert pace().held_tokens("rollout", (4, 1, 1)) == math.inf
     single = Pace(PaceTable.parse(TEXT + "rollout,2,4,1,1,8192,2,oom\n", "text"), PaceScale(tokens=64))
-    assert single.longest_tokens("rollout", (4, 1, 1)) == 128
+    assert single.held_tokens("rollout", (4, 1, 1)) == 127
 
 
 def test_stages_without_rows_are_not_paced():

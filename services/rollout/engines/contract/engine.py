@@ -19,7 +19,9 @@ from typing import Literal
 
 import msgspec
 
+from earl.config.paced import PacedConfig, pace_of
 from earl.obs.memory import DeviceMemory
+from earl.pacing.pace import Pace
 from earl.worker_report import TransferTotals, WorkerDevice
 
 Finish = Literal["", "stop", "length", "abort"]
@@ -70,6 +72,13 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     arena_dir: str = ""
     # Bound of starting: processes, model, process group.
     start_s: float = 60.0
+    # PacedConfig as JSON text, if devices are simulated; empty: they are real.
+    paced: str = ""
+
+    @property
+    def pace(self) -> Pace | None:
+        """The pace of the devices; None if they are real."""
+        return pace_of(PacedConfig.model_validate_json(self.paced)) if self.paced else None
 
     @property
     def device_kind(self) -> str:
@@ -174,6 +183,9 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     # The device of each rank; empty where this process does not know them.
     devices: list[WorkerDevice] = []
     asleep: bool = False
+    # Steps on paced devices that no earlier call reported, and those of them over pace.
+    paced_steps: int = 0
+    late_steps: int = 0
 
 
 class LoadReport(msgspec.Struct, kw_only=True, tag=True):

@@ -27,6 +27,11 @@ class BusyClock:
     def start(self) -> None:
         self._started_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
 
+    @property
+    def running_s(self) -> float:
+        """Seconds since the step began."""
+        return (time.perf_counter_ns() - self._clock_ns) / 1e9
+
     def end(self) -> int:
         """Ends the step; returns the nanoseconds that it took."""
         took_ns = time.perf_counter_ns() - self._clock_ns

@@ -43,6 +43,7 @@ from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover
+from services.rollout.engines.torch.paced_steps import PacedSteps
 from services.rollout.engines.torch.ranks import (
     ApplyShard,
     EngineRank,
@@ -87,6 +88,7 @@ class TorchEngine(LocalEngine):
         self._steps = self._generated = self._prefilled = 0
         self._busy = BusyClock()
         self._prefill = PrefillRate()
+        self._paced = PacedSteps(spec)
         # Totals of each rank's transfers, the newest that it reported.
         self.transfers: dict[int, list[TransferTotals]] = {}
 
@@ -114,6 +116,7 @@ class TorchEngine(LocalEngine):
                 f"{budget.bound} tokens that the KV cache holds in all",
                 "raise rollout.kv_tokens",
             )
+        self._paced.check_length(tokens)
         if stream:
             self._streaming.add(request.request_id)
         self._scheduler.add(request)
@@ -175,9 +178,11 @@ class TorchEngine(LocalEngine):
             if self._followers.channels or not ran_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = reason or self._paced.shortage(batch)
         if reason:
             # The error is gone by now, and with it the tensors that its frames held.
             self._refuse_largest(batch, reason)
+        self._paced.wait(batch, self._busy.running_s)
         self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
         return True
 
@@ -195,7 +200,12 @@ class TorchEngine(LocalEngine):
     def _refuse_largest(self, batch: StepBatch, reason: str) -> None:
         """Ends the request that the step spends most rows on, of equals the longest, for lack of memory; the
         others continue."""
-        slot = int(batch.slots[np.lexsort((batch.starts, batch.counts))[-1]])
+        running = self._table.slot_of.values()
+        order = batch.slots[np.lexsort((batch.starts, batch.counts))].tolist()
+        # On paced devices the step was computed, and may have ended some.
+        slot = next((slot for slot in reversed(order) if slot in running), None)
+        if slot is None:
+            return
         request_id, tokens = self._table.request_id(slot), int(self._table.length[slot])
         refusal = OutOfMemory(
             f"engine {self.spec.name} has no memory for a step of {int(batch.counts.sum())} tokens, most of "
@@ -346,6 +356,7 @@ class TorchEngine(LocalEngine):
     def stats(self) -> EngineStats:
         """Counters and gauges; busy periods are handed over once."""
         scheduler, table, budget = self._scheduler, self._table, self._kv.budget
+        paced_steps, late_steps = self._paced.take()
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
@@ -370,4 +381,6 @@ class TorchEngine(LocalEngine):
             memory=device_memory(self._runner.device.type, alike=self.spec.tp),
             devices=rank_devices(self._runner.device.type, self.spec.tp),
             asleep=self._asleep,
+            paced_steps=paced_steps,
+            late_steps=late_steps,
         )
