@@ -327,7 +327,11 @@ class TrainerRank:
             "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
             "memory_fraction": memory_fraction(self._group),
         }
+        before = self._activity.gauges
         self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
+        if "paced_passes" in metrics:
+            for gauge, name in (("paced_steps", "paced_passes"), ("late_steps", "late_passes")):
+                self._activity.gauges[gauge] = before.get(gauge, 0.0) + metrics[name]
         self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
         self._activity.devices = gather_devices(self._group)
         if self._rank0 is not None:

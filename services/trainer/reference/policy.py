@@ -26,7 +26,9 @@ from earl.models.parallel import TensorParallel
 from earl.models.slices import tp_box
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint, load_decoder
+from earl.parallelism import REFERENCE, Parallelism
 from services.trainer.step.microbatch_bound import MicrobatchBound
+from services.trainer.step.paced_pass import PacedPass
 from services.trainer.step.prefix_packing import Bin, bins, rows_of
 
 
@@ -81,6 +83,7 @@ class ReferencePolicy:
         self._deterministic = config.deterministic
         self._share = config.trainer.share_prefixes
         tokens = 0 if config.deterministic else config.reference.microbatch_tokens
+        self._paced = PacedPass(config, REFERENCE, Parallelism(1, tensor.size))
         self._bound = MicrobatchBound("reference.microbatch_tokens", tokens, "or raise reference.tp")
 
     def resharded(self, tensor: TensorParallel) -> ReferencePolicy:
@@ -114,12 +117,16 @@ class ReferencePolicy:
         0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite, and
         OutOfMemory if there is none for the smallest micro-batches, or on one of several ranks.
         """
+        self._paced.begin()
+        total_tokens = sum(len(sequence.tokens) for sequence in sequences)
+        self._paced.check(len(sequences), total_tokens)
         # With several ranks, the others wait for this one within the pass.
         self._bound.within_memory(
             lambda: self._fill(sequences, box, into),
             lambda: len(self._bins(sequences)),
             lambda: self.tensor.size == 1,
         )
+        self._paced.wait(len(sequences), total_tokens)
 
     def _bins(self, sequences: Sequence[MaskedTrajectory]) -> list[Bin]:
         return bins(

@@ -23,12 +23,14 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.errors import TrainerError
+from earl.parallelism import TRAINER
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, minibatches
 from services.trainer.step.microbatch_bound import MicrobatchBound
+from services.trainer.step.paced_pass import PacedPass
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.prefix_packing import Bin, bins
 
@@ -73,6 +75,7 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
+        self._paced = PacedPass(config, TRAINER, policy.mesh.parallelism)
         self._bound = MicrobatchBound(
             "trainer.microbatch_tokens",
             trainer.microbatch_tokens,
@@ -92,6 +95,9 @@ class Stepper:
 
         progressed: gets the part of the micro-batches that are done, 0..1, after each of them.
         """
+        self._paced.begin()
+        paced, late = self._paced.count.steps, self._paced.count.late
+        self._paced.check(len(columns.items), int(columns.offsets[-1]))
         if plan.first_of_phase:
             self.optimizer.reset()
         imitates = plan.objective == "imitate"
@@ -121,6 +127,8 @@ class Stepper:
                 lambda: progressed(min(1.0, next(done) / total)),
             )  # fmt: skip
             stats, norm = self._within_memory(columns, mini.chosen, compute)
+            tokens = sum(columns.items[index].total_tokens for index in mini.chosen)
+            self._paced.wait(len(mini.chosen), tokens)
             if not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]:
                 # The policy has left the one that sampled: the rest of the batch would mislead it.
                 self.policy.clear_gradients()
@@ -129,6 +137,10 @@ class Stepper:
             self.optimizer.step(lr, norm, trainer.max_grad_norm)
         metrics = tally.metrics(self.group, whole=start is not None)
         metrics["kl_stopped"] = float(stopped)
+        if self._paced.active:
+            count = self._paced.count
+            sums = self.group.sum(torch.tensor([count.steps - paced, count.late - late])).tolist()
+            metrics["paced_passes"], metrics["late_passes"] = map(float, sums)
         metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
 
