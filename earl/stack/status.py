@@ -183,6 +183,8 @@ class RunStatus:
     stages: tuple[StageState, ...] = ()
     # Interval of each worker's heartbeats; longer in a large fleet.
     heartbeat_s: float = 0.0
+    # That the run's times are simulated, and by what; empty where devices are real.
+    paced: str = ""
 
     def is_late(self, worker: WorkerState) -> bool:
         """Returns whether a worker was last seen longer ago than its heartbeats allow."""

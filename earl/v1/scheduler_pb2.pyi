@@ -729,7 +729,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles", "stages", "heartbeat_s", "devices")
+    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles", "stages", "heartbeat_s", "devices", "paced")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -756,6 +756,7 @@ class GetStatusResponse(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PACED_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: str
     step: int
@@ -775,7 +776,8 @@ class GetStatusResponse(_message.Message):
     stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
     heartbeat_s: float
     devices: str
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., heartbeat_s: _Optional[float] = ..., devices: _Optional[str] = ...) -> None: ...
+    paced: str
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., heartbeat_s: _Optional[float] = ..., devices: _Optional[str] = ..., paced: _Optional[str] = ...) -> None: ...
 
 class ListTicketsRequest(_message.Message):
     __slots__ = ("limit",)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from earl.config.paced_check import paced_text
 from earl.obs.histogram import Histogram
 from earl.parallelism import STAGES, Parallelism
 from services.scheduler.batches import consumers
@@ -74,6 +75,8 @@ class SchedulerStatus:
     heartbeat_s: float
     # The stage whose turn it is on shared devices; "" where stages take no turns.
     devices: str = ""
+    # That the run's times are simulated, and by what; "" where devices are real.
+    paced: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,8 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         turn_tokens=lengths.turns.summary(),
         metrics=loop.recorder.report.latest
         | ({} if left_s is None else {"phase_left_s": left_s})
-        | step_figures(loop, elapsed_s),
+        | step_figures(loop, elapsed_s)
+        | loop.recorder.monitor.paced,
         elapsed_s=elapsed_s,
         done=loop.stopping,
         message=loop.message,
@@ -136,6 +140,7 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         stage_views=_stages(loop),
         heartbeat_s=ledger.membership.heartbeat_s,
         devices=loop.turns.turns.holder,
+        paced=paced_text(loop.config),
     )
 
 

@@ -16,6 +16,7 @@ from earl.cli.lib.mixture_figures import by_environment
 from earl.cli.report.curves import SMOOTHING_STEPS, TRAIN, smooth
 from earl.cli.report.data import Record, RecordedRun, winners_in
 from earl.cli.report.figure_text import clock, count, label, number, percent
+from earl.config.paced_check import paced_text
 from earl.parallelism import STAGES, Parallelism
 
 DEGREES = ("dp", "tp", "cp", "pp")
@@ -128,6 +129,8 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
     labels: of the environments of mixtures.
     """
     yield Figure("outcome", "outcome", outcome)
+    yield Figure("paced", "simulated times", lambda run: paced_text(run.config) or None)
+    yield Figure("over_pace", "steps over pace", over_pace, percent)
     yield Figure("steps", "training steps", lambda run: MeasuredFigure(len(steps(run))))
     yield Figure("elapsed_s", "wall time", lambda run: MeasuredFigure(elapsed_s(run)), clock)
     yield Figure("step_s", "seconds a step, median", step_s, rounded)
@@ -213,6 +216,13 @@ def outcome(run: RecordedRun) -> Value:
         return f"failed: {run.failure.get('error')}"
     final = any(record.get("name") == "final" for record in run.evaluations)
     return "complete" if final or len(steps(run)) >= run.config.scheduler.steps else "not complete"
+
+
+def over_pace(run: RecordedRun) -> Value:
+    """The fraction of steps on paced devices that took longer than they should."""
+    last = run.metrics[-1] if run.metrics else {}
+    steps, late = (last.get(name) for name in ("paced_steps", "late_steps"))
+    return MeasuredFigure(float(late or 0) / float(steps)) if steps else None
 
 
 def elapsed_s(run: RecordedRun) -> float:

@@ -39,8 +39,18 @@ def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
         **{name: getattr(ledger, name) for name in ("issued", "trained", "evaluated", "live")},
         "dropped": ledger.dropped_total,
         "seed": seed,
+        **paced_figures(outcome.status),
         **({"environments": environments} if (environments := by_environment(metrics)) else {}),
     }
+
+
+def paced_figures(status: RunStatus) -> dict[str, Any]:
+    """That times are simulated, and the fraction of steps that took longer than they should; empty where
+    devices are real."""
+    if not status.paced:
+        return {}
+    steps, late = (status.metrics.get(name, 0.0) for name in ("paced_steps", "late_steps"))
+    return {"paced": status.paced, "over_pace": late / steps if steps else None}
 
 
 def bounds(name: str, of: ConfidenceBounds | None) -> dict[str, float | None]:

@@ -32,6 +32,15 @@ LEARNING = (
 )
 
 
+def paced_line(status: RunStatus) -> str:
+    """That the run's times are simulated, and how many steps took longer than they should; "" where devices
+    are real."""
+    steps, late = (status.metrics.get(name, 0.0) for name in ("paced_steps", "late_steps"))
+    if not status.paced or not steps:
+        return status.paced
+    return f"{status.paced}; {late / steps:.1%} of {steps:,.0f} steps over pace"
+
+
 def progress_of(status: RunStatus) -> tuple[int, int]:
     """(done, total) of the phase."""
     if status.phase.startswith("evaluate:"):

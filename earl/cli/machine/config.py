@@ -19,6 +19,7 @@ from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
 from earl.config import keys
 from earl.config.descriptions import comment_of
 from earl.config.load import expectation, load_run
+from earl.config.paced_check import paced_text
 from earl.config.run import RunConfig
 from earl.config.units import unit
 from earl.errors import ConfigError
@@ -175,7 +176,7 @@ def would_start(config: RunConfig, notes: list[str]) -> CheckedRun:
     return CheckedRun(
         str(directory),
         [spec.name for spec in plan(config, directory / "run.json")],
-        [*notes, *(placement.lines() if placement.gpus else ())],
+        [*notes, *filter(None, [paced_text(config)]), *(placement.lines() if placement.gpus else ())],
         f"rollout {rollout.workers} x {rollout.engines} engines of tp {rollout.tp}, trainer "
         f"{config.trainer.parallelism}, {scheduler.steps} steps of {scheduler.batch_groups} x {sizes} "
         "episodes",

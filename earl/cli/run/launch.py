@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from earl.cli.lib.exit_code import INTERRUPTED
 from earl.cli.lib.figures import closing_lines, figures
 from earl.cli.lib.notices import waiting
+from earl.cli.lib.status_text import paced_line
 from earl.cli.lib.usage import is_unknown_option
 from earl.cli.report.page import write_report
 from earl.cli.run.view import open_view
@@ -143,6 +144,8 @@ def resume_hint(outcome: LaunchOutcome) -> str:
 def last_words(outcome: LaunchOutcome) -> Iterator[str]:
     """Yields how it went, a line each, the last of which says how to resume if there is reason to."""
     yield from closing_lines(outcome.status)
+    if outcome.status.paced:
+        yield paced_line(outcome.status)
     if not outcome.begun:
         yield f"earl: stopped before it began; {outcome.directory} has its logs"
     elif not outcome.complete:

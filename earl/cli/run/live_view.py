@@ -23,6 +23,7 @@ from earl.cli.lib.status_text import (
     PHASES,
     clock,
     learning_figures,
+    paced_line,
     progress_of,
     role_figures,
     shutdown_text,
@@ -103,6 +104,8 @@ class LiveView(RunView):
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = [self._head()]
+        if paced := paced_line(self._status):
+            parts.append(Text(paced, style="bold yellow"))
         if self._hint and not self._status.done:
             parts.append(Text(self._hint, style="grey50"))
         if not self._status.phase or any(state.state in ("waiting", "starting") for state in self._processes):

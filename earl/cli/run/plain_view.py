@@ -71,6 +71,9 @@ class PlainView(RunView):
             if self._reported.get(process.name, "waiting") != process.state:
                 self._reported[process.name] = process.state
                 self._say(f"{process.name} {process.state}")
+        if status.paced and "paced" not in self._reported:
+            self._reported["paced"] = status.paced
+            self._say(status.paced)
         for stage in status.stages:
             if stage.chosen and self._reported.get(f"{stage.name} should be") != stage.chosen:
                 self._reported[f"{stage.name} should be"] = stage.chosen

@@ -14,6 +14,7 @@ from earl.cli.lib.status_text import (
     PHASES,
     clock,
     learning_figures,
+    paced_line,
     progress_of,
     role_figures,
     shutdown_text,
@@ -54,6 +55,8 @@ def headline(snapshot: RunSnapshot) -> str:
         parts.append(f"version {status.version}")
     if snapshot.elapsed_s:
         parts.append(clock(snapshot.elapsed_s))
+    if status.paced:
+        parts.append(paced_line(status))
     return ", ".join(parts)
 
 

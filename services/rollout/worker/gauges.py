@@ -60,6 +60,8 @@ class Gauges:
         self._poll: asyncio.Task | None = None
         self._engine_busy: dict[str, list[tuple[int, int]]] = {}
         self.endings: Counter[str] = Counter()
+        # Steps on paced devices, and those of them over pace.
+        self._paced_steps = self._late_steps = 0
         self._generated = Rate()
         self._prefilled = Rate()
         self._steps = Rate()
@@ -79,6 +81,8 @@ class Gauges:
             return
         (self.engines, self._opponents), self._poll = self._poll.result(), None
         for engine in self.engines:
+            self._paced_steps += engine.paced_steps
+            self._late_steps += engine.late_steps
             for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
 
@@ -123,6 +127,8 @@ class Gauges:
         memory = fullest(engine.memory for engine in engines if engine.memory is not None)
         if memory is not None:
             values["memory_fraction"] = memory
+        if self._paced_steps:
+            values |= {"paced_steps": float(self._paced_steps), "late_steps": float(self._late_steps)}
         for ending, count in self.endings.items():
             values[f"episodes_{ending}"] = float(count)
         self.latest = values

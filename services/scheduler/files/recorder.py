@@ -87,7 +87,7 @@ class RunRecorder:
             trajectories=batch_plan.summary(
                 committed, masks_truncated=self._masks_truncated, frozen=self._frozen
             ),
-            trainer=trainer,
+            trainer={**trainer, **self.monitor.paced},
             observed=observed,
             length_tokens=tokens,
             transfers=self.fleet.moved(),

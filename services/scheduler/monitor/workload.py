@@ -181,6 +181,16 @@ class Monitor:
         gauges = self._gauges.get(ROLLOUT, {}).values()
         return max((known.get("blocked_context_tokens", 0.0) for known in gauges), default=0.0)
 
+    @property
+    def paced(self) -> dict[str, float]:
+        """Steps on paced devices, and those of them over pace, of all workers as they last reported; empty on
+        real devices."""
+        workers = [gauges for stage in self._gauges.values() for gauges in stage.values()]
+        if not any("paced_steps" in gauges for gauges in workers):
+            return {}
+        names = ("paced_steps", "late_steps")
+        return {name: sum(gauges.get(name, 0.0) for gauges in workers) for name in names}
+
     def remember(self, mean_tokens: float) -> None:
         """The mean episode length of a step before this scheduler's time."""
         self._means.append(mean_tokens)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from earl.cli.lib.figures import status_retention
+from earl.cli.lib.status_text import paced_line
 from earl.cli.lib.step_text import step_text
+from earl.config.paced_check import paced_text
 from earl.config.run import RunConfig
 from earl.stack.ending import ending_reason
 from earl.stack.record import read_record
@@ -37,6 +39,7 @@ def run_section(
         "environment": " + ".join(entry.label for entry in config.mixture),
         "model": model_text(config),
         "seed": config.seed,
+        "paced": paced_line(status) or paced_text(config),
         "state": state,
         "phase": status.phase,
         "step": status.step,

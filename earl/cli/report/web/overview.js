@@ -14,7 +14,9 @@ export class Overview {
     this.run = run;
     document.title = `${run.name} · EARL`;
     at("name").textContent = run.name;
-    at("about").textContent = [run.environment, run.model, `seed ${run.seed}`].join(" · ");
+    at("about").textContent = [run.paced, run.environment, run.model, `seed ${run.seed}`]
+      .filter(Boolean)
+      .join(" · ");
     at("why").textContent = run.why || run.doing || "";
     this.progress();
     this.stand();
