@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import paced_growth
 from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.checkout import ROOT
@@ -41,9 +42,12 @@ MEASURED_CODE = (
     "earl/env",
     "earl/stack",
     "examples/growing_context.toml",
+    "examples/growing_paced.toml",
+    "earl/pacing",
 )
 
 EXAMPLE = ROOT / "examples" / "growing_context.toml"
+PACED_EXAMPLE = ROOT / "examples" / "growing_paced.toml"
 COMPARES = (
     "Tokens trained on per second of a whole run, warm-up and switches included, of one run file: with the "
     "selector on, and with each static layout of rollout and trainer. profiled: the selector had a profile "
@@ -61,8 +65,8 @@ OURS = "selector"
 START = "start"
 KEPT = (
     "outcome", "steps", "elapsed_s", "step_s", "tokens_per_s", "reward_last", "mean_tokens_first",
-    "mean_tokens_last", "max_tokens", "episodes_truncated", "episodes_out_of_memory", "parallelism_rollout",
-    "parallelism_trainer", "switches", "switches_rolled_back", "stall_s",
+    "mean_tokens_last", "max_tokens", "episodes_truncated", "episodes_out_of_memory", "paced", "over_pace",
+    "parallelism_rollout", "parallelism_trainer", "switches", "switches_rolled_back", "stall_s",
 )  # fmt: skip
 
 
@@ -72,10 +76,15 @@ KEPT = (
 )
 def growing_context(
     ctx: typer.Context,
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")] = EXAMPLE,
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="Run file; examples/ has one for each form.")
+    ] = None,
     repetitions: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 1,
     all_layouts: Annotated[
         bool, typer.Option("--all", help="Also run layouts that cannot hold the longest sequence.")
+    ] = False,
+    paced: Annotated[
+        bool, typer.Option("--paced", help="On simulated devices, in pairs, against every static layout.")
     ] = False,
     runs_dir: Annotated[str, typer.Option(help="Directory of runs instead of the run file's.")] = "",
     as_json: AsJson = False,
@@ -84,8 +93,17 @@ def growing_context(
     """Compare the selector with every static layout that survives a run whose contexts grow."""
     given = overrides_of(ctx, runs_dir=runs_dir)
     phase("finding the layouts that survive")
+    run_file = run_file or (PACED_EXAMPLE if paced else EXAMPLE)
+    config = load_run(run_file, given)
     ways = {OURS: [("scheduler.selector", "on")], START: [("scheduler.selector", "static")]}
-    ways |= dict(static_ways(load_run(run_file, given), all_layouts=all_layouts))
+    ways |= dict(static_ways(config, all_layouts=all_layouts or paced))
+    if paced:
+        paced_growth.compare(
+            run_file, config, given, ways, OURS,
+            lambda way, keys: one_run(run_file, [*given, *ways[way], *keys], way),
+            run_figures, survives, repetitions, results, as_json=as_json,
+        )  # fmt: skip
+        return
     runs: list[dict[str, Any]] = []
     records: list[RecordedRun] = []
 
@@ -123,7 +141,7 @@ def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, 
                     ("rollout.engines", str(layout.dp)),
                     ("rollout.tp", str(layout.tp)),
                     ("rollout.max_sequences", str(rollout.max_sequences * layout.tp // rollout.tp)),
-                    ("rollout.kv_tokens", str(int(bounds[0] or 0))),
+                    *([("rollout.kv_tokens", str(int(bounds[0] or 0)))] if rollout.kv_tokens else []),
                     ("trainer.tp", str(trained.tp)),
                     ("trainer.cp", str(trained.cp)),
                 ],
