@@ -33,11 +33,15 @@ class RoleProcess:
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         start_s: float = ANSWER_S,
+        enter: Sequence[str] = (),
         **role: Any,
     ) -> tuple[RoleProcess, dict[str, Any]]:
-        """Starts `python -m module`; returns it and its first answer. Raises as `answer`, after ending it."""
+        """Starts `python -m module`; returns it and its first answer. Raises as `answer`, after ending it.
+
+        enter: what the command begins with, such as that of a host of benchmarks.network.
+        """
         process = await asyncio.create_subprocess_exec(
-            python, "-m", module, cwd=ROOT, env=environment, pass_fds=pass_fds,
+            *enter, python, "-m", module, cwd=ROOT, env=environment, pass_fds=pass_fds,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_BYTES,
         )  # fmt: skip
         made = cls(process)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import AsyncExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import REPORT
+from benchmarks.dispatch.fleet import WAYS, Fleet, HostPlace
 from benchmarks.dispatch.hosts import Plan
 from benchmarks.dispatch.nic import Nics, bytes_per_second, central_seconds, direct_seconds
 from benchmarks.dispatch.pattern import MIB, ROW_BYTES
 from benchmarks.record.progress import counted, phase
-from benchmarks.role import RoleProcess
-from earl.bus import EmbeddedValkey
-from earl.errors import ChecksumMismatch, ConfigError
+from earl.errors import ConfigError
 
-MODULE = "benchmarks.dispatch.hosts"
-WAYS = ("direct", "central")
 WARM_UP = 1
 COMPARES = (
     "capped: hosts, a process each, every one with one full-duplex network card of the rate named, all of "
@@ -69,19 +61,6 @@ def figures(hosts: int, host_bytes: int, rate: float, seconds: dict[str, float])
     }
 
 
-def processor_clock() -> tuple[int, int]:
-    """Ticks that this machine's cores were busy, and all ticks."""
-    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return sum(ticks) - idle, sum(ticks)
-
-
-def busy_since(before: tuple[int, int]) -> float:
-    """Fraction of all cores' time since `before` that any process used."""
-    busy, ticks = (now - then for now, then in zip(processor_clock(), before, strict=True))
-    return busy / max(1, ticks)
-
-
 async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[str, Any]:
     """The curve up to `most` hosts; both ways in turn, medians over the rounds."""
     phase(f"capped: starting {most} hosts")
@@ -89,42 +68,24 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
         arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
-        valkey = EmbeddedValkey()
-        stack.push_async_callback(valkey.stop)
-        url = await valkey.start(directory / "valkey")
-        gate_in, gate = os.pipe()
-        stack.callback(os.close, gate_in)
-        stack.callback(os.close, gate)
         path = directory / "nics"
         Nics.create(path, most)
         nics = Nics(path, rate)
         stack.callback(nics.close)
-        cards: dict[str, Any] = {"nics": str(path), "rate": rate}
-        controller, opened = await RoleProcess.start(MODULE, role="controller", **cards)
-        stack.push_async_callback(controller.stop)
-
-        async def start(rank: int) -> RoleProcess:
-            made, _ = await RoleProcess.start(
-                MODULE, pass_fds=[gate_in], role="host", rank=rank, gate=gate_in, redis=url, arenas=arenas,
-                directory=str(directory), known={}, rows=rows, controller=opened["address"], **cards,
-            )  # fmt: skip
-            stack.push_async_callback(made.stop)
-            return made
-
-        everybody = [await start(rank) for rank in range(most)]
-        numbers = count(1)
+        place = HostPlace(arenas, role={"nics": str(path), "rate": rate})
+        fleet = await Fleet.start(stack, [place] * most, rows)
         points: list[dict[str, Any]] = []
         for hosts in curve(most):
-            fleet, plan = everybody[:hosts], Plan(hosts, rows)
+            plan = Plan(hosts, rows)
             seconds: dict[str, list[float]] = {way: [] for way in WAYS}
             carried: dict[str, list[int]] = {}
             load: dict[str, list[float]] = {way: [] for way in WAYS}
             for turn in counted(f"capped: rounds of {hosts} hosts", range(rounds + WARM_UP)):
                 for way in WAYS:
-                    took, used = await one_round(fleet, plan, way, next(numbers), gate, nics)
+                    took = await fleet.exchange(plan, way, nics.start)
                     if turn >= WARM_UP:
-                        seconds[way].append(took)
-                        load[way].append(used)
+                        seconds[way].append(took.seconds)
+                        load[way].append(took.cores_busy)
                         carried[f"{way}_busiest_card_bytes"] = nics.carried()
             point = figures(
                 hosts, rows * ROW_BYTES, rate, {way: statistics.median(seconds[way]) for way in WAYS}
@@ -139,24 +100,3 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
         "within_limit_fraction": points[-1]["within_limit_fraction"],
         "curve": points,
     }
-
-
-async def one_round(
-    fleet: list[RoleProcess], plan: Plan, way: str, number: int, gate: int, nics: Nics
-) -> tuple[float, float]:
-    """Seconds from the gate to the last host, and the fraction of the cores' time used meanwhile.
-
-    Raises ChecksumMismatch for wrong bytes.
-    """
-    work = {"hosts": plan.hosts, "rows": plan.rows, "number": number, "way": way}
-    await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet))
-    await asyncio.gather(*(role.ask(do="run", **work) for role in fleet))
-    nics.start()
-    clock, opened_ns = processor_clock(), time.monotonic_ns()
-    os.write(gate, bytes(plan.hosts))
-    answers = await asyncio.gather(*(role.answer() for role in fleet))
-    used = busy_since(clock)
-    checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet))
-    if not all(answer["right"] for answer in checked):
-        raise ChecksumMismatch(f"{way}: a host's buffer is not what the others hold", REPORT)
-    return (max(answer["at_ns"] for answer in answers) - opened_ns) / 1e9, used

@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.dispatch.lines import answer, commands, main
-from benchmarks.dispatch.member import WAIT_S, Member
-from benchmarks.dispatch.nic import EGRESS, INGRESS, Nics
+from benchmarks.dispatch.member import LOOPBACK, WAIT_S, Member
+from benchmarks.dispatch.nic import EGRESS, INGRESS, cards_of
 from benchmarks.dispatch.pattern import COLUMNS, DTYPE, ROW_BYTES, TENSOR, fill, key, right
 from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import TensorSpec
@@ -75,7 +74,7 @@ class Host:
     def __init__(self, me: Member, role: dict[str, Any]) -> None:
         self.me = me
         self.rank = me.rank
-        self.nics = Nics(Path(role["nics"]), role["rate"])
+        self.nics = cards_of(role)
         self.memory = np.ones(me.rows * ROW_BYTES // DTYPE.itemsize, DTYPE)
         self.target = self.memory
         self._reader: Any = None
@@ -165,13 +164,14 @@ class CappedController:
     """Forwards frames between hosts, each through its own host's card, in and out at once."""
 
     def __init__(self, role: dict[str, Any]) -> None:
-        self.nics = Nics(Path(role["nics"]), role["rate"])
+        self.nics = cards_of(role)
         self._queues: dict[int, asyncio.Queue[tuple[bytes, bytes]]] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._bind = role.get("bind", LOOPBACK)
 
     async def start(self) -> str:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=STREAM_BYTES)
+        self._server = await asyncio.start_server(self._accept, self._bind, 0, limit=STREAM_BYTES)
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
 

@@ -25,6 +25,7 @@ from earl.dispatch.registry.registry import Registry
 from earl.errors import DeadlineExceeded
 
 WAIT_S = 60.0
+LOOPBACK = "127.0.0.1"
 # The data plane's transports: each is an arm of its own and another through a controller. None verifies
 # checksums, because no other arm does.
 TRANSPORTS = {
@@ -71,6 +72,7 @@ class Member:
         self.rows: int = role["rows"]
         self.directory = Path(role["directory"])
         self._arenas = Path(role["arenas"])
+        self.address: str = role.get("bind", LOOPBACK)
         self._gate: int = role.get("gate", -1)
         self._words_in: int = role.get("words_in", -1)
         self._words_out: dict[str, int] = role.get("words_out", {})
@@ -83,13 +85,19 @@ class Member:
         # What a producer produced this round, or what a consumer fills.
         self.array = np.empty((0, 0), np.int32)
 
+    def data_plane(self, transport: str) -> DataPlaneConfig:
+        """The transport's settings; off loopback at this process's address, on a network that is trusted."""
+        if self.address == LOOPBACK:
+            return TRANSPORTS[transport]
+        return TRANSPORTS[transport].model_copy(update={"bind": self.address, "trusted_network": True})
+
     async def store(self, transport: str) -> TensorStore:
         """This process's arena for a transport, opened on first use; a controller's has all the rows."""
         if transport not in self._stores:
             workers = PRODUCERS if self.role == "controller" else 1
             self._stores[transport] = await TensorStore.open(
                 self.registry,
-                TRANSPORTS[transport],
+                self.data_plane(transport),
                 self._arenas,
                 f"{self.role}-{self.rank}-{transport}",
                 incarnation=1,
@@ -101,7 +109,7 @@ class Member:
     async def dispatcher(self, transport: str) -> Dispatcher:
         """This process's reader over a transport, made on first use."""
         if transport not in self._dispatchers:
-            made = await Dispatcher.create(self.registry, TRANSPORTS[transport])
+            made = await Dispatcher.create(self.registry, self.data_plane(transport))
             self._dispatchers[transport] = made
             self._stack.push_async_callback(made.close)
         return self._dispatchers[transport]

@@ -12,8 +12,9 @@ import mmap
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,6 +57,30 @@ async def until(at_ns: int) -> None:
     waiting_s = (at_ns - time.monotonic_ns()) / 1e9
     if waiting_s > 0:
         await asyncio.sleep(waiting_s)
+
+
+class Cards(Protocol):
+    """The network cards as a host's process passes them: sizes are bytes by (host, EGRESS or INGRESS)."""
+
+    async def carry(self, sizes: dict[tuple[int, int], int]) -> None: ...
+
+    def carrying(self, sizes: dict[tuple[int, int], int]) -> AbstractAsyncContextManager[None]: ...
+
+    def close(self) -> None: ...
+
+
+class KernelCards:
+    """Cards whose rate the kernel limits (benchmarks.network): bytes that are sent wait there, not here."""
+
+    async def carry(self, sizes: dict[tuple[int, int], int]) -> None:
+        pass
+
+    @asynccontextmanager
+    async def carrying(self, sizes: dict[tuple[int, int], int]) -> AsyncIterator[None]:
+        yield
+
+    def close(self) -> None:
+        pass
 
 
 class Nics:
@@ -110,3 +135,8 @@ class Nics:
         del self._links
         self._map.close()
         os.close(self._fd)
+
+
+def cards_of(role: dict[str, Any]) -> Cards:
+    """The cards of a process that was started with this role; the kernel's where it names no others."""
+    return Nics(Path(role["nics"]), role["rate"]) if "nics" in role else KernelCards()

@@ -94,13 +94,13 @@ def tc_of_switch(hosts: int, link: Link) -> list[str]:
 
 def tc_of_host(hosts: int, link: Link) -> list[str]:
     """Commands for `tc -batch` that limit, and delay, what a host sends."""
-    delay = f"qdisc add dev {INTERFACE} parent 1:1 netem delay {link.delay_ms:g}ms limit 100000"
+    delay = f"qdisc replace dev {INTERFACE} parent 1:1 netem delay {link.delay_ms:g}ms limit 100000"
     return [_bucket(INTERFACE, hosts, link), *([delay] if link.delay_ms else [])]
 
 
 def _bucket(interface: str, hosts: int, link: Link) -> str:
     return (
-        f"qdisc add dev {interface} root handle 1: tbf rate {round(link.gbps * 1e9)} "
+        f"qdisc replace dev {interface} root handle 1: tbf rate {round(link.gbps * 1e9)} "
         f"burst {BURST_BYTES} limit {link.queue_bytes(hosts)}"
     )
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from benchmarks.children import late
 from benchmarks.network import links
 from benchmarks.network.links import Link
+from benchmarks.record.checkout import ROOT
 from earl.errors import ConfigError
 
 PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "ip": "iproute2",
@@ -58,7 +59,7 @@ class Namespaces:
         """Raises RigUnavailable where this machine does not permit them."""
         kinds = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
         process = subprocess.Popen(
-            ["unshare", *kinds, "sh", "-c", FIRST],
+            ["unshare", *kinds, "sh", "-c", FIRST], cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         made = cls(process)
@@ -79,9 +80,9 @@ class Namespaces:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """A command begins with this to run in these namespaces, in the directory that the maker was in.
+        """A command begins with this to run in these namespaces, in the checkout's directory.
 
-        It is killed when the process is that started it so.
+        It is killed when the process ends that was started so.
         """
         target = ("nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--ipc", "--wd")
         return (*target, f"--pid=/proc/{self.pid}/ns/pid_for_children", "setpriv", "--pdeathsig", "KILL")
@@ -145,14 +146,19 @@ class Rig:
 
     def join(self) -> None:
         """Makes the links. Raises RigUnavailable."""
-        everybody = [host.namespaces for host in self.hosts]
-        count = len(everybody)
-        self._switch.apply("ip", links.ip_of_switch([host.pid for host in everybody]))
-        self._switch.apply("tc", links.tc_of_switch(count, self.link))
-        for index, host in enumerate(everybody):
-            host.apply("ip", links.ip_of_host(index))
-            host.apply("tc", links.tc_of_host(count, self.link))
-            host.tell_kernel(links.kernel_settings(self.link))
+        self._switch.apply("ip", links.ip_of_switch([host.namespaces.pid for host in self.hosts]))
+        for index, host in enumerate(self.hosts):
+            host.namespaces.apply("ip", links.ip_of_host(index))
+        self.shape(self.link)
+
+    def shape(self, link: Link) -> None:
+        """Makes every link one like this; connections stay. Raises RigUnavailable."""
+        self.link = link
+        count = len(self.hosts)
+        self._switch.apply("tc", links.tc_of_switch(count, link))
+        for host in self.hosts:
+            host.namespaces.apply("tc", links.tc_of_host(count, link))
+            host.namespaces.tell_kernel(links.kernel_settings(link))
 
     def carried(self) -> list[Carried]:
         """Reads the counters of every host's link."""

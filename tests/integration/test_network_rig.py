@@ -63,7 +63,7 @@ def rig() -> Iterator[Rig]:
 
 def python(host: RigHost, script: str, *arguments: object) -> subprocess.Popen[str]:
     command = [*host.enter, sys.executable, "-S", "-c", script, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 
 def namespace(pid: int) -> str:
@@ -120,14 +120,20 @@ def test_a_host_sees_its_own_network_processes_and_shared_memory(rig: Rig) -> No
         assert len(text.splitlines()[-1].split()) < 10
 
 
-def test_the_directory_of_the_maker_is_that_of_a_command(rig: Rig) -> None:
+def test_a_command_runs_in_the_checkout(rig: Rig) -> None:
     done = subprocess.run([*rig.hosts[0].enter, "pwd"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == os.getcwd()
+    assert done.stdout.strip() == str(ROOT)
+
+
+def test_links_get_another_rate(rig: Rig) -> None:
+    for gbps, shown in ((2.0, "rate 2Gbit"), (GBPS, "rate 100Mbit")):
+        rig.shape(Link(gbps))
+        assert shown in rig.hosts[2].namespaces.run(("tc", "qdisc", "show", "dev", "eth0")).stdout
 
 
 def test_a_command_is_killed_with_the_process_that_was_started_for_it(rig: Rig) -> None:
     before = users(namespace(rig.hosts[2].namespaces.pid))
-    process = python(rig.hosts[2], "import sys; print(1, flush=True); sys.stdin.read()")
+    process = python(rig.hosts[2], "import time; print(1, flush=True); time.sleep(1000)")
     assert process.stdout is not None and process.stdout.readline()
     process.kill()
     process.wait()
