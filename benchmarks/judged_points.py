@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.learning import to_end
 from earl.config.load import Override
@@ -42,16 +41,3 @@ def mean(values: Sequence[float]) -> float | None:
     """The mean of the games that did not fail; None if there are none."""
     done = [value for value in values if not math.isnan(value)]
     return math.fsum(done) / len(done) if done else None
-
-
-def missed_goals(figures: Mapping[str, Any], goals: Mapping[str, float]) -> list[str]:
-    """Names of the goals that the figures do not meet; one without a figure is missed.
-
-    Figures are to be at least their goal, those whose name ends in _max at most.
-    """
-    names: list[str] = []
-    for name, goal in goals.items():
-        value = figures[name]
-        if value is None or (value > goal if name.endswith("_max") else value < goal):
-            names.append(name)
-    return names

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.judged_points import judged_points, mean, missed_goals
+from benchmarks.goals import missed_goals
+from benchmarks.judged_points import judged_points, mean
 from benchmarks.learning import figure_over_seeds, published, to_end
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.checkout import ROOT

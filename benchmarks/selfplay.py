@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.goals import missed_goals
 from benchmarks.judged_points import (
     JUDGED_SEED,
     judged_points,
     mean,
-    missed_goals,
     points_of_reward,
 )
 from benchmarks.learning import figure_over_seeds, published, to_end
