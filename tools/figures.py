@@ -268,6 +268,8 @@ def table(spec: str, known: Record, page: Page) -> str:
             conditions.append(line.removeprefix("where "))
         else:
             columns.append(TableColumn.of(line))
+    if empty and not known.series(source.removesuffix("-*")):
+        return EMPTY
     selected = [result for result in known.select(source) if all(holds(result, each) for each in conditions)]
     if empty:
         selected = [result for result in selected if walk(result.figures, rows.removesuffix(".*"))[0][0]]

@@ -169,6 +169,15 @@ def test_a_table_of_a_list_has_a_row_for_each_element(tmp_path: Path, known: Rec
     assert "| a -> b | 2 |" in page(tmp_path, named, known).text
 
 
+def test_a_table_that_may_be_empty_says_so(tmp_path: Path, known: Record) -> None:
+    """Neither a key that no result has nor a benchmark without results is an error then."""
+    for source in ("wait-*", "never-*"):
+        text = f"<!--table {source}\nmay be empty\nrows nothing.*\nx = .x\n-->\n<!--/table-->"
+        shown = page(tmp_path, text, known)
+        assert "No result has this yet." in shown.text
+        assert [what for _, what in shown.faults if "no result" in what.lower()] == []
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
