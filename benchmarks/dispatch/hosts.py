@@ -5,7 +5,8 @@ one stage's layout becomes the next one's: all to all.
 
     direct    slabs of rows, one after another through the cards (egress of each producer, ingress of the
               reader); Dispatcher.read over UCX fetches a slab from all of them when its first byte may enter
-              the reader's card, and it counts as there once its last has passed
+              the reader's card, and it counts as there once its last has passed. Where the kernel limits the
+              links, everything is one read
     central   a socket from every host to the controller and back; a frame passes the sender's egress, the
               controller's ingress and egress, the receiver's ingress, each as soon as it is there
 """
@@ -30,8 +31,6 @@ from earl.dispatch.read.reader import Read
 TRANSPORT = "ucx"
 # The host whose card the controller uses.
 CONTROLLER_HOST = 0
-SLABS = 4
-IN_PROGRESS = 3
 FRAME_BYTES = 256 << 10
 STREAM_BYTES = 4 << 20
 # receiver, sender, first row, bytes
@@ -53,9 +52,9 @@ class Plan:
     def target_box(self, host: int) -> Box:
         return Box((0, host * self.columns), (self.shape[0], (host + 1) * self.columns))
 
-    def slabs(self) -> list[tuple[int, int]]:
-        """Ranges of a host's rows, read together from everybody."""
-        step = -(-self.rows // SLABS)
+    def slabs(self, count: int) -> list[tuple[int, int]]:
+        """At most so many ranges of a host's rows, each read together from everybody."""
+        step = -(-self.rows // count)
         return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
 
     def frames(self) -> list[tuple[int, int]]:
@@ -99,7 +98,7 @@ class Host:
     async def direct(self, plan: Plan, number: int) -> int:
         """Returns the bytes read."""
         dispatcher = await self.me.dispatcher(TRANSPORT)
-        slabs = iter(plan.slabs())
+        slabs = iter(plan.slabs(self.nics.slabs))
         others, target_box = plan.others(self.rank), plan.target_box(self.rank)
 
         async def work() -> int:
@@ -118,7 +117,7 @@ class Host:
             return read_bytes
 
         self.copy_local_rows(plan)
-        return sum(await asyncio.gather(*(work() for _ in range(IN_PROGRESS))))
+        return sum(await asyncio.gather(*(work() for _ in range(self.nics.in_progress))))
 
     async def central(self, plan: Plan) -> int:
         """Returns the bytes received."""

@@ -60,7 +60,13 @@ async def until(at_ns: int) -> None:
 
 
 class Cards(Protocol):
-    """The network cards as a host's process passes them: sizes are bytes by (host, EGRESS or INGRESS)."""
+    """The network cards as a host's process passes them: sizes are bytes by (host, EGRESS or INGRESS).
+
+    slabs: how many parts a host reads one after another, in_progress of them at once.
+    """
+
+    slabs: int
+    in_progress: int
 
     async def carry(self, sizes: dict[tuple[int, int], int]) -> None: ...
 
@@ -71,6 +77,8 @@ class Cards(Protocol):
 
 class KernelCards:
     """Cards whose rate the kernel limits (benchmarks.network): bytes that are sent wait there, not here."""
+
+    slabs = in_progress = 1
 
     async def carry(self, sizes: dict[tuple[int, int], int]) -> None:
         pass
@@ -85,6 +93,9 @@ class KernelCards:
 
 class Nics:
     """The cards of `hosts` hosts in one mapped file, which `create` makes before any process maps it."""
+
+    slabs = 4
+    in_progress = 3
 
     def __init__(self, path: Path, rate: float) -> None:
         self._rate = rate

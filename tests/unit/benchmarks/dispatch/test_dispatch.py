@@ -134,7 +134,7 @@ def test_hosts_hold_and_want_the_whole_tensor_all_to_all(hosts: int) -> None:
         shards = tuple(ShardBox(str(one), box(one)) for one in range(hosts))
         Layout("rows", "int32", plan.shape, shards).validate()
     assert plan.target_box(1) == Box((0, COLUMNS // hosts), (hosts * 40, 2 * COLUMNS // hosts))
-    for ranges in (plan.slabs(), plan.frames()):
+    for ranges in (plan.slabs(4), plan.slabs(1), plan.frames()):
         assert [row for first, stop in ranges for row in range(first, stop)] == list(range(40))
     assert plan.others(1)[0] == 2 % hosts and sorted([*plan.others(1), 1]) == list(range(hosts))
 

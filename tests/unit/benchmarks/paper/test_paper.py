@@ -32,6 +32,7 @@ class Bench:
         monkeypatch.setattr(command, "FIGURES", figures)
         monkeypatch.setattr(command, "described", lambda: MACHINE)
         monkeypatch.setattr(results, "described", lambda: MACHINE)
+        monkeypatch.setattr(execution, "load", dict)
         self._monkeypatch = monkeypatch
         self.at(CLEAN)
 
