@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judged_points import missed_goals
+from benchmarks.goals import missed_goals
 from benchmarks.learning import published
 from benchmarks.record.progress import counted, phase
 from earl.cli.report.curves import TRAIN, smooth

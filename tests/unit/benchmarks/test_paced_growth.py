@@ -44,8 +44,10 @@ def test_the_example_has_eight_paced_devices_and_every_legal_layout_is_a_way():
 
 def test_real_devices_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"has no \[paced\] table"):
-        compare(EXAMPLE, load_run(EXAMPLE, []), [], {}, "selector", record, dict, bool, 1, tmp_path,
-                as_json=False)  # fmt: skip
+        compare(
+            EXAMPLE, load_run(EXAMPLE, []), [], {}, "selector", lambda *_: record(1.0, [1.0]),
+            lambda _: {}, bool, 1, tmp_path, as_json=False,
+        )  # fmt: skip
 
 
 def test_the_quickest_survivors_are_repeated():
