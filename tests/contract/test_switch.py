@@ -25,6 +25,7 @@ from services.rollout.pool.replicas import Publication
 from services.rollout.pool.standby import StandbyProcesses
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt
+from tests.support.preloaded import preloaded
 
 # A pool begins with engines of tp 1 here, and has others soon.
 BEGINS = [name for name, fields in engines.ENGINES.items() if fields["tp"] == 1]
@@ -247,24 +248,31 @@ async def test_without_memory_for_both_the_old_engines_end_first(devices, weight
 
 async def test_new_engines_are_processes_that_were_ready(devices, weights):
     standby = StandbyProcesses(RankKind.of(devices.base), 2)
-    async with ready(devices, weights, standby) as (pool, made):
-        await standby.filled()
-        first = standby.pids
-        assert len(first) == 2 and not set(first) & {pid for engine in made for pid in engine.pids}
-        psutil.Process(first[0]).kill()
-        async with asyncio.timeout(10):
-            while True:
-                if first[0] not in standby.pids:
-                    break
-                await asyncio.sleep(0.01)
-        outcome = await pool.reparallelize(command(1, TWO))
-        assert not outcome.rolled_back, outcome.message
-        # One of them had died: the other rank's process was started anew.
-        (engine,) = made[2:]
-        assert first[1] == engine.pids[0] and len(set(engine.pids) - set(first)) == 1
-        await standby.filled()
-        second = standby.pids
-        assert len(second) == 2 and not set(second) & set(first)
-        made_tokens = await pool.generate(GenerateRequest(request_id="a", ids=prompt(8), max_new_tokens=4))
-        assert len(made_tokens.ids) == 4
-    await assert_gone([*first, *second])
+    with preloaded():
+        async with ready(devices, weights, standby) as (pool, made):
+            waiting = await taken_and_filled(pool, made, standby)
+    await assert_gone(waiting)
+
+
+async def taken_and_filled(pool: EnginePool, made: Engines, standby: StandbyProcesses) -> list[int]:
+    """Switches when one of two that were ready has died; returns those that are ready afterwards."""
+    await standby.filled()
+    first = standby.pids
+    assert len(first) == 2 and not set(first) & {pid for engine in made for pid in engine.pids}
+    psutil.Process(first[0]).kill()
+    async with asyncio.timeout(10):
+        while True:
+            if first[0] not in standby.pids:
+                break
+            await asyncio.sleep(0.01)
+    outcome = await pool.reparallelize(command(1, TWO))
+    assert not outcome.rolled_back, outcome.message
+    # One of them had died: the other rank's process was started anew.
+    (engine,) = made[2:]
+    assert first[1] == engine.pids[0] and len(set(engine.pids) - set(first)) == 1
+    await standby.filled()
+    second = standby.pids
+    assert len(second) == 2 and not set(second) & set(first)
+    made_tokens = await pool.generate(GenerateRequest(request_id="a", ids=prompt(8), max_new_tokens=4))
+    assert len(made_tokens.ids) == 4
+    return second
