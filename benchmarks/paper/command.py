@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.options import RESULTS, AsJson, Results
-from benchmarks.paper import fig3, fig4, memory70b, table1
+from benchmarks.paper import fig3, fig4, limitations, memory70b, table1
 from benchmarks.paper.figure import PaperFigure
 from benchmarks.paper.settings import PaperSettings
 from benchmarks.record.checkout import checkout
@@ -38,6 +38,7 @@ FIGURES: dict[str, Callable[[PaperSettings], PaperFigure]] = {
     "fig3": fig3.figure,
     "fig4": fig4.figure,
     "memory70b": memory70b.figure,
+    "limitations": limitations.figure,
 }
 
 
