@@ -56,7 +56,7 @@ GOALS = {
 # Lengths and loads of the profile, and the minutes for it.
 CONTEXTS, LOADS, MINUTES = "32,96,256,448", "16,64", 6
 # Static layouts that later rounds repeat, at most.
-REPEATED = 4
+REPEATED = 3
 # Steps of the running mean of the reward.
 WINDOW = 5
 

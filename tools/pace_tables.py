@@ -65,10 +65,10 @@ def tp4_step_s(sequences: float, context: int) -> float:
 
 
 # Lengths and sequences of a replica, for the table of ours.
-LENGTHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
+LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 # By tp, the length at which a sequence is out of memory, on four devices.
-OUT_OF_MEMORY = {1: 128, 2: 320}
+OUT_OF_MEMORY = {1: 192, 2: 384}
 
 
 def slow_link() -> Iterator[Row]:
@@ -100,7 +100,7 @@ def decode_s(tp: int, sequences: int, length: int) -> float:
 def train_rate(cp: int, length: int) -> float:
     """Tokens a second that a device of the trainer does: exchanging keys and values costs cp a delay for each
     sequence, and attention's own time grows with the length, split over cp."""
-    token_s = 1 / 800 * (1 + length / 1024)
+    token_s = 1 / 400 * (1 + length / 1024)
     return 1 / (token_s + 0.012 * (cp - 1) / length)
 
 
