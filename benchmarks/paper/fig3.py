@@ -103,9 +103,9 @@ def cell(table: ProfileTable, context: int, index: int) -> dict[str, Any]:
 
 
 def row(cells: list[dict[str, Any]], context: int) -> dict[str, Any]:
-    """The cells of one context, by the number of responses; "oom" where TP4 is out of memory."""
+    """The cells of one context as text, by the number of responses; "oom" where TP4 is out of memory."""
     percents = {
-        f"responses_{each['responses']}": "oom" if each["percent"] is None else each["percent"]
+        f"responses_{each['responses']}": "oom" if each["percent"] is None else f"{each['percent']:.1f}"
         for each in cells
         if each["context_tokens"] == context
     }
