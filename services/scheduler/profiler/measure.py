@@ -47,6 +47,10 @@ class Measuring:
     ) -> None:
         self._window_s = window_s
         self._plan, self._cache, self._say = plan, cache, say
+        self._bounds = [
+            *filter(None, [BOUNDS.get(plan.stage)]),
+            *(["the memory of paced.table"] if config.pace is not None else []),
+        ]
         self._run, self._model, self._directory = config.model_dump_json(), str(model), directory
         self.progress = cache.known(plan.points)
 
@@ -62,7 +66,7 @@ class Measuring:
         for parallelism, loads in self._plan.loads.items():
             for point, load in loads.items():
                 if load is None and not self.progress[parallelism].bursts(point):
-                    self._burst(parallelism, point, f"a sequence exceeds {BOUNDS[self._plan.stage]}")
+                    self._burst(parallelism, point, f"a sequence exceeds {' or '.join(self._bounds)}")
         waiting = list(self.lacking)
         for number, parallelism in enumerate(waiting):
             left = ends - time.monotonic()

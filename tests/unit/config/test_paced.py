@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tomllib
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.profile.plan import ProfilePoint
 from services.scheduler.profile.rows import parse
 from services.scheduler.profile.stages import parallelisms, plan_of
-from services.scheduler.profiler.facts import facts_of
+from services.scheduler.profiler.facts import cache_of, facts_of
+from services.scheduler.profiler.measure import Measuring
 from services.scheduler.profiler.short import short_profiles
 from services.scheduler.selector.corrected_profile import LimitedTable
 
@@ -131,6 +133,24 @@ def test_a_short_profile_has_points_that_every_layout_holds(tmp_path, table):
     assert short.stage == "rollout"
     assert [str(layout) for layout in short.layouts] == ["dp4", "dp2·tp2"]
     assert [point.context_tokens for point in short.points] == [31, 127]
+
+
+def test_a_profile_names_the_tables_memory_where_it_measures_nothing(tmp_path, table):
+    table.write_text(TABLE + "reference,1,1,64,8,100\nreference,1,1,128,1,oom\n")
+    config = loaded(tmp_path, f'[paced]\ntable = "{table}"\n')
+    lines: list[str] = []
+    for stage, bounds in (
+        ("rollout", "rollout.kv_tokens or the memory of paced.table"),
+        ("reference", "the memory of paced.table"),
+    ):
+        plan = plan_of(stage, config, MODEL, [128], [8])
+        plan = plan.only([layout for layout in plan.points if layout.tp == 1])
+        cache = cache_of(stage, config, MODEL, tmp_path)
+        measuring = Measuring(plan, config, tmp_path, tmp_path, cache, lines.append)
+        with cache.held(fresh=False):
+            asyncio.run(measuring.run(1.0))
+        assert lines.pop().endswith(f"128 tokens x 8: does not fit: a sequence exceeds {bounds}")
+        assert not measuring.lacking
 
 
 def test_measurements_of_paced_devices_are_kept_apart_from_this_machines(tmp_path, table):
