@@ -68,7 +68,7 @@ async def _ranks(settings: CheckSettings, cases: Mapping[str, MemoryCase]) -> li
 
     async def measured(name: str, case: MemoryCase) -> dict[str, Any]:
         async with places:
-            return record(name, case, max(1, await ranks.measure(case)))
+            return record(name, case, [max(1, await ranks.measure(case))])
 
     here = {name: replace(case, device=settings.device) for name, case in cases.items()}
     return list(await asyncio.gather(*(measured(name, case) for name, case in here.items())))
@@ -80,7 +80,7 @@ async def _engines(settings: CheckSettings, cases: Mapping[str, MemoryCase]) -> 
         here = replace(case, device=settings.device)
         if empty_bytes is None:
             empty_bytes = await engine.measure(here.tiny)
-        rows.append(record(name, here, max(1, await engine.measure(here) - empty_bytes)))
+        rows.append(record(name, here, [max(1, await engine.measure(here) - empty_bytes)]))
     return rows
 
 
