@@ -125,7 +125,10 @@ class ProfileProgress:
         return f"{statistics.median(windows.rates):.4g} tokens/s on each device{memory}"
 
     def rows(self, stage: str) -> list[ProfileRow]:
-        """A row for every point with enough windows, medians of them, and for the points that do not fit."""
+        """A row for every point with enough windows, medians of them, and for the points that do not fit.
+
+        What ran out of memory in the end has no throughput, whatever its earlier windows were.
+        """
         rows = [
             ProfileRow(
                 stage,
@@ -136,7 +139,7 @@ class ProfileProgress:
                 max(windows.fractions, default=None),
             )
             for point, windows in self._windows.items()
-            if len(windows.rates) >= LEAST
+            if len(windows.rates) >= LEAST and not self.bursts(point)
         ]
         rows += [ProfileRow(stage, self.parallelism, *point, None, None, oom=True) for point in self._bursts]
         return sorted(rows, key=lambda row: (row.context_tokens, row.concurrency))

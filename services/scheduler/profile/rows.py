@@ -45,6 +45,29 @@ class ProfileRow:
     def fits(self) -> bool:
         return not self.oom and (self.peak_memory_fraction is None or self.peak_memory_fraction <= 1.0)
 
+    @property
+    def figures(self) -> str:
+        """The measured figures in words."""
+        known = [OOM] if self.oom else []
+        if self.tokens_per_device_s is not None:
+            known.append(f"{self.tokens_per_device_s:g} tokens/s on each device")
+        if self.peak_memory_fraction is not None:
+            known.append(f"{self.peak_memory_fraction:.1%} of memory")
+        return ", ".join(known)
+
+    def contradicts(self, other: ProfileRow) -> bool:
+        """Returns whether two rows of one point differ in a figure that both have."""
+        pairs = (
+            (self.tokens_per_device_s, other.tokens_per_device_s),
+            (self.peak_memory_fraction, other.peak_memory_fraction),
+        )
+        ran = self.tokens_per_device_s is not None, other.tokens_per_device_s is not None
+        return (
+            (self.oom and ran[1])
+            or (other.oom and ran[0])
+            or any(mine is not None and its is not None and mine != its for mine, its in pairs)
+        )
+
     def as_dict(self) -> dict[str, object]:
         """The row by columns, numbers unchanged; None where the CSV form is empty."""
         rate = OOM if self.oom else self.tokens_per_device_s
@@ -55,10 +78,24 @@ class ProfileRow:
 def parse(text: str, name: str) -> list[ProfileRow]:
     """Rows of a CSV text, whatever the order of its columns; dp, cp and pp may be left out, and are 1.
 
-    name: of the file, for errors. Raises ConfigError naming the line.
+    name: of the file, for errors. Raises ConfigError naming the line, or the two lines that contradict each
+    other: a point may have several rows only if they agree.
     """
-    lines = records(text, name, COLUMNS, optional=_OPTIONAL, most=MOST_ROWS)
-    rows = [_row(cells, where) for where, cells in lines]
+    rows: list[ProfileRow] = []
+    at_point: dict[tuple[object, ...], list[tuple[str, ProfileRow]]] = {}
+    for where, cells in records(text, name, COLUMNS, optional=_OPTIONAL, most=MOST_ROWS):
+        row = _row(cells, where)
+        earlier = at_point.setdefault((row.stage, row.parallelism, row.context_tokens, row.concurrency), [])
+        for earlier_where, other in earlier:
+            if other.contradicts(row):
+                raise ConfigError(
+                    f"{earlier_where} and {where} contradict each other: {row.stage} {row.parallelism} at "
+                    f"{row.context_tokens:g} tokens x {row.concurrency:g} sequences has {other.figures} "
+                    f"and {row.figures}",
+                    "keep the one that holds",
+                )
+        earlier.append((where, row))
+        rows.append(row)
     if not rows:
         raise ConfigError(f"{name} has no rows", "measure some: earl profile")
     return rows

@@ -99,6 +99,14 @@ def test_a_row_is_the_median_of_its_windows_and_the_highest_memory():
     assert LEAST == 3
 
 
+def test_what_runs_out_of_memory_in_the_end_has_no_throughput():
+    found = progress([ProfilePoint(8, 1)])
+    for _ in range(LEAST):
+        found.note(ProfilePoint(8, 1), 10.0, 1.0, 0.9)
+    found.note_oom(ProfilePoint(8, 1))
+    assert [(row.oom, row.tokens_per_device_s) for row in found.rows("rollout")] == [(True, None)]
+
+
 def test_only_the_points_that_a_probe_serves_are_chosen():
     assert progress().next(10.0, [ProfilePoint(400, 4)]) == ProfilePoint(400, 4)
     assert progress().next(10.0, []) is None

@@ -33,7 +33,7 @@ def near(a: float | None, b: float | None, digits: int) -> bool:
 
 
 @settings(max_examples=60)
-@given(st.lists(written(), min_size=1, max_size=5))
+@given(st.lists(written(), min_size=1, max_size=5, unique_by=lambda row: f"{row.context_tokens:.9g}"))
 def test_rows_are_read_as_they_were_written(these):
     text = dump(these)
     again = parse(text, "p.csv")
@@ -116,6 +116,31 @@ def test_a_bad_cell_is_named_with_its_line_and_a_remedy(column, cell, said):
         parse(f"{HEAD}\n{GOOD}\n\n{','.join(cells.values())}\n", "p.csv")
     assert error.value.message.startswith("p.csv, line 4: ") and said in error.value.message
     assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "figures"),
+    [
+        ("130,", "7,", "130 tokens/s on each device and 7 tokens/s on each device"),
+        ("130,", "oom,", "130 tokens/s on each device and oom"),
+        ("oom,", "130,0.5", "oom and 130 tokens/s on each device, 50.0% of memory"),
+        (",0.5", "130,0.6", "50.0% of memory and 130 tokens/s on each device, 60.0% of memory"),
+    ],
+)
+def test_rows_that_contradict_each_other_are_refused_with_both_lines(first, second, figures):
+    point = "rollout,2,4,1,1,1024,32"
+    with pytest.raises(ConfigError) as error:
+        parse(f"{HEAD}\n{point},{first}\n{GOOD.replace('1024', '64')}\n{point},{second}\n", "p.csv")
+    assert error.value.message == (
+        "p.csv, line 2 and p.csv, line 4 contradict each other: rollout dp2\u00b7tp4 at 1024 tokens x 32 "
+        f"sequences has {figures}"
+    )
+    assert error.value.remedy == "keep the one that holds"
+
+
+def test_rows_of_one_point_that_agree_are_kept():
+    for other in ("rollout,2,4,1,1,1024,32,,0.5", "rollout,2,4,1,1,1024,32,310.5,", GOOD):
+        assert len(parse(f"{HEAD}\n{GOOD}\n{other}\n", "p.csv")) == 2
 
 
 def test_a_row_without_rate_and_fraction_says_nothing():
