@@ -34,7 +34,19 @@ class LongIsSharded:
             LayoutCandidate(TP2, 120.0, 0.4, True, 1.7),
         )
         reason = f"{'goes to' if self.now != before else 'stays with'} {self.now}: lengths decide"
-        return Decision(step, before, self.now, reason, candidates, last, not fits, 0.3, 1.0, 4.0)
+        return Decision(
+            step,
+            before,
+            self.now,
+            reason,
+            candidates,
+            last,
+            "100 x 1.25 = 125 tokens",
+            not fits,
+            0.3,
+            1.0,
+            4.0,
+        )
 
     def observe(self, workload: Workload) -> None:
         self.seen.append(workload)

@@ -85,6 +85,8 @@ class DecisionRecord(_Value):
     # What the predictions are multiplied by, where the stage is now, for what the run observed.
     correction: float = 1.0
     expected: DecisionWorkload | None = None
+    # How lengths and load were expected to grow, in words; "" in files of earlier versions.
+    headroom: str = ""
     candidates: tuple[RecordedCandidate, ...] = ()
     verdict: RecordedVerdict
     sentence: str

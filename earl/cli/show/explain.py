@@ -203,6 +203,8 @@ def grounds(line: DecisionRecord) -> Iterable[str]:
     elif verdict.saving_s:
         steps = f", over {verdict.horizon_steps:.3g} steps" if verdict.horizon_steps else ""
         yield f"{verdict.saving_s:.3g} s saved per step{steps}"
+    if line.headroom:
+        yield f"a layout must hold {line.headroom}"
     if abs(line.correction - 1.0) > 0.005:
         yield f"the profile is corrected by x {line.correction:.3g} to match what was measured"
     if verdict.cost_s is not None:

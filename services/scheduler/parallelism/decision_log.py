@@ -41,6 +41,7 @@ def encode(
         "turn_tokens": asdict(step.turns),
         "correction": verdict.correction,
         "expected": asdict(decision.expected) if decision.expected is not None else None,
+        "headroom": decision.headroom,
         "candidates": [_candidate(candidate) for candidate in decision.candidates],
         "verdict": _verdict(decision),
         "sentence": verdict.sentence,

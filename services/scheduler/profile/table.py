@@ -150,10 +150,19 @@ class ProfileTable:
 
     points: (context in tokens, concurrency) that any row has, in order. extent: the longest context and the
     highest concurrency of any row. model: of the memory, for parallelisms whose rows have no fractions.
+    bound: (context in tokens, concurrency) that no workload exceeds; infinite where nothing bounds it.
     """
 
-    def __init__(self, rows: Iterable[ProfileRow], stage: str, model: MemoryModel | None = None) -> None:
+    def __init__(
+        self,
+        rows: Iterable[ProfileRow],
+        stage: str,
+        model: MemoryModel | None = None,
+        *,
+        bound: tuple[float, float] = (math.inf, math.inf),
+    ) -> None:
         self.stage = stage
+        self.bound = bound
         self._model = model
         self.rows = [row for row in rows if row.stage == stage]
         if not self.rows:
@@ -196,6 +205,10 @@ class ProfileTable:
         if fraction is None or fraction <= 1.0 or not prediction.fits:
             return replace(prediction, memory_fraction=fraction)
         return replace(prediction, memory_fraction=fraction, fits=False, reason=_too_much(fraction))
+
+    def uncorrected(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        """Predicts as `predict` does: here nothing is corrected."""
+        return self.predict(layout, context_tokens, concurrency)
 
     def _by_rows(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
         sheet = self._sheet(layout)

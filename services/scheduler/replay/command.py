@@ -21,7 +21,7 @@ from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import trace
 from services.scheduler.selector.decision import Outlook
 from services.scheduler.selector.policies import NAMES, policy_of
-from services.scheduler.selector.replay import Taken, Totals, oracle, run, totals
+from services.scheduler.selector.replay import Taken, Totals, costs_of, oracle, run, totals
 from services.scheduler.selector.shared_devices import SharedTable
 
 app = typer.Typer(add_completion=False)
@@ -37,6 +37,15 @@ def replay(
     trace_file: Annotated[Path, typer.Option("--trace", help=f"CSV: {','.join(trace.COLUMNS)}")],
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "earl",
     switch_cost_s: Annotated[float, typer.Option(help="Seconds that a switch takes.")] = 1.0,
+    longest: Annotated[
+        float | None,
+        typer.Option(
+            help="Most tokens that a sequence of the run can have, if its file says; policies know it."
+        ),
+    ] = None,
+    most: Annotated[
+        float | None, typer.Option(help="Most sequences at once that the run can have, likewise.")
+    ] = None,
     stage: Annotated[
         str,
         typer.Option(help="Stage of a profile with several; with commas: stages that share the devices."),
@@ -55,6 +64,9 @@ def replay(
     """
     if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
         raise ConfigError(f"--switch-cost-s is {switch_cost_s}", "give seconds, 0 or more")
+    for option, value in (("--longest", longest), ("--most", most)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{option} is {value:g}", "give a number above 0, or leave it out")
     if plot is not None and plot.suffix.lower() != ".png":
         raise ConfigError(f"--plot is {plot}", "name a .png file")
     if plot is not None and not plot.parent.is_dir():
@@ -62,14 +74,15 @@ def replay(
             f"--plot {plot}: there is no directory {plot.parent}", "make it, or write elsewhere"
         )
     with waiting("reading the profile and the trace"):
-        table = _table(profile, stage)
+        table = _table(profile, stage, (longest or math.inf, most or math.inf))
         steps = trace.parse(_text(trace_file), str(trace_file))
     chosen = policy_of(policy, table, switch_cost_s)
     with waiting(f"computing what the oracle does in {len(steps):,} steps"):
-        path, oracle_seconds = oracle(table, steps, switch_cost_s)
+        costs = costs_of(table, steps)
+        path, oracle_seconds = oracle(costs, switch_cost_s)
     taken: list[Taken] = []
     with waiting("replaying steps", progress=lambda: (len(taken), len(steps))):
-        for step in run(chosen, table, steps, switch_cost_s):
+        for step in run(chosen, steps, costs, switch_cost_s):
             taken.append(step)
             if as_json:
                 _print(_line(step))
@@ -89,7 +102,7 @@ def replay(
         sys.stderr.write(f"written: {plot}\n")
 
 
-def _table(path: Path, stage: str) -> Outlook:
+def _table(path: Path, stage: str, bound: tuple[float, float]) -> Outlook:
     profile_rows = rows.parse(_text(path), str(path))
     stages = sorted({row.stage for row in profile_rows})
     chosen = [name.strip() for name in stage.split(",")] if stage else stages
@@ -100,7 +113,7 @@ def _table(path: Path, stage: str) -> Outlook:
         raise ConfigError(
             f"{path} has rows of several stages: {', '.join(stages)}", "choose one with --stage"
         )
-    tables = [ProfileTable(profile_rows, name) for name in dict.fromkeys(chosen)]
+    tables = [ProfileTable(profile_rows, name, bound=bound) for name in dict.fromkeys(chosen)]
     return tables[0] if len(tables) == 1 else SharedTable(tables)
 
 

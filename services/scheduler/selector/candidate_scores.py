@@ -26,7 +26,7 @@ def weigh(
     for layout in table.candidates(devices):
         predicted = table.predict(layout, load.mean_tokens, load.concurrency)
         rate = predicted.tokens_per_device_s
-        predictions = [table.predict(layout, *corner) for corner in corners]
+        predictions = [table.uncorrected(layout, *corner) for corner in corners]
         worst = next((prediction for prediction in predictions if not prediction.fits), predictions[0])
         known = (prediction.memory_fraction for prediction in predictions)
         fractions = [fraction for fraction in known if fraction is not None]
@@ -59,20 +59,26 @@ def with_most_memory(
     table: Outlook, devices: int, margin: float
 ) -> tuple[LayoutChoice, tuple[LayoutCandidate, ...]]:
     """Chooses the parallelism to begin with when nothing is known, scored at the profile's longest context
-    and highest load.
+    and highest load, within the table's bound.
 
-    What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
-    by the geometric mean over the profile's points, of a long profile some. If nothing is: what fits most
-    points, then with most free memory.
+    What fits the bound, or where nothing bounds it `margin` times the profile's extent, and all of the
+    profile within that, is safe. The quickest of what is safe is chosen, by the geometric mean over the
+    profile's points, of a long profile some. If nothing is: what fits most points, then with most free
+    memory.
     """
-    points = table.points
+    longest, highest = table.bound
+    points = sorted({(min(context, longest), min(load, highest)) for context, load in table.points})
     most = max(_LEAST, _POINTS // len(table.candidates(devices)))
     if len(points) > most:
         # By lot, always the same: every n-th point of a grid might have the same load.
         points = random.Random(0).sample(points, most)
-    context, concurrency = table.extent
-    beyond = (context * margin, concurrency * margin)
-    candidates = weigh(table, devices, Workload(context, context, context, concurrency), [beyond, *points])
+    context, concurrency = (min(*each) for each in zip(table.extent, table.bound, strict=True))
+    furthest = (
+        context * margin if math.isinf(longest) else longest,
+        concurrency * margin if math.isinf(highest) else highest,
+    )
+    largest = Workload(context, context, context, concurrency)
+    candidates = weigh(table, devices, largest, [furthest, *points])
     safe = [candidate for candidate in candidates if candidate.fits]
 
     def pace(candidate: LayoutCandidate) -> float:

@@ -7,6 +7,7 @@ hold a sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import replace
 
 from earl.parallelism import Parallelism, Replica
@@ -20,8 +21,8 @@ class LimitedTable(ProfileTable):
     within bounds.
 
     holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
-    longest: that a run can have at all. fits: whether a layout's devices hold a length at a concurrency of
-    the pool, where they are simulated and their memory is a table's.
+    longest: that a run can have at all. most: sequences that a run can have at once. fits: whether a layout's
+    devices hold a length at a concurrency of the pool, where they are simulated and their memory is a table's.
 
     Raises ConfigError if there are no rows.
     """
@@ -35,8 +36,9 @@ class LimitedTable(ProfileTable):
         holds: Callable[[Parallelism], float | None] = lambda layout: None,
         longest: float = float("inf"),
         fits: Callable[[Parallelism, float, float], bool] = lambda layout, context_tokens, concurrency: True,
+        most: float = float("inf"),
     ) -> None:
-        super().__init__(rows, stage, model)
+        super().__init__(rows, stage, model, bound=(longest, most))
         self._refinement = Refinement()
         self._factors: dict[tuple[Parallelism, float, float], float] = {}
         self._holds = holds
@@ -45,6 +47,12 @@ class LimitedTable(ProfileTable):
         self._barred: Mapping[Replica, str] = {}
         # By replica, the shortest sequence that waited because its engines could not hold it.
         self._blocked: dict[Replica, float] = {}
+
+    def unlearned(self) -> LimitedTable:
+        """The same profile and bounds before anything was observed, barred or blocked."""
+        table = copy(self)
+        table._refinement, table._factors, table._barred, table._blocked = Refinement(), {}, {}, {}
+        return table
 
     def observe(
         self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
@@ -82,9 +90,13 @@ class LimitedTable(ProfileTable):
 
     def predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
         """The profile's prediction with its throughput corrected and bounded."""
-        prediction = super().predict(layout, context_tokens, concurrency)
+        prediction = self.uncorrected(layout, context_tokens, concurrency)
         factor = self.correction(layout, context_tokens, concurrency)
-        prediction = replace(prediction, tokens_per_device_s=prediction.tokens_per_device_s * factor)
+        return replace(prediction, tokens_per_device_s=prediction.tokens_per_device_s * factor)
+
+    def uncorrected(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        """The profile's prediction, bounded."""
+        prediction = super().predict(layout, context_tokens, concurrency)
         if layout.replica in self._barred:
             # Without a throughput it is behind even where nothing fits.
             reason = self._barred[layout.replica]

@@ -39,12 +39,21 @@ class Outlook(Protocol):
         """The longest context and the highest concurrency of those."""
         ...
 
+    @property
+    def bound(self) -> tuple[float, float]:
+        """(context in tokens, concurrency) that no workload exceeds; infinite where nothing bounds it."""
+        ...
+
     def candidates(self, devices: int) -> Sequence[Any]:
         """Layouts of so many devices, in order. Raises ConfigError if nothing can."""
         ...
 
     def predict(self, layout: Any, context_tokens: float, concurrency: float) -> Prediction:
         """Predicts one layout at a context in tokens, with `concurrency` sequences in the whole pool."""
+        ...
+
+    def uncorrected(self, layout: Any, context_tokens: float, concurrency: float) -> Prediction:
+        """Predicts with the throughput as profiled: for callers that only ask about memory."""
         ...
 
 
@@ -84,9 +93,10 @@ class Decision:
 
     expected: the workload that throughput was judged at, and lengths and concurrency that must fit;
     None before anything was seen.
+    headroom: how that follows from what was seen, in words.
     urgent: what was in use is about to run out of memory: no payback was asked for.
     saving_s: predicted seconds by which a step would be quicker; cost_s: of a switch.
-    horizon_steps: expected steps until the next crossing.
+    horizon_steps: for how many steps in a row it would have been; for as many more it is expected to be.
     """
 
     step: int
@@ -95,6 +105,7 @@ class Decision:
     reason: str
     candidates: tuple[LayoutCandidate, ...] = ()
     expected: Workload | None = None
+    headroom: str = ""
     urgent: bool = False
     saving_s: float = 0.0
     cost_s: float = 0.0

@@ -1,6 +1,8 @@
 """Replays a policy on a trace, and computes the cost of the best sequence of choices. Pure.
 
-    for every step:  the policy decides ─► the profile says how long the step takes ─► the policy observes
+    for every step:  the policy decides ─► the costs say how long the step takes ─► the policy observes
+
+Costs may come from another table than the policy's: then the policy errs as it does in a run.
 
 A step lasts concurrency x mean tokens / (tokens_per_device_s x devices) seconds, a switch `switch_cost_s`.
 What does not fit at the step's longest length runs out of memory: its time is lost, and the step runs again
@@ -9,7 +11,7 @@ with the best that fits, after a switch there and before one back. So nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from earl.errors import ConfigError
@@ -58,6 +60,15 @@ class Cost:
         return min(self.seconds[replica] for replica in self.allowed)
 
 
+# (layout, workload, tokens a second and device) of a step that ran.
+Learn = Callable[[LayoutChoice, Workload, float], None]
+
+
+def costs_of(table: Outlook, steps: Iterable[TraceStep]) -> list[Cost]:
+    """The cost of each step, where the world is as the table has it. Raises ConfigError as `cost`."""
+    return [cost(table, step.devices, step.workload) for step in steps]
+
+
 def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
     """Computes a step's cost with each layout.
 
@@ -86,11 +97,14 @@ def step_s(table: Outlook, layout: LayoutChoice, devices: int, workload: Workloa
 
 
 def run(
-    policy: SelectorPolicy, table: Outlook, steps: Sequence[TraceStep], switch_cost_s: float
+    policy: SelectorPolicy,
+    steps: Sequence[TraceStep],
+    costs: Sequence[Cost],
+    switch_cost_s: float,
+    learn: Learn = lambda layout, workload, tokens_per_device_s: None,
 ) -> Iterator[Taken]:
-    """The policy's way through the trace."""
-    for step in steps:
-        here = cost(table, step.devices, step.workload)
+    """The policy's way through the trace. costs: of each step; learn: told what a step in memory did."""
+    for step, here in zip(steps, costs, strict=True):
         decision = policy.decide(step.step, step.devices)
         replica = decision.after.replica
         if replica not in here.seconds:
@@ -103,6 +117,9 @@ def run(
         oom = replica not in here.fits
         if oom and here.fits:
             seconds += 2 * switch_cost_s + here.best_s
+        if not oom:
+            work = step.workload.concurrency * step.workload.mean_tokens
+            learn(decision.after, step.workload, work / (here.seconds[replica] * step.devices))
         yield Taken(decision, seconds, oom)
         policy.observe(step.workload)
 
@@ -119,9 +136,11 @@ def totals(taken: Sequence[Taken], oracle_seconds: float) -> Totals:
     )
 
 
-def oracle(table: Outlook, steps: Sequence[TraceStep], switch_cost_s: float) -> tuple[list[Replica], float]:
-    """The cheapest feasible sequence, that knows the whole trace, and its seconds (dynamic programming)."""
-    costs = [cost(table, step.devices, step.workload) for step in steps]
+def oracle(costs: Sequence[Cost], switch_cost_s: float) -> tuple[list[Replica], float]:
+    """The cheapest feasible sequence, that knows the whole trace, and its seconds (dynamic programming).
+
+    costs: of each step, in their order.
+    """
     # By replica: seconds so far, if the sequence ends there; and where it came from at each step.
     reached: dict[Replica, float] = {}
     ways: list[dict[Replica, Replica]] = []

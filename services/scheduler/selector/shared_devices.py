@@ -63,6 +63,7 @@ class SharedTable:
         self._stages = tuple(table.stage for table in tables)
         self.points = sorted({point for table in tables for point in table.points})
         self.extent = max(table.extent[0] for table in tables), max(table.extent[1] for table in tables)
+        self.bound = max(table.bound[0] for table in tables), max(table.bound[1] for table in tables)
         self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
 
     def candidates(self, devices: int) -> tuple[Shared, ...]:
@@ -77,6 +78,10 @@ class SharedTable:
 
     def predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
         """Predicts as ProfileTable.predict does, for all stages together."""
+        return self._predicted(layout, context_tokens, concurrency)
+
+    def uncorrected(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
+        """Predicts as `predict` does: no run corrects it."""
         return self._predicted(layout, context_tokens, concurrency)
 
     def _predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:

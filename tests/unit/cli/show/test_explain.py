@@ -68,7 +68,10 @@ def test_the_last_decision_and_where_the_verdict_changed(tmp_path: Path) -> None
         ["tp2", "120", "1.7 s", "40%"],
         ["dp2", "100", "2 s", "50%", "running, chosen"],
     ]
-    assert "0.3 s saved per step, over 4 steps; a switch costs 1 s; policy test, decided in" in text
+    grounds = (
+        "0.3 s saved per step, over 4 steps; a layout must hold 100 x 1.25 = 125 tokens; a switch costs 1 s"
+    )
+    assert f"{grounds}; policy test, decided in" in text.replace("\n  ", " ")
     *_, head, first, second = text.splitlines()
     assert head == "rollout: the verdict changed 2 times, steps 2 to 5"
     assert first == "  step 3: goes to tp2: lengths decide"

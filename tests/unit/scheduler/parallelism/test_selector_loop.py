@@ -60,7 +60,7 @@ def test_a_line_has_all_that_the_decision_rests_on(tmp_path: Path) -> None:
         "kv": {"used_tokens": 60.0, "committed_tokens": 70.0, "total_tokens": 100.0, "used_fraction": 0.6},
     }  # fmt: skip
     assert line["episode_tokens"]["p95"] == 180.0 and line["growth"] == 0.05
-    assert line["expected"]["mean_tokens"] == 120.0
+    assert line["expected"]["mean_tokens"] == 120.0 and line["headroom"] == "100 x 1.25 = 125 tokens"
     assert [one["parallelism"]["tp"] for one in line["candidates"]] == [1, 2]
     assert line["candidates"][1]["tokens_per_device_s"] == 120.0 and line["candidates"][1]["fits"] is True
     assert line["verdict"] == {

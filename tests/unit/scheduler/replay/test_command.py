@@ -101,6 +101,15 @@ def test_a_load_that_swings_does_not_run_out_of_memory(published, tmp_path):
     assert fixed["oom_steps"] > 0
 
 
+def test_the_bound_that_a_run_declares_is_known_to_the_policies(published, tmp_path):
+    """32,768 tokens x 128 sequences are out of memory with tp 4; 30,000 are not, and no more can come."""
+    near = written(tmp_path / "t.csv", [(20000.0, 128.0)] * 10, 1.5)
+    unbounded, _ = lines(published, near, "--policy", "safe-static")
+    bounded, totals = lines(published, near, "--policy", "safe-static", "--longest", "30000", "--most", "128")
+    assert {str(one["parallelism"]) for one in unbounded} == {str(TP8)}
+    assert {str(one["parallelism"]) for one in bounded} == {str(TP4)} and totals["oom_steps"] == 0
+
+
 def test_at_short_contexts_no_load_makes_tp8_the_better(published, tmp_path):
     swings = [(3000.0, 32 * 2 ** (1 - math.cos(at / 8))) for at in range(60)]
     steps, totals = lines(published, written(tmp_path / "t.csv", swings))
@@ -110,14 +119,14 @@ def test_at_short_contexts_no_load_makes_tp8_the_better(published, tmp_path):
 def test_the_decision_that_the_documentation_makes_by_hand_is_made():
     steps, _ = lines(EXAMPLES / "profile.csv", EXAMPLES / "trace.csv")
     page = (ROOT / "docs" / "selector.md").read_text(encoding="utf-8")
-    assert steps[24]["switched"] and not steps[23]["switched"]
-    assert f"> {steps[24]['reason']}\n" in page
+    assert steps[26]["switched"] and not steps[25]["switched"]
+    assert f"> {steps[26]['reason']}\n" in page
 
 
 # --- what is printed ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["earl", "earl-paper", "drift30", "static:tp=4", "static:tp=8"])
+@pytest.mark.parametrize("policy", ["earl", "earl-paper", "drift30", "greedy", "safe-static", "static:tp=8"])
 def test_a_line_a_step_and_one_of_totals(published, growing, policy):
     steps, totals = lines(published, growing, "--policy", policy, "--switch-cost-s", "3")
     assert [one["step"] for one in steps] == list(range(34))
@@ -211,6 +220,8 @@ def test_several_stages_are_told_apart(tmp_path, growing):
         (["--switch-cost-s", "-1"], 2, "--switch-cost-s is -1.0; give seconds, 0 or more"),
         (["--switch-cost-s", "nan"], 2, "--switch-cost-s is nan; give seconds"),
         (["--switch-cost-s", "inf"], 2, "--switch-cost-s is inf; give seconds"),
+        (["--longest", "0"], 2, "--longest is 0; give a number above 0"),
+        (["--most", "inf"], 2, "--most is inf; give a number above 0"),
         (["--stage", "trainer"], 2, "no rows of stage 'trainer'; it has rollout"),
         (["--plot", "out.pdf"], 2, "--plot is out.pdf; name a .png file"),
         (["--plot", "no/such/out.png"], 2, "there is no directory no/such; make it"),

