@@ -22,7 +22,8 @@ class LimitedTable(ProfileTable):
 
     holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
     longest: that a run can have at all. most: sequences that a run can have at once. fits: whether a layout's
-    devices hold a length at a concurrency of the pool, where they are simulated and their memory is a table's.
+    devices hold a length at a concurrency of the pool, where they are simulated and their memory is that of a
+    table.
 
     Raises ConfigError if there are no rows.
     """
