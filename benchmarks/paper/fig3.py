@@ -6,12 +6,12 @@ the paper's table ─► a profile ─► every cell predicted again ─► poli
 from __future__ import annotations
 
 import itertools
+import statistics
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.paper.figure import PaperFigure
 from benchmarks.paper.settings import PaperSettings
-from benchmarks.selector.command import mean_step_s
 from earl.parallelism import Parallelism
 from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
@@ -126,9 +126,10 @@ def trace(responses: int) -> list[TraceStep]:
 def replayed(table: ProfileTable, responses: int, name: str) -> dict[str, Any]:
     """The totals of a policy on the trace of so many responses."""
     steps = trace(responses)
-    cost_s = SWITCH_COST * mean_step_s(table, steps)
-    oracle_s = replay.oracle(table, steps, cost_s)[1]
-    taken = list(replay.run(policy_of(name, table, cost_s), table, steps, cost_s))
+    costs = replay.costs_of(table, steps)
+    cost_s = SWITCH_COST * statistics.mean(cost.best_s for cost in costs)
+    oracle_s = replay.oracle(costs, cost_s)[1]
+    taken = list(replay.run(policy_of(name, table, cost_s), steps, costs, cost_s))
     totals = asdict(replay.totals(taken, oracle_s))
     return {
         "responses": responses,

@@ -97,10 +97,10 @@ LIMITATIONS = (
     Limitation(
         "a switch has no stated cost, and there is no hysteresis",
         "yes",
-        "A switch must save more than it costs, and a return must save more than the way there.",
+        "A switch waits until staying has lost what it costs, so noise and what comes and goes pay for none.",
         (
             f"{SELECTOR}test_a_switch_waits_until_it_would_have_paid",
-            f"{SELECTOR}test_a_return_within_the_memory_must_save_more",
+            f"{SELECTOR}test_noise_pays_for_nothing",
             f"{SELECTOR}test_around_a_boundary_it_switches_half_as_often_as_the_paper_at_most",
         ),
     ),

@@ -308,7 +308,7 @@ def stages_of(
             memory_of(config, directory, stage, devices),
             holds=layouts.holds(stage),
             longest=layouts.longest,
-            **({} if config.pace is None else {"fits": partial(config.pace.fits, stage)}),
+            fits=None if config.pace is None else partial(config.pace.fits, stage),
         )
         for stage in sorted({row.stage for row in rows})
     }

@@ -23,7 +23,7 @@ class LimitedTable(ProfileTable):
     holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
     longest: that a run can have at all. most: sequences that a run can have at once. fits: whether a layout's
     devices hold a length at a concurrency of the pool, where they are simulated and their memory is that of a
-    table.
+    table; None: they do.
 
     Raises ConfigError if there are no rows.
     """
@@ -36,7 +36,7 @@ class LimitedTable(ProfileTable):
         *,
         holds: Callable[[Parallelism], float | None] = lambda layout: None,
         longest: float = float("inf"),
-        fits: Callable[[Parallelism, float, float], bool] = lambda layout, context_tokens, concurrency: True,
+        fits: Callable[[Parallelism, float, float], bool] | None = None,
         most: float = float("inf"),
     ) -> None:
         super().__init__(rows, stage, model, bound=(longest, most))
@@ -44,7 +44,7 @@ class LimitedTable(ProfileTable):
         self._factors: dict[tuple[Parallelism, float, float], float] = {}
         self._holds = holds
         self._longest = longest
-        self._fits = fits
+        self._fits = fits or (lambda layout, context_tokens, concurrency: True)
         self._barred: Mapping[Replica, str] = {}
         # By replica, the shortest sequence that waited because its engines could not hold it.
         self._blocked: dict[Replica, float] = {}
