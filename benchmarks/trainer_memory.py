@@ -32,6 +32,7 @@ from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.progress import counted
 from benchmarks.record.results import publish
+from earl.errors import OutOfMemory, ran_out_of_memory
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
@@ -128,12 +129,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         loss = step()
-    except (RuntimeError, MemoryError) as error:
-        if (
-            not isinstance(error, MemoryError)
-            and "memory" not in str(error)
-            and "bad_alloc" not in str(error)
-        ):
+    except (OutOfMemory, RuntimeError, MemoryError) as error:
+        if not isinstance(error, OutOfMemory) and not ran_out_of_memory(error):
             raise
         return {"oom": True, "seconds": round(time.perf_counter() - started, 1)}
     seconds = time.perf_counter() - started
