@@ -31,9 +31,10 @@ from benchmarks.trainer_memory import SMOLLM2
 from earl.cli.lib.notices import Count
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, spec_of
+from earl.parallelism import STAGES
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
-from services.scheduler.profile.rows import STAGES, ProfileRow
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.profiler.command import MeasuredProfile, measure
 

@@ -21,14 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.csv_text import Cells, positive, records
-from earl.errors import ConfigError, IllegalParallelism
+from earl.errors import ConfigError
+from earl.pacing.cells import stage_and_layout
 from earl.parallelism import STAGES, Parallelism, Replica
 
 COLUMNS = ("stage", "dp", "tp", "cp", "pp", "context_tokens", "concurrency", "tokens_per_device_s")
 OOM = "oom"
 _OPTIONAL = ("dp", "cp", "pp")
 MOST_ROWS = 100_000
-MOST_DEGREE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +186,7 @@ def _along(line: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def _cell(cells: Cells, where: str) -> _PaceCell:
-    stage = cells["stage"].lower()
-    if stage not in STAGES:
-        raise ConfigError(f"{where}: stage is {cells['stage']!r}", f"it is one of {', '.join(STAGES)}")
-    degrees = [positive(cells[name] or "1", name, where) for name in ("dp", "tp", "cp", "pp")]
-    if any(degree != int(degree) or degree > MOST_DEGREE for degree in degrees):
-        raise ConfigError(
-            f"{where}: degrees {degrees}", f"give whole numbers dp, tp, cp, pp from 1 to {MOST_DEGREE}"
-        )
-    try:
-        layout = Parallelism(*map(int, degrees))
-    except IllegalParallelism as error:
-        raise ConfigError(f"{where}: {error.message}", error.remedy) from None
+    stage, layout = stage_and_layout(cells, where)
     rate = cells["tokens_per_device_s"]
     if not rate:
         raise ConfigError(

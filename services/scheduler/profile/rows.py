@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.csv_text import Cells, positive, records, text_of
-from earl.errors import ConfigError, IllegalParallelism
-from earl.parallelism import STAGES, Parallelism
+from earl.errors import ConfigError
+from earl.pacing.cells import stage_and_layout
+from earl.parallelism import Parallelism
 
 COLUMNS = (
     "stage", "dp", "tp", "cp", "pp", "context_tokens", "concurrency", "tokens_per_device_s",
@@ -23,7 +24,6 @@ OOM = "oom"
 _OPTIONAL = ("dp", "cp", "pp", "peak_memory_fraction")
 # A profile has some hundreds of rows; what is larger is not one.
 MOST_ROWS = 100_000
-MOST_DEGREE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +117,7 @@ def _cells(row: ProfileRow) -> list[object]:
 
 
 def _row(cells: Cells, where: str) -> ProfileRow:
-    stage = cells["stage"].lower()
-    if stage not in STAGES:
-        raise ConfigError(f"{where}: stage is {cells['stage']!r}", f"it is one of {', '.join(STAGES)}")
-    degrees = [positive(cells[name] or "1", name, where) for name in ("dp", "tp", "cp", "pp")]
-    if any(degree != int(degree) or degree > MOST_DEGREE for degree in degrees):
-        raise ConfigError(
-            f"{where}: degrees {degrees}", f"give whole numbers dp, tp, cp, pp from 1 to {MOST_DEGREE}"
-        )
-    try:
-        parallelism = Parallelism(*map(int, degrees))
-    except IllegalParallelism as error:
-        raise ConfigError(f"{where}: {error.message}", error.remedy) from None
+    stage, parallelism = stage_and_layout(cells, where)
     rate_text, fraction_text = cells["tokens_per_device_s"], cells["peak_memory_fraction"]
     oom = rate_text.lower() == OOM
     rate = None if oom or not rate_text else positive(rate_text, "tokens_per_device_s", where)

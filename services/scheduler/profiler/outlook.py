@@ -17,9 +17,8 @@ from earl.errors import EarlError
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.limits import host_bytes
 from earl.obs.machine import computes_on_gpu
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 from services.scheduler.memory.model import predict, ranks_here
-from services.scheduler.profile.rows import STAGES
 from services.scheduler.profile.stages import largest, parallelisms
 from services.scheduler.profiler.short import short_profiles
 
