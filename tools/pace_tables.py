@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from earl.csv_text import text_of  # noqa: E402  found from wherever this is run
+from benchmarks.paper.fig3 import PAPER, RESPONSES  # noqa: E402  found from wherever this is run
+from earl.csv_text import text_of  # noqa: E402
 
 TABLES = ROOT / "earl" / "pacing" / "tables"
 COLUMNS = (
@@ -28,33 +29,22 @@ COLUMNS = (
 )  # fmt: skip
 Row = tuple[object, ...]
 
-# By context in tokens: TP8 over TP4 in percent at RESPONSES at once; "oom": TP4 is out of memory there.
-RESPONSES = (8, 16, 32, 64, 128)
-FIG3: dict[int, tuple[float | str, ...]] = {
-    1024: (-21.1, -32.2, -30.7, -29.1, -6.9),
-    2048: (-20.0, -28.6, -26.3, -16.6, -5.5),
-    4096: (-18.0, -25.2, -21.9, -5.9, 5.1),
-    8192: (-24.7, -20.8, -4.4, 6.4, 5.2),
-    16384: (-18.8, -5.0, 3.4, 5.5, 3.1),
-    32768: (-1.5, 4.6, 5.0, 6.5, "oom"),
-}
-# Where TP4 is out of memory the paper has no ratio: TP8 has the one that it has at half the length.
-FIG3_BEYOND = 3.1
-
 
 def fig3() -> Iterator[Row]:
     """Two replicas of TP4 and one of TP8, on the same eight devices."""
-    for context, ratios in FIG3.items():
+    for context, ratios in PAPER.items():
         for responses, ratio in zip(RESPONSES, ratios, strict=True):
             tp4 = responses / (8 * tp4_step_s(responses / 2, context))
             first = ("rollout", 2, 4, 1, 1, context, responses)
-            if ratio == "oom":
+            if ratio is None:
                 yield (*first, "oom", "paper: out of memory")
-                ratio, source = FIG3_BEYOND, "formula, with the paper's ratio at half the length"
+                ratio = PAPER[context // 2][RESPONSES.index(responses)]
+                assert ratio is not None  # the paper has one at half the length
+                source = "formula, with the paper's ratio at half the length"
             else:
                 yield (*first, f"{tp4:.4g}", "formula")
                 source = f"formula and the paper's {ratio} %"
-            rate = tp4 * (1 + float(ratio) / 100)
+            rate = tp4 * (1 + ratio / 100)
             yield ("rollout", 1, 8, 1, 1, context, responses, f"{rate:.4g}", source)
 
 
