@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ class Namespaces:
 
     @classmethod
     def create(cls) -> Namespaces:
-        """Raises RigUnavailable where this machine does not permit them."""
+        """Raises RigUnavailable where this machine does not permit them, DeadlineExceeded."""
         kinds = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
         process = subprocess.Popen(
             ["unshare", *kinds, "sh", "-c", FIRST], cwd=ROOT,
@@ -64,6 +65,10 @@ class Namespaces:
         )  # fmt: skip
         made = cls(process)
         assert process.stdout is not None and process.stderr is not None
+        if not select.select([process.stdout], [], [], COMMAND_S)[0]:
+            process.kill()
+            made.close()
+            raise late("the start of a host", COMMAND_S)
         if process.stdout.readline().strip() != READY:
             reason = process.stderr.read().strip()
             made.close()

@@ -159,7 +159,7 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
     await pool.start()
     try:
         await pool.load(Publication(1, weights.version, weights.keys))
-        await standby.filled()
+        await standby.filled(START_S)
         standby_bytes = sum(psutil.Process(pid).memory_full_info().pss for pid in standby.pids)
         switched, reports = await _switched(pool, standby, work, prompts)
         _say(f"unswitched, {max(len(sequence.ids) for sequence in switched)} tokens")
@@ -213,7 +213,7 @@ async def _switched(
             reports.append(await pool.reparallelize(SwitchCommand(epoch, parallelism, DEADLINES)))
             _say(f"{parallelism}: {reports[-1]}")
             phase("switches", epoch, len(switches))
-            await standby.filled()
+            await standby.filled(START_S)
             await asyncio.sleep(SETTLE_S)
         if generating.done():
             raise MeasurementWrong(

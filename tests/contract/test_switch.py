@@ -256,7 +256,7 @@ async def test_new_engines_are_processes_that_were_ready(devices, weights):
 
 async def taken_and_filled(pool: EnginePool, made: Engines, standby: StandbyProcesses) -> list[int]:
     """Switches when one of two that were ready has died; returns those that are ready afterwards."""
-    await standby.filled()
+    await standby.filled(60.0)
     first = standby.pids
     assert len(first) == 2 and not set(first) & {pid for engine in made for pid in engine.pids}
     psutil.Process(first[0]).kill()
@@ -270,7 +270,7 @@ async def taken_and_filled(pool: EnginePool, made: Engines, standby: StandbyProc
     # One of them had died: the other rank's process was started anew.
     (engine,) = made[2:]
     assert first[1] == engine.pids[0] and len(set(engine.pids) - set(first)) == 1
-    await standby.filled()
+    await standby.filled(60.0)
     second = standby.pids
     assert len(second) == 2 and not set(second) & set(first)
     made_tokens = await pool.generate(GenerateRequest(request_id="a", ids=prompt(8), max_new_tokens=4))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from earl.errors import DeadlineExceeded
+from earl.waiting import deadline
 from services.rollout.engines.process.rank_process import EngineRankProcess, RankKind
 
 log = logging.getLogger(__name__)
@@ -43,11 +45,13 @@ class StandbyProcesses:
         if not self._closed and (self._filling is None or self._filling.done()):
             self._filling = asyncio.create_task(self._fill(), name="standby processes")
 
-    async def filled(self) -> None:
-        """Returns once those that were begun wait, their imports done."""
-        if self._filling is not None:
-            await self._filling
-        await asyncio.gather(*(process.imported() for process in self._ready if process.waits))
+    async def filled(self, deadline_s: float) -> None:
+        """Returns once those that were begun wait, their imports done. Raises DeadlineExceeded."""
+        late = DeadlineExceeded(f"processes are not ready for engines after {deadline_s:g} s", "see the log")
+        async with deadline(deadline_s, late):
+            if self._filling is not None:
+                await asyncio.shield(self._filling)
+            await asyncio.gather(*(process.imported() for process in self._ready if process.waits))
 
     async def _fill(self) -> None:
         self._ready = [process for process in self._ready if process.waits]

@@ -49,7 +49,7 @@ class EngineRankProcess:
 
     @classmethod
     async def start(cls, kind: RankKind) -> EngineRankProcess:
-        """Starts one; its imports go on after the call."""
+        """Starts one; its imports continue after the call."""
         environment = dict(os.environ, OMP_NUM_THREADS=str(kind.threads), TOKENIZERS_PARALLELISM="false")
         if kind.engine == "torch":
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
