@@ -19,16 +19,16 @@ def measured(
     points, seconds: float, cost, *, over: ProfileProgress | None = None
 ) -> tuple[ProfileProgress, list[ProfilePoint]]:
     """Visits until there is no time or nothing to do. cost: seconds of a visit to a point."""
-    found, visits = over or progress(points), []
-    while (point := found.next(seconds)) is not None:
+    profiled, visits = over or progress(points), []
+    while (point := profiled.next(seconds)) is not None:
         seconds -= cost(point)
         visits.append(point)
-        found.note(point, 1000.0 / point.work, cost(point), 0.1)
-    return found, visits
+        profiled.note(point, 1000.0 / point.work, cost(point), 0.1)
+    return profiled, visits
 
 
 def test_with_time_for_all_every_point_gets_most_windows_in_turns():
-    found, visits = measured(GRID, 1e9, lambda point: 1.0)
+    profiled, visits = measured(GRID, 1e9, lambda point: 1.0)
     assert len(visits) == MOST * len(GRID)
     assert (
         sorted(visits[: len(GRID)]) == sorted(GRID)
@@ -36,18 +36,18 @@ def test_with_time_for_all_every_point_gets_most_windows_in_turns():
     )
     works = [point.work for point in visits[: len(GRID)]]
     assert works == sorted(works)
-    assert not found.lacking()
-    assert [(row.context_tokens, row.concurrency) for row in found.rows("rollout")] == sorted(GRID)
+    assert not profiled.lacking()
+    assert [(row.context_tokens, row.concurrency) for row in profiled.rows("rollout")] == sorted(GRID)
 
 
 def test_with_little_time_cheap_points_are_complete_and_the_rest_is_said_to_lack():
-    found, visits = measured(GRID, 150.0, lambda point: point.work / 100)
-    rows = found.rows("rollout")
-    assert rows and len(rows) + len(found.lacking()) == len(GRID)
+    profiled, visits = measured(GRID, 150.0, lambda point: point.work / 100)
+    rows = profiled.rows("rollout")
+    assert rows and len(rows) + len(profiled.lacking()) == len(GRID)
     dearest = max(row.context_tokens * row.concurrency for row in rows)
-    assert all(point.work >= dearest for point in found.lacking())
+    assert all(point.work >= dearest for point in profiled.lacking())
     # Little was spent on what did not become a row: a look, or what was then too dear to repeat.
-    assert sum(point.work for point in visits if point in found.lacking()) <= 0.5 * 150.0 * 100
+    assert sum(point.work for point in visits if point in profiled.lacking()) <= 0.5 * 150.0 * 100
     assert sum(point.work for point in visits) / 100 <= 150.0
 
 
@@ -58,27 +58,27 @@ def test_with_little_time_cheap_points_are_complete_and_the_rest_is_said_to_lack
     bursts=st.sets(st.sampled_from(GRID), max_size=3),
 )
 def test_the_time_is_overrun_by_less_than_the_dearest_visit(seconds, slope, fixed, bursts):
-    found, left, dearest = progress(), seconds, 0.0
+    profiled, left, dearest = progress(), seconds, 0.0
     for point in bursts:
-        found.note_oom(point)
-    while (point := found.next(left)) is not None:
+        profiled.note_oom(point)
+    while (point := profiled.next(left)) is not None:
         assert not any(one.within(point) for one in bursts)
         left -= fixed + slope * point.work
         dearest = max(dearest, fixed + slope * point.work)
-        found.note(point, 1.0, fixed + slope * point.work, None)
+        profiled.note(point, 1.0, fixed + slope * point.work, None)
     assert left >= -dearest
 
 
 def test_what_does_not_fit_is_not_tried_longer_and_more_concurrent():
-    found = progress()
-    found.note_oom(ProfilePoint(200, 16))
-    assert ProfilePoint(400, 16) not in found.lacking() and ProfilePoint(400, 4) in found.lacking()
-    found.note_oom(ProfilePoint(400, 16))  # known already
-    assert [(row.context_tokens, row.concurrency) for row in found.rows("trainer")] == [(200, 16)]
-    found.note_oom(ProfilePoint(100, 4))  # covers the earlier one
-    rows = found.rows("trainer")
+    profiled = progress()
+    profiled.note_oom(ProfilePoint(200, 16))
+    assert ProfilePoint(400, 16) not in profiled.lacking() and ProfilePoint(400, 4) in profiled.lacking()
+    profiled.note_oom(ProfilePoint(400, 16))  # known already
+    assert [(row.context_tokens, row.concurrency) for row in profiled.rows("trainer")] == [(200, 16)]
+    profiled.note_oom(ProfilePoint(100, 4))  # covers the earlier one
+    rows = profiled.rows("trainer")
     assert [(row.context_tokens, row.concurrency, row.oom) for row in rows] == [(100, 4, True)]
-    assert found.lacking() == [ProfilePoint(100, 1), ProfilePoint(200, 1), ProfilePoint(400, 1)]
+    assert profiled.lacking() == [ProfilePoint(100, 1), ProfilePoint(200, 1), ProfilePoint(400, 1)]
 
 
 def test_what_was_measured_before_is_not_measured_again():
@@ -90,21 +90,21 @@ def test_what_was_measured_before_is_not_measured_again():
 
 
 def test_a_row_is_the_median_of_its_windows_and_the_highest_memory():
-    found = progress([ProfilePoint(8, 1)])
+    profiled = progress([ProfilePoint(8, 1)])
     for rate, fraction in ((10.0, 0.2), (500.0, 0.3), (12.0, None)):
-        assert not found.rows("rollout")
-        found.note(ProfilePoint(8, 1), rate, 1.0, fraction)
-    (row,) = found.rows("rollout")
+        assert not profiled.rows("rollout")
+        profiled.note(ProfilePoint(8, 1), rate, 1.0, fraction)
+    (row,) = profiled.rows("rollout")
     assert (row.tokens_per_device_s, row.peak_memory_fraction, row.parallelism) == (12.0, 0.3, Parallelism(2))
     assert LEAST == 3
 
 
 def test_what_runs_out_of_memory_in_the_end_has_no_throughput():
-    found = progress([ProfilePoint(8, 1)])
+    profiled = progress([ProfilePoint(8, 1)])
     for _ in range(LEAST):
-        found.note(ProfilePoint(8, 1), 10.0, 1.0, 0.9)
-    found.note_oom(ProfilePoint(8, 1))
-    assert [(row.oom, row.tokens_per_device_s) for row in found.rows("rollout")] == [(True, None)]
+        profiled.note(ProfilePoint(8, 1), 10.0, 1.0, 0.9)
+    profiled.note_oom(ProfilePoint(8, 1))
+    assert [(row.oom, row.tokens_per_device_s) for row in profiled.rows("rollout")] == [(True, None)]
 
 
 def test_only_the_points_that_a_probe_serves_are_chosen():

@@ -149,8 +149,8 @@ def test_where_nothing_fits_a_step_is_out_of_memory_and_lasts_its_time():
 
 def test_what_has_no_layout_or_no_throughput_is_refused(small):
     with pytest.raises(ConfigError, match="step 0: 4 devices do not make dp2·tp4"):
-        one = [step(0, 1000, 1000)]
-        list(replay.run(Fixed(Parallelism(2, 4)), one, replay.costs_of(small, one), 1.0))
+        steps = [step(0, 1000, 1000)]
+        list(replay.run(Fixed(Parallelism(2, 4)), steps, replay.costs_of(small, steps), 1.0))
     blind = ProfileTable([row(TP1, 1000, 32, None)], "rollout")
     with pytest.raises(ConfigError, match="no throughput of any layout of 4 devices"):
         replay.costs_of(blind, [step(0, 1000, 1000)])
@@ -210,9 +210,9 @@ def test_the_oracle_is_the_cheapest_of_all_sequences(seed, cost_s, devices):
     ways = itertools.product(
         *[[one for one in cost.seconds if one in cost.fits or not cost.fits] for cost in costs]
     )
-    path, found = replay.oracle(costs, cost_s)
-    assert found == pytest.approx(min(map(seconds, ways)))
-    assert found == pytest.approx(seconds(path))
+    path, oracle_s = replay.oracle(costs, cost_s)
+    assert oracle_s == pytest.approx(min(map(seconds, ways)))
+    assert oracle_s == pytest.approx(seconds(path))
 
 
 @settings(max_examples=60)

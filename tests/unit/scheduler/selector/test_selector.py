@@ -343,12 +343,12 @@ def box(longest: float, most: float):
 
 
 def test_corners_are_asked_for_as_far_out_as_something_fits():
-    seen = past(Workload(50, 50, 100, 10), Workload(50, 50, 100, 8))
+    workloads = past(Workload(50, 50, 100, 10), Workload(50, 50, 100, 8))
     far = (125.0, 10.0)
-    assert headroom.corners(seen, [box(1e9, 1e9)]) == (far, (100, 10.0), (125.0, 8))
-    for corner in headroom.corners(seen, [box(50, 50)]):
+    assert headroom.corners(workloads, [box(1e9, 1e9)]) == (far, (100, 10.0), (125.0, 8))
+    for corner in headroom.corners(workloads, [box(50, 50)]):
         assert corner == (100, 8)
-    both, more, longer = headroom.corners(seen, [box(110, 1e9), box(100, 1e9)])
+    both, more, longer = headroom.corners(workloads, [box(110, 1e9), box(100, 1e9)])
     assert 105 < both[0] <= 110 and more == (100, 10.0) and longer[0] <= 110
 
 
