@@ -106,7 +106,10 @@ def assigned(number: int) -> tuple[list[int], int] | None:
     with socket.socket(fileno=number) as service:
         with suppress(OSError):  # one that has its assignment already is not waited for
             service.send(_IMPORTED)
-        kind, descriptors, _, _ = socket.recv_fds(service, 1, MOST_DESCRIPTORS)
+        try:
+            kind, descriptors, _, _ = socket.recv_fds(service, 1, MOST_DESCRIPTORS)
+        except ConnectionResetError:  # the service ended, and had not read that the imports are done
+            return None
     if not kind:
         return None
     if kind == _WITH_SUMS:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 
 from services.rollout.engines.contract.engine import EngineSpec
-from services.rollout.engines.process.rank_process import EngineRankProcess, RankKind
+from services.rollout.engines.process.rank_process import EngineRankProcess, RankKind, assigned
 from tests.support.preloaded import preloaded
 
 KIND = RankKind.of(EngineSpec(name="e", model_dir=""))
@@ -28,3 +30,12 @@ async def test_one_that_is_not_needed_is_ended() -> None:
     await waiting.end()
     await waiting.end()
     assert not waiting.waits and waiting.process.returncode
+
+
+async def test_it_ends_also_with_a_service_that_never_read_that_it_waits() -> None:
+    service, process = socket.socketpair()
+    waiting = asyncio.create_task(asyncio.to_thread(assigned, process.detach()))
+    await asyncio.to_thread(select.select, [service], [], [], 10.0)
+    service.close()
+    async with asyncio.timeout(10):
+        assert await waiting is None
