@@ -4,7 +4,7 @@ import asyncio
 import socket
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -36,9 +36,13 @@ async def play(client, name, task, *actions):
 
 
 def servers(host):
-    """The server processes below a host."""
-    below = psutil.Process(host.pid).children(recursive=True)
-    return [process for process in below if "tests.envs.mcp_side" in " ".join(process.cmdline())]
+    """The server processes below a host; one that ends meanwhile is none."""
+    found = []
+    for process in psutil.Process(host.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "tests.envs.mcp_side" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 async def waiting_servers(host, count, used):
