@@ -28,8 +28,8 @@ from tools.install import ROOT, Locked, normal, read_lock, requirements
 
 MOST_BYTES = 40 << 20
 EXTRAS = ("open-spiel", "stack")
-# The contract's tests.
-TESTS = ("psutil", "pytest", "pytest-asyncio", "pytest-timeout")
+# The contract's tests, and the configuration of all tests.
+TESTS = ("hypothesis", "psutil", "pytest", "pytest-asyncio", "pytest-timeout")
 # On the machine already: torch and transformers, and what neither comes without.
 PROVIDED = frozenset(
     (
