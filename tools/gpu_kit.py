@@ -33,7 +33,7 @@ TESTS = ("hypothesis", "psutil", "pytest", "pytest-asyncio", "pytest-timeout")
 # On the machine already: torch and transformers, and what neither comes without.
 PROVIDED = frozenset(
     (
-        *("torch", "transformers", "tokenizers", "safetensors", "uvloop", "numpy", "rich", "typer"),
+        *("torch", "transformers", "tokenizers", "safetensors", "uvloop", "numpy", "rich"),
         *(
             "click",
             "filelock",
@@ -147,7 +147,7 @@ def packed(directory: Path, out: Path, name: str) -> Path:
     """Writes the folder as one archive; wheels are compressed already."""
     path = out / f"{name}.tar.gz"
     out.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz", compresslevel=6) as archive:
+    with tarfile.open(path, "w:gz", compresslevel=9) as archive:
         archive.add(directory, arcname=name)
     return path
 
