@@ -134,9 +134,9 @@ def _pip(*arguments: str) -> None:
 
 
 def source(directory: Path, commit: str) -> None:
-    """Unpacks the commit's files but its saved results and pictures, and writes which commit it is."""
+    """Unpacks the commit's files but its saved results and documents, and writes which commit it is."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, "--", "."]
-    command += [":!benchmarks/results", ":!docs/figures", ":!tests/browser", ":!tests/fixtures"]
+    command += [":!benchmarks/results", ":!docs", ":!tests/browser", ":!tests/fixtures"]
     done = subprocess.run(command, check=True, capture_output=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(directory, filter="data")
