@@ -268,7 +268,14 @@ def ran_out_of_memory(error: BaseException) -> bool:
     message = str(error)
     return isinstance(error, RuntimeError) and any(
         words in message
-        for words in ("out of memory", "not enough memory", "can't allocate memory", "bad_alloc")
+        for words in (
+            "out of memory",
+            "not enough memory",
+            "can't allocate memory",
+            "bad_alloc",
+            # Of cuBLAS and cuDNN, whose workspaces are not torch's.
+            "STATUS_ALLOC_FAILED",
+        )
     )
 
 

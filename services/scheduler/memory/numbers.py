@@ -11,7 +11,7 @@ from functools import lru_cache
 from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
-from services.scheduler.memory.parts import ceil_div
+from services.scheduler.memory.parts import WIDE_BYTES, ceil_div
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -69,6 +69,11 @@ class ModelNumbers:
     def key(self) -> int:
         """Width of all keys, or values, of a token."""
         return self.kv_heads * self.head_dim
+
+    def attended(self, device: str, item_bytes: int) -> int:
+        """Width of all keys, or values, of a token as attention reads them: repeated for every head where its
+        kernel takes equal head counts only (earl.models.packing.repeats_heads)."""
+        return self.query if device == "cpu" or item_bytes == WIDE_BYTES else self.key
 
     def elements(self, dp: int = 1, ranks: int = 1) -> int:
         """Elements of this rank under FSDP2: a block's split over dp ranks, others over `ranks`."""

@@ -42,8 +42,8 @@ def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate
     # The stream twice and its norm; queries and keys before and after rotation, one product each.
     rotating = (3 * hidden + 3 * query + 4 * key) * how.rows
-    # On a CPU keys and values repeated for every head; the output; copies of all where rows are moved.
-    wide = query if how.device == "cpu" else key
+    # Keys and values as attention reads them; the output; copies of all where rows are moved.
+    wide = model.attended(how.device, how.item_bytes)
     copies = query + 2 * key if how.moved else 0
     attending = (2 * hidden + query + 2 * key) * how.rows + (2 * query + 2 * wide + copies) * how.padded
     # The stream twice, its norm; gate, up and their product, of which the product stays beside the output.

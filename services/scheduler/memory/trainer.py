@@ -85,11 +85,11 @@ def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> MemoryParts:
 def saved_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
     """Bytes that one block keeps for the backward pass (module.py, fused.py, packing.py).
 
-    Of a row: both norms' inputs and outputs; rotated queries, keys and values as attention reads them (on a
-    CPU keys and values repeated to the number of heads) and what it gives; gate, up and their product. In
-    float32: scales of the norms and attention's normalisers.
+    Of a row: both norms' inputs and outputs; rotated queries, keys and values as attention reads them (see
+    ModelNumbers.attended) and what it gives; gate, up and their product. In float32: scales of the norms and
+    attention's normalisers.
     """
-    wide = model.query if how.device == "cpu" else model.key
+    wide = model.attended(how.device, how.item_bytes)
     linear = 4 * model.hidden + 3 * model.intermediate
     attention = 2 * model.query + 2 * wide
     small = WIDE_BYTES * (2 + model.heads)
