@@ -38,7 +38,7 @@ def fitting(settings: CheckSettings, most_bytes: int) -> int:
 
 def arena(settings: CheckSettings) -> CheckFigures:
     """Creates an arena, which a trainer's start waits for, and has another process read it."""
-    size_bytes = fitting(settings, settings.pick(8192, 512, 16) * MIB)
+    size_bytes = fitting(settings, settings.pick(2048, 512, 16) * MIB)
     started = time.perf_counter()
     with _arena(settings, size_bytes) as (made, memory):
         created_s = time.perf_counter() - started
@@ -52,7 +52,7 @@ def arena_from_card(settings: CheckSettings) -> CheckFigures:
 
     from benchmarks.gpu.facts import seconds_of
 
-    device, size_bytes = settings.device, fitting(settings, settings.pick(2048, 32, 8) * MIB)
+    device, size_bytes = settings.device, fitting(settings, settings.pick(1024, 32, 8) * MIB)
     values = torch.randint(0, 255, (size_bytes,), dtype=torch.uint8, device=device)
     with _arena(settings, size_bytes) as (made, memory):
         target = torch.from_numpy(memory)

@@ -92,7 +92,7 @@ def _tests(settings: CheckSettings, file: str) -> CheckFigures:
 def engine_speed(settings: CheckSettings) -> CheckFigures:
     """Tokens per second at 1, 8, 32 and 128 sequences, beside transformers (and vLLM, where it is)."""
     config = settings.pick(billion_config(), tiny_config(), tiny_config(layers=1))
-    new_tokens = settings.pick(64, 8, 2)
+    new_tokens = settings.pick(24, 8, 2)
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if settings.on_card else "float32"
     directory = settings.directory / "model"
     write_checkpoint(directory, config, dtype, settings.device)

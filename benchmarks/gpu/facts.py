@@ -44,7 +44,7 @@ def seconds_of(device: str, work: Callable[[], object], repetitions: int = 3) ->
 def copies(settings: CheckSettings) -> CheckFigures:
     """GB/s between host and card, pageable and pinned; and the ways in which a version may leave the card:
     cast on the host, and cast on the card."""
-    device, count = settings.device, settings.pick(256, 16, 1) * MIB
+    device, count = settings.device, settings.pick(64, 16, 1) * MIB
     there = torch.randn(count, device=device)
     back = torch.empty(count)
     pinned = torch.empty(count, pin_memory=settings.on_card)

@@ -94,16 +94,16 @@ def model(settings: CheckSettings) -> CheckFigures:
 
 def _family(settings: CheckSettings, family: str) -> dict[str, Any]:
     device = settings.device
-    heads = settings.pick(16, 4, 4)
+    heads = settings.pick(8, 4, 4)
     config = config_of(
         family,
-        hidden=settings.pick(2048, 256, 64),
-        layers=settings.pick(4, 2, 1),
+        hidden=settings.pick(1024, 256, 64),
+        layers=settings.pick(2, 2, 1),
         heads=heads,
         kv_heads=heads // 4,
         head_dim=settings.pick(128, 64, 16),
-        intermediate=settings.pick(5504, 512, 96),
-        vocab=settings.pick(32_000, 1024, 128),
+        intermediate=settings.pick(2816, 512, 96),
+        vocab=settings.pick(16_000, 1024, 128),
         positions=4096,
     )
     longest = settings.pick(1024, 160, 24)

@@ -65,6 +65,14 @@ def billion_config(positions: int = 32_768) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def half_billion_config(positions: int = 32_768) -> dict[str, Any]:
+    """The shape of Qwen2.5-0.5B."""
+    return config_of(
+        "qwen2", hidden=896, layers=24, heads=14, kv_heads=2, head_dim=64, intermediate=4864,
+        vocab=151_936, positions=positions, tied=True,
+    )  # fmt: skip
+
+
 def spoken(config: dict[str, Any], seed: int = 0) -> Any:
     """transformers' model of this configuration with random weights, in float32 on the processor."""
     from transformers import AutoConfig, AutoModelForCausalLM

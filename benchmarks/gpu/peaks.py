@@ -1,6 +1,7 @@
 """Peaks of a card's memory against what services.scheduler.memory predicts, each in a fresh process.
 
 trainer, reference   torch's allocator: what it reserved at most        several processes at once
+                     (allocated_mib: of that, what was in use at most)
 engine               what the whole card uses, beside an empty engine's one at a time
 """
 
@@ -49,6 +50,7 @@ SMALL_ENGINE = {"engine": rollout(SMALL, "tp=1", 256, 2)}
 # |predicted - measured| / measured.
 TOLERANCE = {"error": 0.1}
 AT_ONCE = 4
+MIB = 1 << 20
 
 
 def rank_peaks(settings: CheckSettings) -> CheckFigures:
@@ -68,7 +70,9 @@ async def _ranks(settings: CheckSettings, cases: Mapping[str, MemoryCase]) -> li
 
     async def measured(name: str, case: MemoryCase) -> dict[str, Any]:
         async with places:
-            return record(name, case, [max(1, await ranks.measure(case))])
+            taken = await ranks.peaks(case)
+            row = record(name, case, [max(1, taken["bytes"])])
+            return row | {"allocated_mib": round(taken.get("allocated_bytes", 0) / MIB, 1)}
 
     here = {name: replace(case, device=settings.device) for name, case in cases.items()}
     return list(await asyncio.gather(*(measured(name, case) for name, case in here.items())))

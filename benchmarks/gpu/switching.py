@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.gpu.check import CheckFigures, CheckSettings, CheckSkipped, judged
-from benchmarks.gpu.models import billion_config, tiny_config, write_checkpoint
+from benchmarks.gpu.models import half_billion_config, tiny_config, write_checkpoint
 from benchmarks.reparallelize.model import RUN, published
 from benchmarks.reparallelize.rollout import Sequence, SwitchWork, compare, measure
 from earl.models.spec import ModelSpec
@@ -36,7 +36,7 @@ def handover(settings: CheckSettings) -> CheckFigures:
     """Eight sessions' KV moves between two engines, which then continue as the old one does."""
     model = settings.directory / "model"
     prompt_tokens = settings.pick(4096, 128, 24)
-    config = settings.pick(billion_config(8192), tiny_config(), tiny_config(layers=1))
+    config = settings.pick(half_billion_config(8192), tiny_config(), tiny_config(layers=1))
     spec = write_checkpoint(model, config, "float32", settings.device)
     return asyncio.run(_handover(settings, model, spec, prompt_tokens))
 
@@ -170,7 +170,7 @@ def work_of(
 
 
 def config_for(settings: CheckSettings) -> dict[str, Any]:
-    return settings.pick(billion_config(8192), tiny_config(), tiny_config(layers=1))
+    return settings.pick(half_billion_config(8192), tiny_config(), tiny_config(layers=1))
 
 
 def _slots_that_fill(work: SwitchWork, config: dict[str, Any]) -> int:

@@ -84,7 +84,13 @@ CHECKS: tuple[GpuCheck, ...] = (
     GpuCheck(
         "engine-contract-memory", "engines:contract_memory", "the engine contract: KV, dtypes, bits", 240.0
     ),
-    GpuCheck("engine-contract-handover", "engines:contract_handover", "the engine contract: KV moves", 240.0),
+    GpuCheck(
+        "engine-contract-handover",
+        "engines:contract_handover",
+        "the engine contract: KV moves between engines of unlike tp",
+        240.0,
+        devices=2,
+    ),
     GpuCheck(
         "engine-speed",
         "engines:engine_speed",

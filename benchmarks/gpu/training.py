@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from earl.errors import EarlError, EngineOutOfMemory, OutOfMemory
 from earl.models.return_pages import return_pages
 from earl.models.spec import ModelSpec, load_spec
 from earl.parallelism import Parallelism
-from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from services.scheduler.memory import predict
 from services.trainer.model.sharded_policy import ShardedPolicy
@@ -50,6 +51,9 @@ TOLERANCE = {
 PEAK_OPERATIONS = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "B200": 2250e12}
 # Part of what a step is predicted to add to a model that may be taken where it must run out of memory.
 TOO_LITTLE = 0.5
+# An engine's memory for a step, beside weights and KV: enough for a short sequence; at the end of a long
+# one's prefill, which tokens see which takes more.
+ENGINE_TOKENS, ENGINE_STEP_BYTES = 64, 300 << 20
 
 
 def run_config(settings: CheckSettings, **trainer: Any) -> RunConfig:
@@ -281,8 +285,12 @@ def out_of_memory(settings: CheckSettings) -> CheckFigures:
         "allowed_mib": round(TOO_LITTLE * moving / (1 << 20)),
         "raised": raised,
         "loss_after": loss,
-        "engine": asyncio.run(_engine_too_large(settings, model, spec)) if settings.on_card else "not tried",
+        "engine": "not tried",
+        "engine_step": "not tried",
     }
+    if settings.on_card:
+        figures["engine"] = asyncio.run(_engine_too_large(settings, model, spec))
+        figures["engine_step"] = asyncio.run(_engine_step_too_large(settings, model, spec))
     return judged(
         figures,
         {},
@@ -292,6 +300,8 @@ def out_of_memory(settings: CheckSettings) -> CheckFigures:
             f"the loss of the next step is {loss}": not math.isfinite(loss),
             f"an engine with too large a cache: {figures['engine']}": settings.on_card
             and figures["engine"] not in (EngineOutOfMemory.__name__, OutOfMemory.__name__),
+            f"a sequence for which an engine has no memory: {figures['engine_step']}": settings.on_card
+            and figures["engine_step"] != OutOfMemory.__name__,
         },
     )
 
@@ -313,3 +323,48 @@ async def _engine_too_large(settings: CheckSettings, model: Path, spec: ModelSpe
     finally:
         await engine.stop()
     return "it has started"
+
+
+async def _engine_step_too_large(settings: CheckSettings, model: Path, spec: ModelSpec) -> str:
+    """The error of a request whose prefill finds no memory, if the engine serves the next one."""
+    length = spec.max_positions - ENGINE_TOKENS
+    token_bytes = 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim
+    allowed_bytes = spec.size_bytes("bfloat16") + token_bytes * spec.max_positions + ENGINE_STEP_BYTES
+    share = allowed_bytes / torch.cuda.get_device_properties(0).total_memory
+    engine = EngineProcess(
+        EngineSpec(
+            name="step-too-large", model_dir=str(model), device=settings.device, dtype="bfloat16",
+            max_sequences=1, max_context_tokens=spec.max_positions, start_s=120.0,
+        )
+    )  # fmt: skip
+    with _environment(
+        "PYTORCH_ALLOC_CONF", f"expandable_segments:True,per_process_memory_fraction:{share:.8f}"
+    ):
+        await engine.start()
+    raised = "no error"
+    try:
+        for number, tokens in enumerate((ENGINE_TOKENS, length, ENGINE_TOKENS)):
+            ids = np.random.default_rng(number).integers(0, spec.vocab, tokens).tolist()
+            request = GenerateRequest(request_id=f"r{number}", ids=ids, max_new_tokens=2)
+            try:
+                await engine.generate_all(request)
+            except OutOfMemory as error:
+                raised = type(error).__name__ if tokens == length else f"also one of {tokens} tokens"
+    except EarlError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        await engine.stop()
+    return raised
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Gives processes that are started meanwhile an environment variable."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

@@ -54,16 +54,19 @@ class Rank:
             refer(case, self.place)
 
 
-def measure(case: MemoryCase) -> int:
-    """Bytes that the case takes of this rank."""
+def measure(case: MemoryCase) -> dict[str, int]:
+    """Bytes that the case takes of this rank; on a card also those that were in use at most."""
     rank = Rank.of(case)
     rank.work(case.tiny)
     if case.device == "cuda":
         rank.work(case)
-        return torch.cuda.max_memory_reserved()
+        return {
+            "bytes": torch.cuda.max_memory_reserved(),
+            "allocated_bytes": torch.cuda.max_memory_allocated(),
+        }
     before = present_bytes()
     rank.work(case)
-    return peak_bytes() - before
+    return {"bytes": peak_bytes() - before}
 
 
 @torch.no_grad()
@@ -122,5 +125,5 @@ def trajectory(case: MemoryCase, number: int) -> MaskedTrajectory:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"bytes": measure(MemoryCase(**json.loads(sys.argv[1])))}), flush=True)
+    print(json.dumps(measure(MemoryCase(**json.loads(sys.argv[1])))), flush=True)
     leave(0)

@@ -18,6 +18,11 @@ CASE_S = 600.0
 
 async def measure(case: MemoryCase) -> int:
     """Bytes that the largest rank took. Raises ProcessFailed if one fails, DeadlineExceeded after CASE_S."""
+    return (await peaks(case))["bytes"]
+
+
+async def peaks(case: MemoryCase) -> dict[str, int]:
+    """What the rank says that took most (rank.measure). Raises as `measure`."""
     config, ranks = case.config, case.degrees.devices
     threads = getattr(config, case.stage).threads or 1
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -47,4 +52,5 @@ async def measure(case: MemoryCase) -> int:
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise process_error("a rank", process.returncode, errors.decode(errors="replace"))
-    return max(json.loads(output.splitlines()[-1])["bytes"] for output, _ in outputs)
+    said = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return max(said, key=lambda peak: peak["bytes"])
