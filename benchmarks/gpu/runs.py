@@ -36,7 +36,7 @@ def profile(settings: CheckSettings) -> CheckFigures:
     write_checkpoint(model, config, dtype, settings.device)
     grid = settings.pick(([1024, 4096], [2, 8]), ([64, 128], [1]), ([64], [1]))
     run = run_config(model, dtype, 1, max(grid[0]), settings.device)
-    profiles = measured(run, STAGES, grid, settings.pick(70.0, 90.0), settings.directory / "kept", "points")
+    profiles = measured(run, STAGES, grid, settings.pick(50.0, 90.0), settings.directory / "kept", "points")
     rows = rows_of(profiles)
     lacking = [f"{each.stage} {name}" for each in profiles for name in each.lacking]
     points = len(STAGES) * len(grid[0]) * len(grid[1])

@@ -43,6 +43,10 @@ HOLES_EXCHANGED, HOLES_EXCHANGED_AGAIN = 0.4, 0.9
 # Where blocks are computed again, each leaves holes of its own: of all blocks, the gradients in the MLP's
 # backward pass.
 HOLES_KEPT, HOLES_KEPT_REDUCED, HOLES_AGAIN = 0.45, 0.65, 1.4
+# On a card, in segments that grow: moments of the optimizer lie where the first step's activations were, and
+# what comes later finds no place of its size between them, but in a step of several micro-batches, whose
+# gradients lie there first. Copies of all trained parameters in float32, of eight cases on an H200.
+HOLES_CARD = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +256,9 @@ def _margin(
     model: ModelNumbers, how: TrainerNumbers, parameters: _Parameters, moving: int, activations: int
 ) -> int:
     if how.device != "cpu":
-        return int(MARGIN * moving)
+        alone = how.lora is None and not how.accumulates
+        holes = HOLES_CARD * WIDE_BYTES * parameters.trained if alone else 0.0
+        return int(max(MARGIN * moving, holes))
     exchanged = gathered = 0.0
     if how.cp > 1 or how.ranks > how.dp:
         exchanged = HOLES_EXCHANGED_AGAIN if how.cp > 1 and how.checkpointed else HOLES_EXCHANGED

@@ -1,0 +1,39 @@
+"""What models do on cards, as far as a processor can say: allocator settings, kernels for float32."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from earl.models.growing_segments import use_growing_segments
+from earl.models.packing import repeats_heads
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    return monkeypatch
+
+
+def test_segments_grow_unless_the_environment_says_otherwise(environment):
+    use_growing_segments()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    environment.setenv("PYTORCH_ALLOC_CONF", "")
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    use_growing_segments()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == ""
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "repeats"),
+    [
+        (False, torch.float32, True),
+        (False, torch.bfloat16, True),
+        (True, torch.float32, True),
+        (True, torch.bfloat16, False),
+    ],
+)
+def test_heads_are_repeated_where_no_fused_kernel_takes_groups(is_cuda, dtype, repeats):
+    assert repeats_heads(SimpleNamespace(is_cuda=is_cuda, dtype=dtype)) is repeats
