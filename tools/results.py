@@ -35,6 +35,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOTES = ROOT / "benchmarks" / "record" / "notes.toml"
 
 NAMED = re.compile(r"(?P<benchmark>.+)-(?P<day>\d{8})-(?P<time>\d{6})(?:-(?P<number>\d+))?")
+# benchmarks.record.results.origin.
+KIT = re.compile(r"a kit of (?P<commit>[0-9a-f]{12,40})\b")
 COMMIT_DIGITS = 7
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min, "max": max, "median": statistics.median, "mean": statistics.fmean, "sum": sum, "len": len,
@@ -74,13 +76,13 @@ class BenchmarkResult:
     @property
     def commit(self) -> str:
         """The short commit, with "+changes" where the tree differed from it; "" if none is known."""
-        head, plus, changes = str(self.figures["commit"] or "").partition("+")
+        head, plus, changes = measured_commit(self.figures).partition("+")
         return head[:COMMIT_DIGITS] + plus + changes
 
     @property
     def head(self) -> str:
         """The commit of the measured tree, whether or not the tree differed from it; "" if none is known."""
-        return str(self.figures["commit"] or "").partition("+")[0]
+        return measured_commit(self.figures).partition("+")[0]
 
     @property
     def measured_code(self) -> Mapping[str, str]:
@@ -92,6 +94,14 @@ class BenchmarkResult:
         named = NAMED.fullmatch(self.name)
         assert named is not None
         return named
+
+
+def measured_commit(figures: Mapping[str, Any]) -> str:
+    """The commit that a result names, or that was packed into the kit it was measured with; "" if neither."""
+    if figures["commit"]:
+        return str(figures["commit"])
+    packed = KIT.search(figures.get("commit_unknown", ""))
+    return packed["commit"] if packed else ""
 
 
 class Record:

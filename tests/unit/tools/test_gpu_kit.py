@@ -7,6 +7,7 @@ import pytest
 from benchmarks.record.results import origin
 from tools.gpu_kit import MOST_BYTES, PROVIDED, check_size, roots, selected
 from tools.install import Locked, read_lock
+from tools.results import measured_commit
 
 
 def locked(name: str, *via: str, marker: str = "") -> Locked:
@@ -49,3 +50,5 @@ def test_a_result_of_a_kit_names_the_commit_that_was_packed(tmp_path):
     assert origin(tmp_path) == "not of a git checkout"
     (tmp_path / "COMMIT").write_text("0123456789ab\n")
     assert origin(tmp_path) == "a kit of 0123456789ab"
+    figures = {"commit": None, "commit_unknown": f"EARL 0.1.0, {origin(tmp_path)}"}
+    assert measured_commit(figures) == "0123456789ab"

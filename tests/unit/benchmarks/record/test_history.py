@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.results import measured_commit
+
 ROOT = Path(__file__).resolve().parents[4]
 RESULTS = ROOT / "benchmarks" / "results"
 RUNS = "benchmarks/results/runs.jsonl"
@@ -104,7 +106,7 @@ def test_a_lost_a_changed_and_a_shortened_file_are_noticed(tmp_path: Path) -> No
 
 
 def test_results_of_an_uncommitted_tree_are_the_five_that_are_marked() -> None:
-    commits = {path.stem: json.loads(path.read_text())["commit"] for path in RESULTS.glob("*.json")}
+    commits = {path.stem: measured_commit(json.loads(path.read_text())) for path in RESULTS.glob("*.json")}
     assert {name for name, commit in commits.items() if "+" in (commit or "+")} == set(NOTES["uncommitted"])
     assert set(NOTES["restored"]) <= commits.keys()
 
