@@ -27,6 +27,8 @@ from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
 _GENERATION, _OFFSET, _SIZE = 0, 1, 2
 # Odd generations are of published regions.
 _PUBLISHED = np.uint64(1)
+# An arena that may grow takes so much more of its file system at once.
+_GROWTH_BYTES = 16 << 20
 # How much is touched between two chances for other threads.
 _TOUCHED_BYTES = 64 << 20
 
@@ -68,16 +70,20 @@ class Region:
 
 
 class Arena:
-    """An owner's memory. Allocation and freeing are thread-safe; `close` removes the file."""
+    """An owner's memory. Allocation and freeing are thread-safe; `close` removes the file.
 
-    def __init__(self, path: Path, fd: int, owner: str, header: Header) -> None:
+    allocated_bytes: of the file, from its start; regions beyond them allocate what they need first.
+    """
+
+    def __init__(self, path: Path, fd: int, owner: str, header: Header, allocated_bytes: int) -> None:
         self._fd = fd
         self._path = path
         self._header = header
+        self._allocated_bytes = allocated_bytes
         flags, access = mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
         self._map = mmap.mmap(fd, header.size_bytes, flags=flags, prot=access)
         self.memory = np.frombuffer(self._map, np.uint8)
-        for pages in _pages(self.memory):
+        for pages in _pages(self.memory[:allocated_bytes]):
             np.bitwise_or(pages, 0, out=pages)
         self._map[: len(header.pack())] = header.pack()
         self._table = _table(self._map, header)
@@ -91,16 +97,21 @@ class Arena:
         )
 
     @classmethod
-    def create(cls, directory: Path, owner: str, incarnation: int, size_bytes: int) -> Self:
-        """A new arena with `size_bytes` for regions, wholly allocated and touched; dead owners' files go.
+    def create(
+        cls, directory: Path, owner: str, incarnation: int, size_bytes: int, grows_to: int = 0
+    ) -> Self:
+        """A new arena with `size_bytes` for regions, allocated and touched; dead owners' files go.
 
+        grows_to: bytes that regions may take in all, allocated as they are needed; at least size_bytes.
         Raises ConfigError when the file system is too small or the file exists.
         """
         arena_file.ensure_directory(directory)
         arena_file.remove_stale(directory)
-        header = arena_file.header_for(size_bytes, secrets.randbits(64), incarnation)
+        most = max(size_bytes, grows_to)
+        header = arena_file.header_for(most, secrets.randbits(64), incarnation)
+        allocated = header.data_offset + arena_file.in_pages(size_bytes)
         path = arena_file.arena_path(directory, owner, incarnation)
-        return cls(path, arena_file.create(path, header.size_bytes), owner, header)
+        return cls(path, arena_file.create(path, header.size_bytes, allocated), owner, header, allocated)
 
     @property
     def free_bytes(self) -> int:
@@ -114,8 +125,13 @@ class Arena:
             return self._space.largest_bytes if self._free_slots else 0
 
     @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the file that take memory."""
+        return self._allocated_bytes
+
+    @property
     def capacity_bytes(self) -> int:
-        """The value of `free_bytes` when nothing is allocated."""
+        """The value of `free_bytes` when nothing is allocated, with all that the arena may grow by."""
         return self._header.size_bytes - self._header.data_offset
 
     def served_at(self, *, ucx_address: str = "", nixl_address: str = "") -> None:
@@ -147,9 +163,27 @@ class Arena:
                     f"{self._space.free_bytes} free, at most {self._space.largest_bytes} in one piece",
                     "wait until readers have consumed regions, or make the arena larger",
                 )
+            if not self._reach(offset + size_bytes):
+                self._space.give(offset)
+                raise ArenaFull(
+                    f"{self.ref.owner}: no space for {size_bytes} bytes besides {len(self._live)} regions; "
+                    f"{self._path.parent} has no more than the {self._allocated_bytes} allocated",
+                    "wait until readers have consumed regions, or make the tmpfs larger",
+                )
             slot = self._free_slots.pop()
             region = self._live[slot] = Region(self, slot, offset, size_bytes)
             return region
+
+    def _reach(self, stop: int) -> bool:
+        """Allocates the file up to `stop` at least; returns whether its file system has the bytes."""
+        if stop <= self._allocated_bytes:
+            return True
+        generous = min(self._header.size_bytes, max(stop, self._allocated_bytes + _GROWTH_BYTES))
+        for end in (generous, arena_file.in_pages(stop)):
+            if arena_file.extend(self._fd, self._allocated_bytes, end):
+                self._allocated_bytes = end
+                return True
+        return False
 
     def close(self) -> None:
         """Frees every region and removes the file. Arrays handed out stay valid memory, unread by others."""
@@ -206,7 +240,7 @@ class MappedArena:
         self._fd = fd
         self._table = _table(self._map, self._header)
         self.memory = np.frombuffer(self._map, np.uint8)
-        for pages in _pages(self.memory):
+        for pages in _pages(self.memory[: arena_file.allocated_prefix(fd)]):
             pages.max()
 
     @property

@@ -34,6 +34,7 @@ MIN_SLOTS = 1 << 10
 MAX_SLOTS = 1 << 16
 _HEADER = struct.Struct("<8s6Q")
 _CREATE_ATTEMPTS = 16
+_NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,17 @@ class Header:
 
 
 def header_for(size_bytes: int, nonce: int, incarnation: int) -> Header:
-    """The header of an arena whose data area holds `size_bytes`, rounded up to whole pages.
+    """The header of an arena whose data area may hold `size_bytes`, rounded up to whole pages.
 
     A region for every GRAIN_BYTES, at least MIN_SLOTS, at most MAX_SLOTS.
     """
     slots = min(MAX_SLOTS, max(MIN_SLOTS, size_bytes // GRAIN_BYTES))
-    data_offset = _pages(PAGE_BYTES + slots * SLOT_BYTES)
-    return Header(nonce, incarnation, data_offset + _pages(size_bytes), slots, PAGE_BYTES, data_offset)
+    data_offset = in_pages(PAGE_BYTES + slots * SLOT_BYTES)
+    return Header(nonce, incarnation, data_offset + in_pages(size_bytes), slots, PAGE_BYTES, data_offset)
 
 
-def _pages(size_bytes: int) -> int:
+def in_pages(size_bytes: int) -> int:
+    """Rounds up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -122,8 +124,9 @@ def ensure_directory(directory: Path) -> None:
         )
 
 
-def create(path: Path, size_bytes: int) -> int:
-    """A new locked file descriptor with every byte allocated, so that no later touch can fail.
+def create(path: Path, size_bytes: int, allocated_bytes: int) -> int:
+    """A new locked file descriptor, its first bytes allocated, so that no later touch of them can fail; the
+    others are for `extend`.
 
     Raises ConfigError when the file system is too small or an arena of this name is alive.
     """
@@ -142,18 +145,36 @@ def create(path: Path, size_bytes: int) -> int:
             os.close(fd)
             continue  # a cleaner took it for a dead owner's before the lock
         try:
-            os.posix_fallocate(fd, 0, size_bytes)
+            os.posix_fallocate(fd, 0, allocated_bytes)
+            os.ftruncate(fd, size_bytes)
         except OSError as error:
             path.unlink(missing_ok=True)
             os.close(fd)
-            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
+            if error.errno not in _NO_SPACE:
                 raise
             raise ConfigError(
-                f"an arena of {size_bytes} bytes does not fit {path.parent}: {_free_bytes(path.parent)} free",
+                f"an arena of {allocated_bytes} bytes does not fit {path.parent}: "
+                f"{_free_bytes(path.parent)} free",
                 "make the tmpfs larger, ask for a smaller arena, or set data_plane.arena_dir",
             ) from error
         return fd
     raise ConfigError(f"arena {path} was removed while it was made", "stop what removes files there")
+
+
+def extend(fd: int, start: int, stop: int) -> bool:
+    """Allocates the bytes [start, stop) of an arena's file; returns whether its file system has them."""
+    try:
+        os.posix_fallocate(fd, start, stop - start)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        return False
+    return True
+
+
+def allocated_prefix(fd: int) -> int:
+    """Bytes from the start of the file on that hold data: reading beyond them would allocate memory."""
+    return os.lseek(fd, 0, os.SEEK_HOLE)
 
 
 def remove_stale(directory: Path) -> list[Path]:

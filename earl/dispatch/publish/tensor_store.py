@@ -108,12 +108,15 @@ class TensorStore:
         *,
         incarnation: int,
         size_bytes: int,
+        grows_to: int = 0,
     ) -> TensorStore:
         """An arena of `size_bytes` in the run's `arena_directory`, served over the wire where configured.
 
+        grows_to: bytes that it may take later. With NIXL, which registers an arena whole, it does not grow.
         Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
         """
-        arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes)
+        most = grows_to if not config.wired or config.wire == "ucx" else 0
+        arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes, most)
         if not config.wired:
             return cls(arena, registry, checksum=config.checksums == "always")
         try:

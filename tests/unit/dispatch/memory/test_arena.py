@@ -54,6 +54,41 @@ def test_a_full_slot_table_is_back_pressure_that_says_so(arena: Arena):
     arena.allocate(1)
 
 
+def on_disk(arena: Arena) -> int:
+    return os.stat(arena.ref.path).st_blocks * 512
+
+
+def test_an_arena_takes_memory_as_its_regions_need_it(tmp_path: Path):
+    arena = Arena.create(tmp_path / "arenas", "o", 1, 1 << 20, grows_to=64 << 20)
+    try:
+        before = on_disk(arena)
+        assert before < 4 << 20 and arena.capacity_bytes == arena.free_bytes >= 64 << 20
+        mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+        assert on_disk(arena) == before  # a reader populates what is there, and allocates nothing
+        region = arena.allocate(40 << 20)
+        region.array(np.uint8, (40 << 20,))[:] = 7
+        ref = region.seal(checksum=False)
+        assert (mapped.memory[ref.offset_bytes : ref.offset_bytes + ref.size_bytes] == 7).all()
+        assert 40 << 20 < on_disk(arena) < 50 << 20
+        arena.allocate(arena.largest_bytes)
+        with pytest.raises(ArenaFull, match="no space for"):
+            arena.allocate(4 << 20)
+    finally:
+        arena.close()
+
+
+def test_a_file_system_that_is_full_is_back_pressure(tmp_path: Path):
+    arena = Arena.create(tmp_path / "arenas", "o", 1, 1 << 20, grows_to=4 << 40)
+    try:
+        free = arena.free_bytes
+        with pytest.raises(ArenaFull, match=r"has no more than the \d+ allocated"):
+            arena.allocate(3 << 40)
+        assert arena.free_bytes == free
+        arena.allocate(4 << 20)
+    finally:
+        arena.close()
+
+
 def test_generations_follow_a_region(arena: Arena):
     mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
     region = arena.allocate(1000)
