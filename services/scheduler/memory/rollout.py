@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, MemoryParts, ceil_div, largest, together
 
-# linear.PACK_ELEMENTS, kv_cache.PAGE_BYTES, attention.ALIGNED, engine.PREFILL_TOKENS of
-# services/rollout/engines/torch; core.BLOCK_TOKENS of services/rollout/engines/vllm.
+# linear.PACK_ELEMENTS, model_runner.FIRST_POSITIONS, kv_cache.PAGE_BYTES, attention.ALIGNED,
+# engine.PREFILL_TOKENS of services/rollout/engines/torch; core.BLOCK_TOKENS of services/rollout/engines/vllm.
 PACK_ELEMENTS = 1 << 17
+FIRST_POSITIONS = 1024
 PAGE_BYTES = 4096
 ALIGNED = 16
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -84,7 +85,8 @@ def weight_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
     parameters = model.elements()
     if not how.native:
         parameters -= (1 if model.tied else 2) * (table - table // how.tp)
-    tables = 2 * how.context * model.head_dim
+    # They double as contexts grow.
+    tables = 2 * min(how.context, max(FIRST_POSITIONS, 2 * how.length)) * model.head_dim
     blocked = _blocked(model, how)
     # Each is made again before the old one goes.
     copies = sum(blocked) + max(blocked, default=0)

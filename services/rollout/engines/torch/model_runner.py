@@ -40,6 +40,8 @@ AddUp = Callable[[torch.Tensor], object]
 
 # Rows that a deterministic forward computes at once.
 TILE = 32
+# The tables of positions begin with so many.
+FIRST_POSITIONS = 1024
 
 
 @dataclass
@@ -110,9 +112,19 @@ class ModelRunner:
         self._layers = [self._layer(number) for number in range(spec.layers)]
         self._norm = self.weights["model.norm.weight"]
         self._head = Linear(self.weights["lm_head.weight"])
-        positions = torch.arange(context, device=self.device)
-        frequencies = rope_frequencies(spec.rope, spec.head_dim)
-        self._cosine, self._sine = rope_table(frequencies, positions, dtype)
+        self._cosine, self._sine = self._rotations(min(context, FIRST_POSITIONS))
+
+    def _rotations(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine of the first `count` positions, each [count, 1, D]."""
+        positions = torch.arange(count, device=self.device)
+        return rope_table(rope_frequencies(self.spec.rope, self.spec.head_dim), positions, self.dtype)
+
+    def _reach(self, count: int) -> None:
+        """Makes the tables of positions at least so long: they grow with what is reached, not with what may
+        be."""
+        if count > len(self._cosine):
+            count = min(self.context, max(count, 2 * len(self._cosine)))
+            self._cosine, self._sine = self._rotations(count)
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -241,6 +253,7 @@ class ModelRunner:
             # Whole tiles; nobody reads what is computed for the padding.
             padding = -len(tokens) % TILE
             tokens, positions = np.pad(tokens, (0, padding)), np.pad(positions, (0, padding))
+        self._reach(int(positions.max()) + 1)
         positions = self.shape.on_device(positions)
         cosine, sine = self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
         x = self._embedding.index_select(0, self.shape.on_device(tokens))

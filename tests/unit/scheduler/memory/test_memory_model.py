@@ -24,7 +24,7 @@ from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract import sampling
-from services.rollout.engines.torch import attention, engine, kv_cache, linear
+from services.rollout.engines.torch import attention, engine, kv_cache, linear, model_runner
 from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.slot_table import SlotTable
@@ -61,6 +61,7 @@ def test_constants_are_those_of_what_allocates() -> None:
     assert trainer.SLOTS == weight_slots.SLOTS
     assert model_module.SHORTEST_SHARED == prefix_packing.SHORTEST_SHARED
     assert rollout.PACK_ELEMENTS == linear.PACK_ELEMENTS
+    assert rollout.FIRST_POSITIONS == model_runner.FIRST_POSITIONS
     assert rollout.PAGE_BYTES == kv_cache.PAGE_BYTES
     assert rollout.ALIGNED == attention.ALIGNED
     assert rollout.STEP_TOKENS == engine.PREFILL_TOKENS == core.STEP_TOKENS

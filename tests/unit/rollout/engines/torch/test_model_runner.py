@@ -10,7 +10,7 @@ from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.sampling import sample, uniforms
-from services.rollout.engines.torch import attention
+from services.rollout.engines.torch import attention, model_runner
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.engine import TorchEngine
 from services.rollout.engines.torch.model_runner import ModelRunner
@@ -137,6 +137,22 @@ def test_logits_that_are_not_finite_are_refused():
             np.zeros(2, np.uint64),
             np.arange(2),
         )
+
+
+def test_tables_of_positions_grow_with_what_is_reached(monkeypatch: pytest.MonkeyPatch):
+    tokens = np.random.default_rng(0).integers(0, 29, 40)
+    logits: list[torch.Tensor] = []
+    for first in (48, 8):
+        monkeypatch.setattr(model_runner, "FIRST_POSITIONS", first)
+        _, runner = models("llama", slots=2)
+        assert len(runner._cosine) == first
+        for start, stop in ((0, 5), (5, 12), (12, 40)):
+            chunk = StepBatch(np.array([0]), np.array([start]), np.array([stop - start]), tokens[start:stop])
+            last = runner.forward(chunk)
+        assert last is not None
+        logits.append(last)
+    # 8, 16, and then what is needed, which is more than twice as many.
+    assert torch.equal(*logits) and len(runner._cosine) == 40
 
 
 @pytest.mark.parametrize("failure", ["overwritten", "shape"])
