@@ -122,7 +122,7 @@ def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, 
     """The overrides of each static layout of rollout and trainer except the run file's, by name."""
     rollout, trainer = config.rollout, config.trainer
     with tempfile.TemporaryDirectory() as directory:
-        create_model(Path(directory) / "model", config.model, config.seed)
+        create_model(Path(directory) / "model", config.model, config.seed, config.context_tokens)
         layouts = LegalLayouts(config, Path(directory))
         of_rollout = layouts.legal("rollout", [rollout.engines * rollout.tp])
         of_trainer = layouts.legal("trainer", [trainer.ranks])

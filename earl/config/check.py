@@ -17,6 +17,8 @@ from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
 from earl.loopback import is_loopback
 
+LEAST_CONTEXT_TOKENS, LEAST_MICROBATCH_TOKENS = 8, 64
+
 
 def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     """Raises the error of the first contradiction between keys.
@@ -120,13 +122,13 @@ def check_environments(config: RunConfig) -> None:
 def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
     """Raises ConfigError for bounds of an environment's own that cannot hold."""
     most, bound = config.rollout.max_context_tokens, entry.section.max_context_tokens
-    if bound > most:
+    if most and bound > most:
         raise ConfigError(
             f"max_context_tokens = {bound} of environment {entry.label} exceeds "
             f"rollout.max_context_tokens = {most}",
             "lower the one or raise the other",
         )
-    if (bound or entry.section.max_new_tokens) and entry.max_new_tokens >= (bound or most):
+    if (bound or (most and entry.section.max_new_tokens)) and entry.max_new_tokens >= (bound or most):
         of_run = "" if entry.section.max_new_tokens else "rollout."
         raise ConfigError(
             f"{of_run}max_new_tokens = {entry.max_new_tokens} leaves environment {entry.label} no prompt in "
@@ -175,20 +177,29 @@ def check_lengths(config: RunConfig) -> None:
     """Raises ConfigError if engines or ranks cannot hold the longest sequence."""
     rollout = config.rollout
     positions = config.model.scratch.max_positions
-    if not config.model.path and rollout.max_context_tokens > positions:
+    for key, tokens, least in (
+        ("rollout.max_context_tokens", rollout.max_context_tokens, LEAST_CONTEXT_TOKENS),
+        ("rollout.held_context_tokens", rollout.held_context_tokens, LEAST_CONTEXT_TOKENS),
+        ("model.scratch.max_positions", positions, LEAST_CONTEXT_TOKENS),
+        ("trainer.microbatch_tokens", config.trainer.microbatch_tokens, LEAST_MICROBATCH_TOKENS),
+    ):
+        if 0 < tokens < least:
+            raise ConfigError(f"{key} = {tokens} is less than {least}", f"give {least} or more, or 0")
+    if positions and not config.model.path and rollout.max_context_tokens > positions:
         raise ConfigError(
             f"rollout.max_context_tokens = {rollout.max_context_tokens} exceeds "
             f"model.scratch.max_positions = {positions}",
             "lower the one or raise the other",
         )
-    if rollout.max_new_tokens >= rollout.max_context_tokens:
+    bound = config.context_bound
+    if bound.source != "unknown" and rollout.max_new_tokens >= bound.tokens:
         raise ConfigError(
-            f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no prompt in max_context_tokens = "
-            f"{rollout.max_context_tokens}",
-            "raise rollout.max_context_tokens",
+            f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no prompt in "
+            f"{bound.source.rpartition('.')[2]} = {bound.tokens}",
+            f"raise {bound.source}",
         )
     trainer = config.trainer
-    if trainer.microbatch_tokens * trainer.ranks < rollout.max_context_tokens:
+    if 0 < trainer.microbatch_tokens * trainer.ranks < rollout.max_context_tokens:
         raise ConfigError(
             f"trainer.microbatch_tokens = {trainer.microbatch_tokens}"
             + (f" on each of {trainer.ranks} ranks" if trainer.ranks > 1 else "")

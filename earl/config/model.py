@@ -38,10 +38,10 @@ class ScratchModel(ConfigSection):
     #
     # Fewer than heads make the KV cache smaller (grouped-query attention).
     kv_heads: int = Field(default=4, ge=1)
-    # Longest context of the model, in tokens.
+    # Longest context of the model, in tokens. 0: that of the run.
     #
-    # Raise it together with rollout.max_context_tokens, which it bounds.
-    max_positions: int = Field(default=256, ge=8)
+    # Set it to make a model that is like one of so many positions; contexts end there.
+    max_positions: int = Field(default=0, ge=0)
     # Base of the rotary embedding.
     #
     # With a small one, short contexts learn positions faster; raise it for contexts of thousands of tokens.

@@ -57,11 +57,11 @@ class RolloutConfig(ConfigSection):
     # Set "float32" if logprob_mismatch is large and the trainer computes in float32.
     dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Tokens that the KV cache of one engine holds. When they are used up, the youngest sequences wait and are
-    # computed again later. 0: max_sequences x max_context_tokens, and on GPUs at most what memory_fraction
-    # leaves for them, decided once by the machine that starts the run (docs/devices.md).
+    # computed again later. 0: max_sequences x the longest context; on GPUs, or without max_context_tokens, at
+    # most what is free for them, decided once by the machine that starts the run (docs/devices.md).
     #
-    # Set a smaller number if engines run out of memory and most episodes are far shorter than
-    # max_context_tokens.
+    # Set a smaller number if engines run out of memory and most episodes are far shorter than the longest
+    # context.
     kv_tokens: int = Field(default=0, ge=0)
     # Part of a GPU's memory that a run may take with kv_tokens = 0, by prediction.
     #
@@ -72,11 +72,15 @@ class RolloutConfig(ConfigSection):
     # More raise throughput until memory or the processor is full.
     max_sequences: int = Field(default=64, ge=1)
     # Longest context of an episode, in tokens: prompt, answers and observations together. An episode that
-    # reaches it ends as TRUNCATED.
+    # reaches it ends as TRUNCATED. 0: no bound but the model's positions and the memory of the machine.
     #
-    # Raise it if episodes are truncated; memory for the KV cache and the trainer's longest sequence grow with
-    # it.
-    max_context_tokens: int = Field(default=256, ge=8)
+    # Set it if longer episodes are of no use to you, or to repeat a run on machines with other memory.
+    max_context_tokens: int = Field(default=0, ge=0)
+    # Tokens of the longest context that some layout of the machine holds, where contexts end without
+    # max_context_tokens. 0: by prediction, decided once by the machine that starts the run (docs/devices.md).
+    #
+    # Set it in a fleet, where the machine that prepares the run does not know the memory of the others.
+    held_context_tokens: int = Field(default=0, ge=0)
     # Most tokens of one answer.
     #
     # Raise it if answers end before they are complete; lower it if the model talks on after its action.
@@ -91,9 +95,10 @@ class RolloutConfig(ConfigSection):
     # Raise it if the environment is slow and engines wait for it.
     episodes: int = Field(default=0, ge=0)
     # Memory for finished trajectories that wait for the trainer; while it is full, workers pause. 0: what
-    # staleness + 2 batches of the longest episodes need, at least 64 MiB.
+    # staleness + 2 batches of the longest episodes need, at least 64 MiB. Without max_context_tokens it grows
+    # with the episodes, to an eighth of the machine's memory at most.
     #
-    # Set a smaller number if memory is short and most episodes are far shorter than max_context_tokens.
+    # Set a smaller number if memory is short and most episodes are far shorter than the longest context.
     arena_bytes: int = Field(default=0, ge=0)
     # How many times a worker starts an engine that died before it gives up itself.
     #

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from earl.config.base import ConfigSection
+from earl.config.context_bound import ContextBound, context_bound, planned_tokens
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
@@ -24,6 +25,8 @@ from earl.pacing.pace import Pace
 # The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
 EPISODE_S = 300.0
 SLOW_TOKENS_PER_S = 20.0
+# The divisor of loss_mean = "constant" where neither it nor a bound of contexts is given.
+LOSS_SEQUENCE_TOKENS = 256
 
 
 class StackConfig(ConfigSection):
@@ -138,21 +141,45 @@ class RunConfig(ConfigSection):
 
     @property
     def episode_s(self) -> float:
-        """Seconds that an episode may take: the longest context at a slow pace, where no bound is given."""
-        return self.scheduler.episode_s or EPISODE_S + self.rollout.max_context_tokens / SLOW_TOKENS_PER_S
+        """Seconds that an episode may take: the context planned for at a slow pace, where no bound is
+        given."""
+        return self.scheduler.episode_s or EPISODE_S + self.planned_context / SLOW_TOKENS_PER_S
+
+    @property
+    def context_bound(self) -> ContextBound:
+        """The bound of contexts: a wish, or what the machine holds."""
+        return context_bound(self.model, self.rollout)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest context that engines may have."""
+        return self.context_bound.tokens
+
+    @property
+    def planned_context(self) -> int:
+        """Tokens of the contexts that the run is made ready for before it has any, at most context_tokens."""
+        answers = ((entry.max_turns, entry.max_new_tokens) for entry in self.mixture)
+        return planned_tokens(self.context_bound, answers)
+
+    @property
+    def loss_tokens(self) -> int:
+        """The divisor of loss_mean = "constant": it depends on what the run file says, on no machine."""
+        return self.trainer.loss_sequence_tokens or self.rollout.max_context_tokens or LOSS_SEQUENCE_TOKENS
 
     @property
     def longest_sequence(self) -> int:
-        """The most tokens of a sequence. Unless the selector may raise its cp, the trainer truncates what is
-        longer than its ranks can take.
+        """The most tokens of a sequence. A trainer whose ranks were given a bound truncates what is longer
+        than they can take, unless the selector may raise its cp.
         """
-        return min(self.rollout.max_context_tokens, self.trainer.microbatch_tokens * self._most_cp)
+        given = self.trainer.microbatch_tokens
+        most_cp = self.trainer.ranks if self.selector_decides else self.trainer.cp
+        return min(self.context_tokens, given * most_cp) if given else self.context_tokens
 
     @property
-    def _most_cp(self) -> int:
-        """The largest cp that the trainer may ever have: without a profile, the selector changes nothing."""
-        decides = self.scheduler.selector == "on" and (self.scheduler.profile or self.scheduler.profile_s > 0)
-        return self.trainer.ranks if decides else self.trainer.cp
+    def selector_decides(self) -> bool:
+        """Returns whether stages may change their parallelism without being told: not without a profile."""
+        scheduler = self.scheduler
+        return scheduler.selector == "on" and bool(scheduler.profile or scheduler.profile_s > 0)
 
     @property
     def mixture(self) -> tuple[MixtureEntry, ...]:

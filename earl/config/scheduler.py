@@ -62,7 +62,7 @@ class SchedulerConfig(ConfigSection):
     # workers sooner.
     lease_s: float = Field(default=30.0, gt=0)
     # Seconds that an episode may take; then its attempt fails. 0: 300, and one for each 20 tokens of
-    # rollout.max_context_tokens.
+    # rollout.max_context_tokens, or without it of two times all answers that an episode may have.
     #
     # Raise it for long episodes with slow tools.
     episode_s: float = Field(default=0.0, ge=0)

@@ -14,6 +14,10 @@ from earl.parallelism import Parallelism
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+# trainer.microbatch_tokens where it is left open.
+PASS_TOKENS = 16_384
+
+
 class TrainerConfig(ConfigSection):
     # Trainer processes: dp replicas of tp x cp ranks each.
     #
@@ -102,7 +106,7 @@ class TrainerConfig(ConfigSection):
     # "token" gives long answers more weight; set "sequence" to give every trajectory the same, "constant" to
     # make a token's weight independent of all lengths.
     loss_mean: Literal["token", "sequence", "constant"] = "token"
-    # Divisor of loss_mean = "constant", in tokens; 0: rollout.max_context_tokens.
+    # Divisor of loss_mean = "constant", in tokens; 0: rollout.max_context_tokens, or 256 without it.
     #
     # Set it to keep the size of updates when max_context_tokens changes; a smaller divisor makes updates
     # larger.
@@ -184,10 +188,10 @@ class TrainerConfig(ConfigSection):
     passes: int = Field(default=1, ge=1)
     # Tokens of one forward pass on one rank; gradients accumulate over passes. cp ranks share a pass of cp
     # times as many: a sequence longer than one rank may take needs context parallelism, and is truncated
-    # unless scheduler.selector brings it.
+    # unless scheduler.selector brings it. 0: 16,384, and a longer sequence alone.
     #
     # Lower it if the trainer runs out of memory; raise it if a GPU is not busy.
-    microbatch_tokens: int = Field(default=16_384, ge=64)
+    microbatch_tokens: int = Field(default=0, ge=0)
     # Computes what sequences of a micro-batch have in common at their beginning (the prompt of their group)
     # once instead of once each; the gradients are the same sums.
     #
@@ -212,6 +216,11 @@ class TrainerConfig(ConfigSection):
     # Change it in a fleet, where other machines connect to the trainer; off loopback it needs TLS and a
     # token.
     bind: str = "127.0.0.1:0"
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of one forward pass on one rank, unless a sequence alone has more."""
+        return self.microbatch_tokens or PASS_TOKENS
 
     @property
     def checkpoints_activations(self) -> bool:

@@ -23,7 +23,7 @@ def main() -> int:
         with bulk_import():
             from earl.models.create import create_model
 
-        create_model(directory.resolve() / "model", config.model, config.seed)
+        create_model(directory.resolve() / "model", config.model, config.seed, config.context_tokens)
     except EarlError as error:
         return ended_by(error)
     return 0

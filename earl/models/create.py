@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from earl.config.context_bound import UNKNOWN_TOKENS
 from earl.config.model import ModelConfig, ScratchModel
 from earl.config.model_check import check_scratch
 from earl.errors import ConfigError
@@ -29,8 +30,12 @@ from earl.models.weights import check_model
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
-    """Makes `directory` the run's model; returns it. Raises ModelNotFound, UnsupportedModel, ConfigError."""
+def create_model(directory: Path, config: ModelConfig, seed: int, context_tokens: int = 0) -> Path:
+    """Makes `directory` the run's model; returns it.
+
+    context_tokens: positions of a model from scratch for which none are given. Raises ModelNotFound,
+    UnsupportedModel, ConfigError.
+    """
     if config.path:
         source = resolve(config.path)
         check_model(source)
@@ -46,7 +51,9 @@ def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
         directory.symlink_to(source, target_is_directory=True)
         return directory
     if not directory.exists():
-        write_scratch(directory, config.scratch, seed, config.weight_dtype)
+        positions = config.scratch.max_positions or max(UNKNOWN_TOKENS, context_tokens)
+        scratch = config.scratch.model_copy(update={"max_positions": positions})
+        write_scratch(directory, scratch, seed, config.weight_dtype)
     check_model(directory)
     Tokenizer.load(directory, config)
     return directory
@@ -84,7 +91,7 @@ def _config(scratch: ScratchModel, vocabulary: int, dtype: str) -> dict:
         "num_key_value_heads": scratch.kv_heads,
         "head_dim": scratch.hidden_size // scratch.heads,
         "hidden_act": "silu",
-        "max_position_embeddings": scratch.max_positions,
+        "max_position_embeddings": scratch.max_positions or UNKNOWN_TOKENS,
         "rms_norm_eps": 1e-6,
         "initializer_range": scratch.embedding_std,
         "rope_parameters": {"rope_type": "default", "rope_theta": scratch.rope_theta},

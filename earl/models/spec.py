@@ -16,6 +16,8 @@ from earl.config.model import ModelShape, ScratchModel
 from earl.errors import ModelNotFound, UnsupportedModel
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+# Positions of a model from scratch for which nobody asked for a number.
+UNBOUNDED_POSITIONS = 1 << 40
 # The tokens that every vocabulary made here begins with.
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -97,7 +99,7 @@ class ModelSpec:
 
 
 def spec_of_shape(shape: ModelShape) -> ModelSpec:
-    """The spec of a checkpoint of which a run file tells the sizes alone."""
+    """The spec of a checkpoint of which a run file tells the sizes alone, and not its positions."""
     return ModelSpec(
         family=shape.family,
         hidden=shape.hidden_size,
@@ -108,6 +110,7 @@ def spec_of_shape(shape: ModelShape) -> ModelSpec:
         intermediate=shape.intermediate_size,
         vocab=shape.vocabulary,
         tied=shape.tied,
+        max_positions=UNBOUNDED_POSITIONS,
         qkv_bias=shape.family == "qwen2",
         qk_norm=shape.family == "qwen3",
     )
@@ -120,7 +123,8 @@ def spec_of_scratch(scratch: ScratchModel) -> ModelSpec:
     )
     vocabulary = len(dict.fromkeys([*SPECIALS, *scratch.words]))
     shape = ModelShape(**sizes, vocabulary=vocabulary, tied=True)
-    return replace(spec_of_shape(shape), max_positions=scratch.max_positions, rope=Rope(scratch.rope_theta))
+    positions = scratch.max_positions or UNBOUNDED_POSITIONS
+    return replace(spec_of_shape(shape), max_positions=positions, rope=Rope(scratch.rope_theta))
 
 
 def load_spec(path: str | Path) -> ModelSpec:

@@ -29,6 +29,7 @@ from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, disk_space, plan, warden
 from earl.stack.auto_dtype import gpu_bytes_here, settle
+from earl.stack.begun_bounds import with_begun_bounds
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
@@ -100,17 +101,17 @@ async def launch(
 ) -> LaunchOutcome:
     """Runs a whole stack; returns when the run has ended or was stopped, with nothing left running.
 
-    Keys that are left open (a dtype "auto", threads, KV, checkpointing) are resolved here, if the caller has
-    not. on_taken:
-    called once the run's directory is this launch's. on_failed: called with the sentence of `recorded_reason`
-    if it fails once the run has begun.
+    Keys that are left open (a dtype "auto", threads, the longest context, KV, checkpointing) are resolved
+    here, if the caller has not. on_taken: called once the run's directory is this launch's. on_failed: called
+    with the sentence of `recorded_reason` if it fails once the run has begun.
     Raises ConfigError and PortInUse before anything is started, and the typed reason when a process of the
     stack fails for good.
     """
-    config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
+    before = run_path(config) / "run.json" if resume else None
+    config, _ = with_begun_bounds(config, before)
+    config = await asyncio.to_thread(settle, config, before)
     gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
     placement = place(config, len(gpu_bytes))
-    before = run_path(config) / "run.json" if resume else None
     config = with_threads(config, len(gpu_bytes), usable_cores(), before)
     least_bytes = min(gpu_bytes, default=0)
     config = await asyncio.to_thread(with_predicted_sizes, config, placement, least_bytes, before)

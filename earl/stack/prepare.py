@@ -2,8 +2,9 @@
 
 What the launcher does for a run on one machine: <directory>/model, and run.toml and run.json, which `earl
 status`, `earl report` and their like read. run.json names the services where others reach them
-(EARL_SCHEDULER, EARL_GATEWAY), and the dtypes that a run file leaves to "auto": this machine decides.
- Doing it again changes nothing of the model. The directory is EARL_RUN_DIR.
+(EARL_SCHEDULER, EARL_GATEWAY), and the dtypes that a run file leaves to "auto": this machine decides. Where
+nothing bounds contexts, they end at 256 tokens: what the machines of a fleet hold, this one does not know.
+Doing it again changes nothing of the model. The directory is EARL_RUN_DIR.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from earl.config.context_bound import UNKNOWN_TOKENS
 from earl.config.run import RunConfig
 from earl.config.service import service_run
 from earl.errors import EarlError
@@ -19,6 +21,7 @@ from earl.models.create import create_model
 from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
 from earl.stack.auto_dtype import settle
+from earl.stack.begun_bounds import with_begun_bounds
 from earl.stack.run_files import replace
 from earl.stack.rundir import check_same_policy, to_toml, with_absolute_tasks
 from earl.stack.task_sets import record_task_sets, task_sets_of
@@ -27,12 +30,20 @@ REFERENCE_NEEDED = (
     "prepare: trainer.kl_coefficient or trainer.protected_kl > 0: start the reference stage, too, or the run "
     "waits for it (docs/deploy.md)\n"
 )
+BOUND_NEEDED = (
+    f"prepare: contexts end at {UNKNOWN_TOKENS} tokens, because the memory of the other machines is not "
+    "known here: give rollout.max_context_tokens, or rollout.held_context_tokens\n"
+)
 
 
 def prepare(config: RunConfig, directory: Path) -> None:
     """Raises ConfigError (another run is there, or a peer has no address), and what `create_model` does."""
     written = directory / "run.json"
-    config = settle(config, written)
+    config, _ = with_begun_bounds(settle(config, written), written)
+    if config.context_bound.source == "unknown":
+        held = config.rollout.model_copy(update={"held_context_tokens": UNKNOWN_TOKENS})
+        config = config.model_copy(update={"rollout": held})
+        sys.stderr.write(BOUND_NEEDED)
     if written.is_file():
         check_same_policy(config, RunConfig.model_validate_json(written.read_bytes()))
     addresses = {
@@ -43,7 +54,7 @@ def prepare(config: RunConfig, directory: Path) -> None:
     task_sets = task_sets_of(config, directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     record_task_sets(task_sets, directory)
-    create_model(directory / "model", config.model, config.seed)
+    create_model(directory / "model", config.model, config.seed, config.context_tokens)
     replace(directory / "run.toml", to_toml(config.model_dump(mode="json")))
     replace(written, config.model_copy(update=addresses).model_dump_json(indent=1))
 

@@ -182,7 +182,7 @@ async def _engine_of(
 ) -> AsyncIterator[EngineProcess]:
     context = min(load_spec(directory).max_positions, MOST_TOKENS)
     if config is not None:
-        context = min(context, config.rollout.max_context_tokens)
+        context = min(context, config.context_tokens)
     device, dtype = _device_and_dtype(config)
     spec = EngineSpec(
         name="chat",

@@ -23,6 +23,7 @@ from earl.bus.reader_leases import ReaderLeases
 from earl.config.deadlines import load_seconds, start_seconds
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.memory.arena_growth import arena_growth
 from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
@@ -102,7 +103,7 @@ def pool_devices(
         threads=rollout.threads or 1,
         dtype=config.rollout_dtype,
         max_sequences=rollout.max_sequences,
-        max_context_tokens=rollout.max_context_tokens,
+        max_context_tokens=config.context_tokens,
         kv_tokens=rollout.kv_tokens,
         deterministic=config.deterministic,
         kv_on_update=rollout.kv_on_update,
@@ -300,13 +301,15 @@ async def _open_store(
     stack: AsyncExitStack, bus: Bus, config: RunConfig, run_dir: Path, name: str, incarnation: int
 ) -> SequenceStore:
     """Opens the store of the worker's trajectories; its arena is closed with the stack."""
+    given = config.rollout.arena_bytes
     store = await TensorStore.open(
         Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
         config.data_plane,
         arena_directory(config.data_plane, run_dir),
         name,
         incarnation=incarnation,
-        size_bytes=config.rollout.arena_bytes or columns.arena_bytes(config),
+        size_bytes=given or columns.arena_bytes(config, config.planned_context),
+        grows_to=0 if given else arena_growth(columns.arena_bytes(config, config.context_tokens)),
     )
     stack.push_async_callback(store.close)
     return store.sequences(columns.registry_key(name, incarnation), list(SAMPLED_COLUMNS.items()))

@@ -49,6 +49,9 @@ def test_a_run_of_an_earlier_version_is_resumed_where_it_was(tmp_path: Path) -> 
         versions = [int(str(line["version"])) for line in after]
         assert versions == list(range(versions[0], versions[0] + len(versions)))
         assert after[-1]["step"] == STEPS
+        # Its contexts were bounded, and stay so.
+        bound = json.loads((old.run_directory / "run.json").read_text())["rollout"]["max_context_tokens"]
+        assert f"contexts end at {bound} tokens, as when the run began" in launched.said
         # What the operator asked for in epoch 1 is known: the new worker starts as dp2 and is switched again.
         assert re.search(r"rollout .*from dp2 to tp2 \(epoch 2\)", launched.said)
         launched.assert_nothing_left()

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,10 +106,21 @@ def planned_elsewhere(run_file: Path | None, devices: str, *, as_json: bool) -> 
     return 0 if works else 1
 
 
-async def probed_node(config: RunConfig, gpus: int, device_bytes: int) -> dict[str, Any]:
-    """{"facts", "error"}: what the run takes of so many GPUs; without any, of the machine's memory."""
+async def probed_node(config: RunConfig, gpus: int, device_bytes: int, host_bytes: int = 0) -> dict[str, Any]:
+    """{"facts", "error"}: what the run takes of so many GPUs; without any, of the machine's memory.
+
+    host_bytes: of the machine, if they are known.
+    """
     given = {"run": json.loads(needed(config)), "gpus": gpus, "device_bytes": device_bytes}
+    given["host_bytes"] = host_bytes
     return await probed_by("services.scheduler.profiler.node_probe", json.dumps(given))
+
+
+def with_facts(config: RunConfig, facts: Mapping[str, Any]) -> RunConfig:
+    """The run with the bound of contexts that the probe of its devices found; without facts as it is."""
+    held = facts.get("held_context_tokens", config.rollout.held_context_tokens)
+    rollout = config.rollout.model_copy(update={"held_context_tokens": held})
+    return config.model_copy(update={"rollout": rollout})
 
 
 async def reported(findings: AsyncIterator[Finding], *, quiet: bool) -> list[Finding]:
@@ -137,7 +148,7 @@ async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Find
         with waiting("predicting memory", PROBE_S):
             gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
             device_bytes = min(gpu_bytes, default=here.memory_bytes)
-            planned = await probed_node(config, len(gpu_bytes), device_bytes)
+            planned = await probed_node(config, len(gpu_bytes), device_bytes, here.memory_bytes)
         for finding in node.of_node(planned):
             yield finding
         yield machine.of_ports(config)
@@ -146,7 +157,8 @@ async def examined(config: RunConfig | None, gateway: str) -> AsyncIterator[Find
         yield machine.of_model(config, model)
         with waiting("computing the size of the arenas", 2 * PROBE_S):
             probed["memory"] = await probe("memory", plane)
-            rollout = await probed_by("services.rollout.worker.arena_size", needed(config))
+            bounded = with_facts(config, planned["facts"])
+            rollout = await probed_by("services.rollout.worker.arena_size", needed(bounded))
         yield machine.of_arenas(config, probed["memory"]["facts"], rollout, model)
     with waiting("testing Redis", PROBE_S):
         server = await redis(config.bus.redis_url if config is not None else "")

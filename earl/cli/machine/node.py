@@ -40,10 +40,11 @@ def of_node(probed: Mapping[str, Any]) -> Iterator[Finding]:
 def fitting_text(facts: Mapping[str, Any]) -> str:
     """The line about a run that fits."""
     most, device = facts["most_bytes"] / GIB, facts["device_bytes"] / GIB
+    contexts = f", with contexts of up to {facts['context_tokens']:,} tokens ({facts['context_reason']})"
     if not facts["gpus"]:
-        return f"the run's processes take about {most:.1f} of {device:.1f} GiB"
+        return f"the run's processes take about {most:.1f} of {device:.1f} GiB{contexts}"
     gpus = "the GPU" if facts["gpus"] == 1 else f"the fullest of {facts['gpus']} GPUs"
-    return f"{gpus} would hold {most:.1f} of {device:.1f} GiB"
+    return f"{gpus} would hold {most:.1f} of {device:.1f} GiB{contexts}"
 
 
 def table(facts: Mapping[str, Any]) -> Iterator[str]:

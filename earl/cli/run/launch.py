@@ -28,6 +28,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.obs.processor import flags
 from earl.stack import auto_dtype
+from earl.stack.begun_bounds import with_begun_bounds
 from earl.stack.ending import ending_reason
 from earl.stack.launcher import LaunchOutcome, Signals, launch
 from earl.stack.run_files import RESULT
@@ -85,8 +86,10 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
             on_failed=reasons.append,
         )
 
+    config, bounds = with_begun_bounds(config, run_path(config) / "run.json" if resume else None)
     check_directory(config, resume=resume)  # before a screen is drawn
     config, notes = settled_dtypes(config, resume=resume)
+    notes = [*bounds, *notes]
     sys.stderr.writelines(f"earl: {note}\n" for note in notes)
     try:
         with open_view(plain=plain, hint=hint(config)) as view:

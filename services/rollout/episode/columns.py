@@ -20,8 +20,8 @@ from earl.episode_contract import SAMPLED_COLUMNS
 LEAST_ARENA_BYTES = 64 << 20
 
 
-def arena_bytes(config: RunConfig) -> int:
-    """Bytes for all trajectories that may wait for the trainer, at their longest.
+def arena_bytes(config: RunConfig, context_tokens: int) -> int:
+    """Bytes for all trajectories that may wait for the trainer, each of so many tokens.
 
     Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet; one
     worker may have played them all.
@@ -29,8 +29,8 @@ def arena_bytes(config: RunConfig) -> int:
     scheduler = config.scheduler
     outstanding = (scheduler.staleness + 2) * config.batch_trajectories
     sequences = max(outstanding, 2 * config.warmup_trajectories)
-    tokens = config.rollout.max_context_tokens
-    longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in SAMPLED_COLUMNS.values()))
+    sizes = (np.dtype(dtype).itemsize * context_tokens for dtype in SAMPLED_COLUMNS.values())
+    longest = occupied(sum(map(rounded, sizes)))
     # A grain each: an arena's table has a slot for every grain.
     return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
 

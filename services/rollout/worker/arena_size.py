@@ -16,7 +16,7 @@ from services.rollout.episode.columns import arena_bytes
 
 def main() -> None:
     config = RunConfig.model_validate_json(sys.stdin.read())
-    facts = {"arena_bytes": config.rollout.arena_bytes or arena_bytes(config)}
+    facts = {"arena_bytes": config.rollout.arena_bytes or arena_bytes(config, config.planned_context)}
     sys.stdout.write(json.dumps({"facts": facts, "error": None}) + "\n")
 
 

@@ -95,7 +95,7 @@ def worst_load(config: RunConfig, stage: str, parallelism: Parallelism) -> tuple
     parallelism: of the stage, or, of rollout, of one worker, whose sequences these are then.
     """
     if stage == "rollout":
-        return config.rollout.max_context_tokens, parallelism.dp * config.rollout.max_sequences
+        return config.context_tokens, parallelism.dp * config.rollout.max_sequences
     trajectories = config.batch_trajectories
     if stage == "trainer" and config.warmup.batches:
         trajectories = max(trajectories, config.warmup_trajectories)
@@ -106,7 +106,7 @@ def _rollout(
     config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
 ) -> MemoryParts:
     rollout = config.rollout
-    context = max(rollout.max_context_tokens, load.context_tokens)
+    context = max(config.context_tokens, load.context_tokens)
     model = ModelNumbers.of(spec, parallelism.tp, parallelism.pp, fused=True)
     # Whatever the tp, a device has as many sequences and bytes of KV (services.rollout.pool.devices).
     slots = ceil_div(rollout.max_sequences * parallelism.tp, rollout.tp)
@@ -156,7 +156,7 @@ def _trainer(
     model = ModelNumbers.of(spec, parallelism.tp, parallelism.pp)
     sequences = ceil_div(ceil_div(load.concurrency, parallelism.dp), trainer.minibatches)
     batch = _micro_batch(
-        load, sequences, trainer.microbatch_tokens * parallelism.cp, trainer.share_prefixes, parallelism
+        load, sequences, trainer.pass_tokens * parallelism.cp, trainer.share_prefixes, parallelism
     )
     how = TrainerNumbers(
         device=device,

@@ -24,9 +24,13 @@ GIB = 1 << 30
 # The CUDA context and libraries of one process on one GPU: assumed, not measured.
 CONTEXT_BYTES = 640 << 20
 
+# Part of the machine's memory for stages on its processor, where the run leaves it open: the rest is for
+# arenas, environments and what else runs here.
+HOST_SHARE = 0.5
+
 # What makes a part smaller.
 _REMEDIES = {
-    "kv": "set rollout.kv_tokens, or lower rollout.max_sequences or rollout.max_context_tokens",
+    "kv": "set rollout.kv_tokens, or give lower rollout.max_sequences or rollout.max_context_tokens",
     "activations": "lower trainer.microbatch_tokens, or raise trainer.tp or cp",
     "optimizer": "raise trainer.ranks, or train adapters with trainer.lora_rank",
     "gradients": "raise trainer.ranks, or train adapters with trainer.lora_rank",
@@ -130,14 +134,14 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
     placement: of the run's processes. device_bytes: of each GPU, or, without GPUs, of the machine. Raises
     IllegalParallelism.
     """
+    if not placement.gpus:
+        return host_plan(config, spec, placement, device_bytes)
+    checkpointed = config.trainer.checkpoints_activations
+    turns = ("rollout", "trainer") if config.alternates else ("",)
     uses = [
         _use(config, spec, process, placement.on_gpus, numbers)
         for process, numbers in placement.devices.items()
     ]
-    checkpointed = config.trainer.checkpoints_activations
-    turns = ("rollout", "trainer") if config.alternates else ("",)
-    if not placement.gpus:
-        return NodePlan(0, device_bytes, tuple(uses), checkpointed=checkpointed, turns=turns)
     model_bytes = spec.size_bytes(config.model.weight_dtype)
     engines = config.rollout.workers * config.rollout.engines
     slots_bytes = (SLOTS + engines) * model_bytes
@@ -145,29 +149,51 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
     return NodePlan(placement.gpus, device_bytes, on_gpus, slots_bytes, checkpointed, turns)
 
 
-def kv_tokens_within(config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int) -> int:
-    """The tokens of KV of each engine that compute on GPUs, where rollout.kv_tokens leaves them open.
+def kv_tokens_within(
+    config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int, least: int = 0
+) -> int:
+    """The tokens of KV of each engine, where rollout.kv_tokens leaves them open.
 
-    As many as fit into rollout.memory_fraction of the GPUs beside everything else that is on them, at most
-    those of max_sequences whole contexts, at least one context. Engines on the processor commit what they
-    write; theirs is 0, as the run file has it. Raises IllegalParallelism.
+    As many as fit into the run's part of the devices beside everything else that is on them, at most those of
+    max_sequences whole contexts, at least `least` (0: one context). Engines on the processor commit what they
+    write: with rollout.max_context_tokens theirs is 0, as the run file has it. device_bytes: of what the
+    engines compute on. Raises IllegalParallelism.
     """
     rollout = config.rollout
-    if rollout.kv_tokens or "rollout-0" not in placement.on_gpus:
+    on_gpus = "rollout-0" in placement.on_gpus
+    if rollout.kv_tokens or not (on_gpus or (device_bytes and not rollout.max_context_tokens)):
         return rollout.kv_tokens
-    least = rollout.max_context_tokens
-    smallest = rollout.model_copy(update={"kv_tokens": least})
-    plan = node_plan(config.model_copy(update={"rollout": smallest}), spec, placement, device_bytes)
-    most = rollout.max_sequences * least
+    least = least or config.context_tokens
+    smallest = config.model_copy(update={"rollout": rollout.model_copy(update={"kv_tokens": least})})
+    make = node_plan if on_gpus else host_plan
+    plan = make(smallest, spec, placement, device_bytes)
+    most = rollout.max_sequences * max(least, config.context_tokens)
     for use in plan.uses:
         if not use.process.startswith("rollout-"):
             continue
         token_bytes = use.parts.kv / least
-        for number in use.numbers:
-            engines = sum(other.ranks for other in plan.uses if other.parts.kv and number in other.numbers)
-            free = rollout.memory_fraction * device_bytes - plan.turn_total(number, plan.turns[0])
+        for number in use.numbers or (0,):
+            engines = sum(other.ranks for other in plan.uses_of(number, "") if other.parts.kv)
+            free = usable_bytes(config, plan) - plan.turn_total(number, plan.turns[0])
             most = min(most, least + int(max(0.0, free) / (engines * token_bytes)))
     return max(least, most)
+
+
+def usable_bytes(config: RunConfig, plan: NodePlan) -> float:
+    """Bytes of each device that a run may take with what it leaves open: of a GPU, or of the machine."""
+    return (config.rollout.memory_fraction if plan.gpus else HOST_SHARE) * plan.device_bytes
+
+
+def host_plan(config: RunConfig, spec: ModelSpec, placement: Placement, host_bytes: int) -> NodePlan:
+    """The memory of the machine that the processes take which compute on its processor. Raises as
+    node_plan."""
+    uses = tuple(
+        _use(config, spec, process, frozenset(), numbers)
+        for process, numbers in placement.devices.items()
+        if process not in placement.on_gpus
+    )
+    turns = ("rollout", "trainer") if config.alternates else ("",)
+    return NodePlan(0, host_bytes, uses, checkpointed=config.trainer.checkpoints_activations, turns=turns)
 
 
 def _use(

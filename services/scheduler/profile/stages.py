@@ -45,7 +45,7 @@ def plan_of(
 ) -> StagePlan:
     """Every parallelism that the stage's devices and the model allow, at every length and concurrency given;
     without any, at those that the run file leads to. Raises ConfigError."""
-    lengths = tuple(contexts) or _falling(config.rollout.max_context_tokens, 2, CONTEXTS, SHORTEST)
+    lengths = tuple(contexts) or _falling(config.planned_context, 2, CONTEXTS, SHORTEST)
     sequences = tuple(concurrencies) or _falling(largest(stage, config), 4, CONCURRENCIES, 1)
     for length in lengths:
         if not SHORTEST <= length <= spec.max_positions:
@@ -113,11 +113,11 @@ def held_tokens(
     """Tokens of one sequence that a parallelism of the stage holds; None where nothing bounds them.
 
     rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
-    trainer.microbatch_tokens is what each of cp ranks takes of a sequence at once. spec: None if the model is
-    not known yet, and then nothing bounds rollout. Raises IllegalParallelism.
+    trainer.microbatch_tokens, where it is given, is what each of cp ranks takes of a sequence at once. spec:
+    None if the model is not known yet, and then nothing bounds rollout. Raises IllegalParallelism.
     """
     if stage == "trainer":
-        return config.trainer.microbatch_tokens * parallelism.cp
+        return config.trainer.microbatch_tokens * parallelism.cp or None
     if stage != "rollout" or not config.rollout.kv_tokens or spec is None:
         return None
     configured, other = (rank_heads(spec, tp)[1] for tp in (config.rollout.tp, parallelism.tp))

@@ -80,8 +80,7 @@ def profile(
     config = settle(load_run(run_file, overrides_of(ctx)))
     gpu_bytes = gpu_bytes_here(config)
     config = with_threads(config, len(gpu_bytes), usable_cores())
-    if gpu_bytes:
-        config = with_predicted_sizes(config, place(config, len(gpu_bytes)), min(gpu_bytes))
+    config = with_predicted_sizes(config, place(config, len(gpu_bytes)), min(gpu_bytes, default=0))
     grid = (numbers("--contexts", contexts), numbers("--concurrency", concurrency))
     stages = stages_of(stage, config)
     if not 0 < minutes < 60 * 24:

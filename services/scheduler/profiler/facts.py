@@ -49,6 +49,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     if stage == "reference":
         settings["dtype"] = config.trainer.dtype
     if stage == "trainer":
+        settings["microbatch_tokens"] = config.trainer.pass_tokens
         settings["kl"] = config.trainer.uses_reference
         settings["activation_checkpointing"] = config.trainer.checkpoints_activations
     return {

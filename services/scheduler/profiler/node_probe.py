@@ -1,7 +1,8 @@
 """Predicts what a run takes of a machine's devices: `python -m services.scheduler.profiler.node_probe`.
 
-{"run": RunConfig, "gpus": n, "device_bytes": of each, or of the machine without GPUs} as JSON on standard
-input; {"facts", "error"} as one line of JSON on standard output.
+{"run": RunConfig, "gpus": n, "device_bytes": of each, or of the machine without GPUs, "host_bytes": of the
+machine, 0 if they are unknown} as JSON on standard input; {"facts", "error"} as one line of JSON on standard
+output.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from earl.errors import ConfigError, EarlError
 from earl.models.source import resolve
 from earl.models.spec import ModelSpec, load_spec, spec_of_scratch, spec_of_shape
 from earl.stack.placement import place
-from services.scheduler.memory.device_defaults import within_devices
 from services.scheduler.memory.node import NodePlan, node_plan
+from services.scheduler.profiler.device_defaults import within_devices
 
 
 def planned_spec(config: RunConfig) -> ModelSpec:
@@ -79,10 +80,14 @@ def main() -> None:
         config = RunConfig.model_validate(given["run"])
         placement = place(config, given["gpus"])
         spec, device_bytes = planned_spec(config), given["device_bytes"]
-        decided = within_devices(config, spec, placement, device_bytes)
+        host_bytes = given.get("host_bytes", 0)
+        decided, held = within_devices(config, spec, placement, device_bytes, host_bytes)
         plan = node_plan(decided, spec, placement, device_bytes)
         result["facts"] = facts_of(plan, list(placement.lines())) | {
             "kv_tokens": decided.rollout.kv_tokens,
+            "context_tokens": decided.longest_sequence,
+            "context_reason": held.reason if held is not None else decided.context_bound.source,
+            "held_context_tokens": decided.rollout.held_context_tokens,
             "activation_checkpointing": decided.trainer.checkpoints_activations,
             "checkpointing_is_auto": config.trainer.activation_checkpointing == "auto",
         }

@@ -54,7 +54,7 @@ def _share(stage: str, config: RunConfig, spec: ModelSpec, layout: Parallelism, 
     """The share of a rank's memory that the layout takes at the run's longest context; 0 if unknown."""
     if computes_on_gpu(getattr(config, stage).device):
         return 0.0
-    longest = min(config.rollout.max_context_tokens, spec.max_positions)
+    longest = min(config.planned_context, spec.max_positions)
     taken = predict(stage, config, spec, layout, longest, largest(stage, config), device="cpu")
     return taken.fraction(max(1, memory_bytes // ranks_here(config)))
 

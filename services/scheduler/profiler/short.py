@@ -46,7 +46,7 @@ def short_profiles(config: RunConfig, spec: ModelSpec, kept: Path | None = None)
         known = {row.parallelism for row in cache_of(stage, config, spec, kept).rows()}
         missing = [layout for layout in layouts if layout not in known]
         if len(layouts) > 1 and missing:
-            longest = min(config.rollout.max_context_tokens, spec.max_positions)
+            longest = min(config.planned_context, spec.max_positions)
             if (pace := config.pace) is not None:
                 # What a layout cannot hold tells nothing of how quick it is.
                 held = [pace.held_tokens(stage, layout.replica) for layout in layouts]

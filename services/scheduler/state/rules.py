@@ -160,8 +160,14 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
         [entry.task | laid for laid in entry.evaluation_tasks] or entry.task,
         config.evaluation.temperature,
         entry.max_turns,
-        entry.max_context_tokens,
+        # What a machine holds is no setting: runs without a bound are compared wherever they ran.
+        entry.max_context_tokens if _has_bound(config, entry) else 0,
         entry.max_new_tokens,
         # Only where some are named: the settings of runs without are those of before.
         *([sorted(entry.section.tools)] if entry.section.tools else []),
     )
+
+
+def _has_bound(config: RunConfig, entry: MixtureEntry) -> bool:
+    """Returns whether the run file bounds the environment's contexts."""
+    return bool(config.rollout.max_context_tokens or entry.section.max_context_tokens)

@@ -49,6 +49,8 @@ class ReferenceRank0:
         self._keys: tuple[str, ...] = ()
         self._voided = False
         self._failures = 0
+        # The last lease had nothing of what waits.
+        self._refused = False
 
     def published(self, version: int, keys: Sequence[str]) -> None:
         """The newest version that was published; 0: none yet."""
@@ -86,15 +88,18 @@ class ReferenceRank0:
     def _offer(self, credit_tokens: int) -> LeaseOffer | None:
         """Returns the scheduler's offer, None while it has not answered; requests one if none is pending."""
         most_tokens = self.stage.parallelism.dp * self._config.reference.microbatch_tokens
-        most_tokens = max(most_tokens, self._config.rollout.max_context_tokens)
+        longest = self._config.context_tokens if self._refused else self._config.planned_context
+        most_tokens = max(most_tokens, longest)
         offer = self.stage.poll(lambda: self._leases.lease(min(credit_tokens, most_tokens), WAIT_S))
         if offer is None:
             return None
         if offer.run_ended:
             self._requests.run_ended.set()
         self._activity.gauges["waiting_tokens"] = float(offer.waiting_tokens)
-        # There is work, and none of it fits: trajectories must be trained or dropped first.
-        self._activity.gauges["arena_full"] = float(bool(offer.waiting_tokens) and not offer.lease)
+        # There is work, and none of it fits: trajectories must be trained or dropped first, or one alone is
+        # longer than what a lease has.
+        self._refused = bool(offer.waiting_tokens) and not offer.lease
+        self._activity.gauges["arena_full"] = float(self._refused)
         return offer
 
     def complete(

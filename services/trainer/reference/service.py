@@ -12,6 +12,7 @@ from earl.bus import Bus
 from earl.bus.published import last_published
 from earl.config.reference import reference_bytes
 from earl.config.run import RunConfig
+from earl.dispatch.memory.arena_growth import arena_growth
 from earl.models.spec import load_spec
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.requests import StageRequests
@@ -39,8 +40,9 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
         mesh = make_reference_mesh(group, reference.dp, reference.tp)
         policy = ReferencePolicy(spec, mesh.tensor, group.device, config)
         resources = RankResources(stack, process, config, run_dir, name, requests)
-        size_bytes = reference.arena_bytes or 2 * reference_bytes(config)
-        store = io.run(resources.open_store(size_bytes), OPEN_S)
+        size_bytes = reference.arena_bytes or 2 * reference_bytes(config, config.planned_context)
+        longest_bytes = 0 if reference.arena_bytes else 2 * reference_bytes(config, config.context_tokens)
+        store = io.run(resources.open_store(size_bytes, arena_growth(longest_bytes)), OPEN_S)
         stack.callback(lambda: io.run(store.close(), CLOSE_S))
         logprobs, origin = LogprobStore(store), Origin.of(config, run_dir)
         after = io.run(resources.bus.last_id(), OPEN_S)

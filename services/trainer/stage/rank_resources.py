@@ -75,8 +75,8 @@ class RankResources:
         self.dispatcher = io.run(Dispatcher.create(self.registry, config.data_plane), OPEN_S)
         stack.callback(lambda: io.run(self.dispatcher.close(), CLOSE_S))
 
-    async def open_store(self, size_bytes: int) -> TensorStore:
-        """A store with a new arena of this rank; the caller closes it."""
+    async def open_store(self, size_bytes: int, grows_to: int = 0) -> TensorStore:
+        """A store with a new arena of this rank; the caller closes it. grows_to: as in Arena.create."""
         return await TensorStore.open(
             self.registry,
             self.config.data_plane,
@@ -84,4 +84,5 @@ class RankResources:
             f"{self.name}-{self.group.rank}",
             incarnation=secrets.randbits(64),
             size_bytes=size_bytes,
+            grows_to=grows_to,
         )

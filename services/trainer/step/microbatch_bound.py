@@ -44,7 +44,7 @@ class MicrobatchBound:
             if not (recover() and self._lower(micro_batches, reason)):
                 raise OutOfMemory(
                     f"a rank has no memory for a micro-batch of {self.key} = {self.tokens}: {reason}",
-                    f"lower {self.key} or rollout.max_context_tokens, {self._remedy}",
+                    f"lower {self.key}, or give a lower rollout.max_context_tokens, {self._remedy}",
                 )
 
     def _lower(self, micro_batches: Callable[[], int], reason: str) -> bool:

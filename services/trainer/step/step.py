@@ -78,7 +78,7 @@ class Stepper:
         self._paced = PacedPass(config, TRAINER, policy.mesh.parallelism)
         self._bound = MicrobatchBound(
             "trainer.microbatch_tokens",
-            trainer.microbatch_tokens,
+            trainer.pass_tokens,
             "set trainer.activation_checkpointing = true, or use more ranks",
         )
 
@@ -231,7 +231,7 @@ class Stepper:
         totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=device)
         largest = torch.zeros((), device=device)
         trainer = self.config.trainer
-        length = trainer.loss_sequence_tokens or self.config.rollout.max_context_tokens
+        length = self.config.loss_tokens
         # Imitation has no sequence too long to count fully.
         whole = plan.objective == "imitate" and trainer.loss_mean == "constant"
         mean = "token" if whole else trainer.loss_mean

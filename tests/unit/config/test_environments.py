@@ -177,7 +177,7 @@ REFUSED = {
         r"name of \[\[environments\]\] 1 is missing",
     ),
     "a context beyond the run's": (
-        ENTRY + "max_context_tokens = 100000\n",
+        ENTRY + "max_context_tokens = 100000\n[rollout]\nmax_context_tokens = 4096\n",
         r"max_context_tokens = 100000 of environment a/b exceeds rollout\.max_context_tokens = \d+",
     ),
     "no room for a prompt": (

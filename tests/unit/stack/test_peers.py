@@ -96,7 +96,9 @@ def test_a_wrong_run_file_is_a_typed_error(tmp_path: Path, name: str, text: str 
         service_run(tmp_path / name)
 
 
-def test_the_directory_of_a_run_without_a_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_directory_of_a_run_without_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.toml").write_text(RUN + '[model]\nstop = ["]"]\n[model.scratch]\nwords = ["[", "]"]\n')
     monkeypatch.setenv("EARL_RUN_DIR", str(tmp_path / "run"))
     config, directory = service_run(tmp_path / "run.toml")
@@ -107,7 +109,12 @@ def test_the_directory_of_a_run_without_a_launcher(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         prepare(config, directory)
         assert (directory / "model" / "model.safetensors").is_file()
-        assert service_run(directory / "run.toml")[0] == config
+        prepared = service_run(directory / "run.toml")[0]
+        bounded = config.rollout.model_copy(update={"held_context_tokens": 256})
+        assert prepared == config.model_copy(update={"rollout": bounded})
+        # A service that has the user's own file takes the bound from what was prepared.
+        assert service_run(tmp_path / "run.toml")[0] == prepared
+        assert "contexts end at 256 tokens" in capsys.readouterr().err
         written = read_run(directory / "run.json")
         assert (written.scheduler.bind, written.gateway.bind) == ("scheduler:7000", "gateway:7000")
     with pytest.raises(ConfigError, match="seed differs"):

@@ -43,7 +43,7 @@ def test_what_is_given_or_on_the_processor_is_not_predicted(monkeypatch: pytest.
     monkeypatch.setattr(predicted_sizes, "_COMMAND", ("-c", "raise SystemExit(3)"))
     assert settled(on_gpu(kv_tokens=9000), 80) == 9000
     assert settled(on_gpu(device="cpu"), 80) == 0
-    with pytest.raises(ConfigError, match=r"cannot be predicted.*give rollout.kv_tokens a number"):
+    with pytest.raises(ConfigError, match=r"cannot be predicted.*give rollout.kv_tokens and"):
         settled(on_gpu(), 80)
 
 
@@ -82,3 +82,23 @@ def test_on_the_processor_activations_are_kept_and_nothing_is_predicted(monkeypa
     on_cpu = training(activation_checkpointing="auto", device="cpu")
     settings = on_cpu.rollout.model_copy(update={"kv_tokens": 9000})
     assert checkpoints(on_cpu.model_copy(update={"rollout": settings}), 8) is False
+
+
+def test_without_a_bound_contexts_end_at_what_the_machine_holds_and_a_resume_keeps_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    scratch = {"scratch": {"max_positions": 0}}
+    config = tictactoe(tmp_path, rollout={"max_context_tokens": 0}, model=scratch)
+    run_json, placement = tmp_path / "run.json", place(config, 0)
+    decided = with_predicted_sizes(config, placement, 0)
+    held, kv_tokens = decided.rollout.held_context_tokens, decided.rollout.kv_tokens
+    assert 10_000 < held <= kv_tokens and decided.context_tokens == held
+    run_json.write_text(decided.model_dump_json(), encoding="utf-8")
+    # Another machine has other memory, and the run's engines and model are made.
+    monkeypatch.setattr(predicted_sizes, "host_bytes", lambda: 8 * GIB)
+    assert with_predicted_sizes(config, placement, 0).context_tokens < held
+    assert with_predicted_sizes(config, placement, 0, run_json) == decided
+    given = tictactoe(tmp_path, rollout={"max_context_tokens": 0, "kv_tokens": 300}, model=scratch)
+    decided = with_predicted_sizes(given, placement, 0)
+    # An engine counts whole pages, of 64 tokens here.
+    assert (decided.context_tokens, decided.rollout.kv_tokens) == (256, 300)

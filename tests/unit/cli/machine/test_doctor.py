@@ -210,7 +210,7 @@ async def test_a_probe_can_be_tried_by_hand_as_the_remedy_says(tmp_path: Path):
     async with asyncio.timeout(60.0):
         shell = await asyncio.create_subprocess_exec("sh", "-c", by_hand, stdout=subprocess.PIPE)
         out, _ = await shell.communicate()
-    assert json.loads(out)["facts"] == {"arena_bytes": arena_bytes(config)}
+    assert json.loads(out)["facts"] == {"arena_bytes": arena_bytes(config, config.planned_context)}
 
 
 def planned(*arguments: str) -> tuple[int, str]:
@@ -277,7 +277,8 @@ async def test_a_run_file_is_planned_for_what_this_machine_has(
 ):
     given: list[tuple[int, int]] = []
 
-    async def probing(config: RunConfig, gpus: int, device_bytes: int) -> dict[str, Any]:
+    async def probing(config: RunConfig, gpus: int, device_bytes: int, of_host: int) -> dict[str, Any]:
+        assert of_host == host_bytes()
         given.append((gpus, device_bytes))
         return failed("planned")
 

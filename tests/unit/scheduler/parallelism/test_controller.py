@@ -217,7 +217,8 @@ def model(directory: Path) -> Path:
 
 def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     config = tictactoe(tmp_path, rollout={"kv_tokens": 1000, "tp": 1, "max_context_tokens": 64})
-    layouts = LegalLayouts(config, model(tmp_path))
+    directory = model(tmp_path)
+    layouts = LegalLayouts(config, directory)
     assert list(map(str, layouts.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
     assert list(map(str, layouts.legal("rollout", [4, 2]))) == ["dp6", "dp3·tp2"]
     assert [str(one) for one in layouts.legal("trainer", [2])] == ["dp2", "tp2", "cp2"]
@@ -228,9 +229,10 @@ def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     layouts.check("rollout", [4], 2, Parallelism(tp=2))
     # Four ranks share two key-value heads: no more room than two have.
     assert [layouts.holds("rollout")(Parallelism(tp=tp)) for tp in (1, 2, 4)] == [1000, 2000, 2000]
-    # What a rank takes of a sequence at once grows with the ranks that share it.
-    most = config.trainer.microbatch_tokens
-    assert [layouts.holds("trainer")(Parallelism(tp=2, cp=cp)) for cp in (1, 2)] == [most, 2 * most]
+    # What a rank was given of a sequence at once grows with the ranks that share it.
+    assert layouts.holds("trainer")(Parallelism(tp=2)) is None
+    given = LegalLayouts(tictactoe(tmp_path, trainer={"microbatch_tokens": 512}), directory)
+    assert [given.holds("trainer")(Parallelism(tp=2, cp=cp)) for cp in (1, 2)] == [512, 1024]
     assert layouts.holds("reference")(Parallelism(tp=2)) is None
     unknown = LegalLayouts(config, tmp_path / "elsewhere")
     assert list(map(str, unknown.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]

@@ -158,7 +158,7 @@ def test_an_arena_that_could_never_hold_what_waits_is_refused(tmp_path: Path):
     def run(**reference: int):
         return tictactoe(tmp_path, trainer={"kl_coefficient": 0.1}, reference=reference)
 
-    needed = reference_bytes(run())
+    needed = reference_bytes(run(), run().rollout.max_context_tokens)
     check_reference(run())
     check_reference(run(arena_bytes=needed))
     with pytest.raises(ConfigError, match=r"reference\.arena_bytes = \d+ cannot hold"):

@@ -1,0 +1,122 @@
+"""The longest context that a machine holds, and the KV of engines beside it, by the memory model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earl.config.run import RunConfig
+from earl.models.spec import ModelSpec
+from earl.parallelism import Parallelism
+from earl.stack.placement import place
+from services.scheduler.memory.node import GIB, HOST_SHARE, host_plan, node_plan
+from services.scheduler.profile.stages import held_tokens
+from services.scheduler.profiler.device_defaults import within_devices
+from services.scheduler.profiler.held_context import HeldContext, held_context
+
+SPEC = ModelSpec("llama", 256, 4, 8, 8, 32, 768, 512, max_positions=1 << 40)
+
+
+def run(**sections: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate({"name": "t", "environment": {"name": "e"}, **sections})
+
+
+def on_host(config: RunConfig, gib: float, spec: ModelSpec = SPEC) -> HeldContext:
+    return held_context(config, spec, place(config, 0), 0, int(gib * GIB))
+
+
+def on_gpus(config: RunConfig, gpus: int, gib: float) -> HeldContext:
+    return held_context(config, SPEC, place(config, gpus), int(gib * GIB), 0)
+
+
+@given(gib=st.floats(2, 500), ranks=st.sampled_from([1, 2, 4]), engines=st.sampled_from([1, 2, 4]))
+@settings(max_examples=30, deadline=None)
+def test_what_is_held_fits_and_little_more_would(gib: float, ranks: int, engines: int):
+    config = run(trainer={"ranks": ranks}, rollout={"engines": engines}, scheduler={"selector": "static"})
+    placement, host_bytes = place(config, 0), int(gib * GIB)
+    decided, held = within_devices(config, SPEC, placement, 0, host_bytes)
+    assert held is not None and decided.context_tokens == held.tokens > 256
+    # The trainer packs as many tokens as this context has, where it would pack more.
+    packed = min(16_384, held.tokens)
+    for tokens, fits in ((held.tokens, True), (held.tokens * 1.02, False)):
+        rollout = {"held_context_tokens": int(tokens), "kv_tokens": int(tokens)}
+        trainer = {"microbatch_tokens": max(packed, int(tokens))}
+        at = decided.model_copy(
+            update={
+                "rollout": decided.rollout.model_copy(update=rollout),
+                "trainer": decided.trainer.model_copy(update=trainer),
+            }
+        )
+        plan = host_plan(at, SPEC, placement, host_bytes)
+        assert (plan.device_total(0) <= HOST_SHARE * host_bytes) == fits
+    # Engines hold one such context at least, and of all that is left what they can use.
+    assert held.tokens <= decided.rollout.kv_tokens <= 64 * held.tokens
+    assert "memory of this machine: most of it for " in held.reason
+
+
+def test_positions_and_the_run_files_kv_bound_contexts_too():
+    short = ModelSpec("llama", 256, 4, 8, 8, 32, 768, 512, max_positions=2048)
+    assert on_host(run(), 64, short) == HeldContext(2048, "the model has 2,048 positions")
+    given_kv = run(rollout={"kv_tokens": 4000})
+    assert on_host(given_kv, 64) == HeldContext(4000, "rollout.kv_tokens = 4,000")
+    # Too little memory for any run: the plan says what does not fit, and contexts end where they did.
+    assert on_host(run(), 0.01).tokens == 256
+    assert on_host(run(), 0.01, ModelSpec("llama", 256, 4, 8, 8, 32, 768, 512, max_positions=64)).tokens == 64
+
+
+def test_with_a_selector_the_layout_that_holds_most_counts():
+    devices = {"engines": 4, "kv_tokens": 1000}
+    # An engine counts whole pages, of 32 tokens here.
+    fixed = run(rollout=devices, scheduler={"selector": "static"})
+    chosen = run(rollout=devices)
+    assert (on_host(fixed, 64).tokens, on_host(chosen, 64).tokens) == (992, 4000)
+    # The same by memory: on cards each rank has its own, and context parallelism splits a sequence.
+    sections = {"trainer": {"ranks": 4}, "rollout": {"engines": 4, "engine": "vllm"}}
+    fixed, chosen = run(**sections, scheduler={"selector": "static"}), run(**sections)
+    assert on_gpus(chosen, 8, 24).tokens > 3 * on_gpus(fixed, 8, 24).tokens
+
+
+def test_engines_begin_with_the_kv_that_the_widest_of_them_needs():
+    config = run(rollout={"engines": 4}, trainer={"ranks": 4})
+    decided, held = within_devices(config, SPEC, place(config, 0), 0, 16 * GIB)
+    assert held is not None
+    widest = held_tokens("rollout", decided, SPEC, Parallelism(1, 4))
+    assert widest is not None and widest >= held.tokens
+    # Nothing bounds the trainer's sequences but memory.
+    assert held_tokens("trainer", decided, SPEC, Parallelism(4)) is None
+
+
+def test_a_card_has_whole_contexts_in_all_of_the_torch_engines_slots():
+    config = run(rollout={"max_sequences": 32}, scheduler={"selector": "static"})
+    decided, held = within_devices(config, SPEC, place(config, 2), 24 * GIB)
+    assert held is not None and decided.rollout.kv_tokens >= 32 * held.tokens
+    plan = node_plan(decided, SPEC, place(config, 2), 24 * GIB)
+    assert max(map(plan.device_total, range(2))) <= 0.9 * 24 * GIB
+    paged = run(rollout={"max_sequences": 32, "engine": "vllm"}, scheduler={"selector": "static"})
+    assert on_gpus(paged, 2, 24).tokens > held.tokens
+
+
+@pytest.mark.parametrize("rollout", [{"max_context_tokens": 80}, {"held_context_tokens": 4000}])
+def test_what_the_run_file_says_is_not_predicted(rollout: dict[str, int]):
+    config = run(rollout=rollout)
+    decided, held = within_devices(config, SPEC, place(config, 0), 0, 64 * GIB)
+    assert held is None and decided.context_bound == config.context_bound
+    # With a wish engines on the processor commit what they write, as before.
+    assert bool(decided.rollout.kv_tokens) == ("held_context_tokens" in rollout)
+
+
+def test_the_addresses_of_a_process_bound_contexts_too():
+    many = run(rollout={"max_sequences": 8192}, scheduler={"selector": "static"})
+    held = on_host(many, 1 << 20)
+    assert held.reason == "8192 slots fill the addresses of an engine" and held.tokens < 1 << 20
+
+
+def test_the_memory_of_paced_devices_bounds_contexts_too():
+    sections = {"paced": {"table": "slow-link"}, "rollout": {"engines": 4}}
+    fixed = run(**sections, scheduler={"selector": "static"})
+    assert on_host(fixed, 64) == HeldContext(191, "the memory of the paced devices' table")
+    # The table's replicas of four devices hold what this machine does.
+    assert on_host(run(**sections), 64).reason.startswith("memory of this machine")
