@@ -273,7 +273,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
             "not enough memory",
             "can't allocate memory",
             "bad_alloc",
-            # Of cuBLAS and cuDNN, whose workspaces are not torch's.
+            # cuBLAS and cuDNN have workspaces besides torch's memory.
             "STATUS_ALLOC_FAILED",
         )
     )

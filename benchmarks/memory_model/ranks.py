@@ -22,7 +22,7 @@ async def measure(case: MemoryCase) -> int:
 
 
 async def peaks(case: MemoryCase) -> dict[str, int]:
-    """What the rank says that took most (rank.measure). Raises as `measure`."""
+    """Bytes of the rank that took most, as rank.measure has them. Raises as `measure`."""
     config, ranks = case.config, case.degrees.devices
     threads = getattr(config, case.stage).threads or 1
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -52,5 +52,5 @@ async def peaks(case: MemoryCase) -> dict[str, int]:
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise process_error("a rank", process.returncode, errors.decode(errors="replace"))
-    said = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-    return max(said, key=lambda peak: peak["bytes"])
+    figures = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return max(figures, key=lambda peak: peak["bytes"])

@@ -30,8 +30,14 @@ class LegalLayouts:
 
     @property
     def longest(self) -> float:
-        """Tokens that a sequence of the run can have at all."""
-        return float(self._config.longest_sequence)
+        """Tokens that a sequence may grow to, if somebody bounded it; inf where only the machine does.
+
+        A run begins with what holds its bound. What the machine holds is no such bound: a run that nobody
+        bounded would begin with the layout for the longest context of all, and pay for it in every step.
+        """
+        bound, longest = self._config.context_bound, self._config.longest_sequence
+        is_free = bound.source == "rollout.held_context_tokens" and longest == bound.tokens
+        return math.inf if is_free else float(longest)
 
     def legal(self, stage: str, devices: Sequence[int]) -> list[Parallelism]:
         """All that a stage can have, over all its workers together; smallest replicas first.

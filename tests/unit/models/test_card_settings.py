@@ -1,4 +1,4 @@
-"""What models do on cards, as far as a processor can say: allocator settings, kernels for float32."""
+"""Settings of models on cards, as far as a processor shows them: the allocator, kernels for float32."""
 
 import os
 from types import SimpleNamespace

@@ -234,6 +234,10 @@ def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     given = LegalLayouts(tictactoe(tmp_path, trainer={"microbatch_tokens": 512}), directory)
     assert [given.holds("trainer")(Parallelism(tp=2, cp=cp)) for cp in (1, 2)] == [512, 1024]
     assert layouts.holds("reference")(Parallelism(tp=2)) is None
+    # A bound that somebody asked for is one to begin with; what the machine holds is not.
+    assert layouts.longest == 64.0
+    held = {"max_context_tokens": 0, "held_context_tokens": 100}
+    assert LegalLayouts(tictactoe(tmp_path, rollout=held), directory).longest == math.inf
     unknown = LegalLayouts(config, tmp_path / "elsewhere")
     assert list(map(str, unknown.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
     assert unknown.holds("rollout")(Parallelism(tp=2)) is None
