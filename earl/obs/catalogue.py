@@ -151,6 +151,8 @@ _ROLLOUT = [
     gauge("earl_rollout_asleep", "1 while the engines sleep, for the trainer works on their devices."),
     counter("earl_rollout_asleep_seconds_total", "Time in which engines slept, until they last woke."),
     counter("earl_rollout_waking_seconds_total", "Time until woken engines had weights."),
+    counter("earl_rollout_paced_steps_total", "Steps of engines on paced devices."),
+    counter("earl_rollout_late_steps_total", "Those of them that took longer than their pace."),
     counter("earl_rollout_episodes_total", "Episodes that ended here, by how.", "ending"),
     gauge("earl_rollout_leased_episodes", "Attempts held, by state.", "state"),
     gauge("earl_rollout_capacity_episodes", "Attempts that may be held."),
@@ -172,6 +174,8 @@ def _stage(service: str, what: str) -> list[Metric]:
         counter(f"earl_{service}_phase_seconds_total", f"Time of {what}, by phase.", "phase"),
         gauge(f"earl_{service}_doing", "1 for what rank 0 does now.", "phase"),
         gauge(f"earl_{service}_memory_used_ratio", "Used share of the fullest device's memory."),
+        counter(f"earl_{service}_paced_passes_total", "Passes on paced devices."),
+        counter(f"earl_{service}_late_passes_total", "Those of them that took longer than their pace."),
     ]
 
 

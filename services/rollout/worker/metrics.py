@@ -45,6 +45,8 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
         "asleep": "earl_rollout_asleep",
         "asleep_s": "earl_rollout_asleep_seconds_total",
         "waking_s": "earl_rollout_waking_seconds_total",
+        "paced_steps": "earl_rollout_paced_steps_total",
+        "late_steps": "earl_rollout_late_steps_total",
         "memory_fraction": "earl_rollout_memory_used_ratio",
         "blocked_sequences": "earl_rollout_blocked_sequences",
         "blocked_context_tokens": "earl_rollout_blocked_context_tokens",

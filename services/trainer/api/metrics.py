@@ -12,6 +12,8 @@ GAUGES = {
     "memory_fraction": "memory_used_ratio",
     "waiting_tokens": "waiting_tokens",
     "arena_used_fraction": "arena_used_ratio",
+    "paced_steps": "paced_passes_total",
+    "late_steps": "late_passes_total",
 }
 
 

@@ -18,6 +18,8 @@ from earl.rpc.metrics_endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, Metric
 from earl.rpc.token_file import Role, make
 from earl.rpc.tokens import TokenFile
 from services.env_gateway.api.metrics import figures
+from services.trainer.api.metrics import figures as stage_figures
+from services.trainer.ranks.activity import Activity
 from tests.support.certificates import certified
 from tests.support.gateway_world import World
 
@@ -95,6 +97,17 @@ def test_a_gateway_shows_what_it_counted():
     resets = found["earl_gateway_reset_seconds", "game"]
     assert isinstance(resets, Histogram) and resets.count == 1
     exposition(figures(world.gateway, world.now))
+
+
+@pytest.mark.parametrize("service", ["trainer", "reference"])
+def test_a_stage_on_paced_devices_counts_its_passes(service):
+    activity = Activity()
+    assert not any("passes" in sample.name for sample in stage_figures(activity, service))
+    activity.gauges = {"paced_steps": 7.0, "late_steps": 2.0}
+    samples = list(stage_figures(activity, service))
+    passes = {sample.name: sample.value for sample in samples if "passes" in sample.name}
+    assert passes == {f"earl_{service}_paced_passes_total": 7.0, f"earl_{service}_late_passes_total": 2.0}
+    exposition(samples)
 
 
 # --- over HTTP ---------------------------------------------------------------------------------
