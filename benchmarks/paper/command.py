@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.options import RESULTS, AsJson, Results
-from benchmarks.paper import fig3, fig4, limitations, memory70b, table1
+from benchmarks.paper import fig1, fig3, fig4, limitations, memory70b, table1
 from benchmarks.paper.figure import PaperFigure
 from benchmarks.paper.settings import PaperSettings
 from benchmarks.record.checkout import checkout
@@ -24,10 +24,10 @@ app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
 MEASURED_CODE = (
     "earl/dispatch",
+    "earl/env/adapters/relay.py",
     "earl/episode_contract.py",
-    "services/scheduler/memory",
-    "services/scheduler/profile",
-    "services/scheduler/selector",
+    "examples/growing_context.toml",
+    "services",
     "benchmarks/dispatch",
     "benchmarks/network",
     "benchmarks/paper",
@@ -35,6 +35,7 @@ MEASURED_CODE = (
 
 FIGURES: dict[str, Callable[[PaperSettings], PaperFigure]] = {
     "table1": table1.figure,
+    "fig1": fig1.figure,
     "fig3": fig3.figure,
     "fig4": fig4.figure,
     "memory70b": memory70b.figure,

@@ -4,13 +4,16 @@
     user   1 9 2        agent  [3]      …
     user   5 5 9        agent  [1]      wrong, 0 comes after 9: the end
 
-Task: {"turns": 64, "digits": 3, "choices": 10}: turns at most, digits that each turn shows, legal actions.
-The agent answers the digit that comes after the last one; the others are there for length alone. Digits are
-drawn from the seed.
+Task: {"turns": 64, "digits": 3, "choices": 10, "least_turns": 0}: turns at most, digits that each turn shows,
+legal actions. The agent answers the digit that comes after the last one; the others are there for length
+alone. Digits are drawn from the seed. With least_turns above 0 so are the turns, from that many to `turns`.
 
 Reward: right answers over `turns`, so from 0 to 1. Metrics: win (1 if every answer was right), right (the
 answers that were). An agent that answers rightly with probability p plays about 1 / (1 - p) turns: nothing
 else about the task changes while contexts become longer by two orders of magnitude.
+
+`relay/penalised` takes from the reward for each turn past `free_turns` (16) the `penalty` (0.05): an agent
+that has learned enough ends an episode early, by a wrong answer, rather than pay more than it earns.
 
 Legal actions, for a warm-up by random play: the right digit and `choices` - 1 others. They are not part of
 what the agent reads; with few of them a warm-up teaches more than the form.
@@ -20,9 +23,10 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
-from earl.env.adapters.settings import Setting, Whole, checked
+from earl.env.adapters.settings import Number, Setting, Whole, checked
 from earl.env.base import Environment, Observation, StepResult
 
 _ANSWER = re.compile(r"\[([0-9])\]")
@@ -30,7 +34,9 @@ _TASK: dict[str, Setting] = {
     "turns": Whole(64, 1, 100_000),
     "digits": Whole(3, 1, 1_000),
     "choices": Whole(10, 1, 10),
+    "least_turns": Whole(0, 0, 100_000),
 }
+_PENALTY: dict[str, Setting] = {"free_turns": Whole(16, 0, 100_000), "penalty": Number(0.05, 0.0, 1.0)}
 
 
 class Relay(Environment):
@@ -43,10 +49,16 @@ class Relay(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """ValueError for a bad task."""
-        settings = checked(task, _TASK)
+        return self._begun(seed, checked(task, _TASK))
+
+    def _begun(self, seed: int, settings: dict[str, Any]) -> Observation:
         self._turns, self._digits = settings["turns"], settings["digits"]
         self._choices = settings["choices"]
         self._draw = random.Random(f"relay/{seed}")
+        if least := settings["least_turns"]:
+            if least > self._turns:
+                raise ValueError(f"least_turns is {least}, more than turns, which are {self._turns}")
+            self._turns = self._draw.randint(least, self._turns)
         self._right = 0
         return self._shown()
 
@@ -69,6 +81,27 @@ class Relay(Environment):
         return Observation(" ".join(map(str, digits)), [f"[{digit}]" for digit in choices])
 
 
+class PenalisedRelay(Relay):
+    """The relay with a price on length, as it is put on long answers where contexts have a limit."""
+
+    name = "relay/penalised"
+    description = f"{Relay.description} Turns past the free ones cost reward."
+    # Whatever the penalty: as many turns as there may be.
+    reward_range = (-100_000.0, 1.0)
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """ValueError for a bad task."""
+        settings = checked(task, _TASK | _PENALTY)
+        self._free, self._penalty = settings["free_turns"], settings["penalty"]
+        return self._begun(seed, settings)
+
+    def step(self, action: str) -> StepResult:
+        """Like the relay's, less the penalty."""
+        turn = self._right + 1
+        result = super().step(action)
+        return replace(result, reward=result.reward - self._penalty) if turn > self._free else result
+
+
 def environments() -> list[type[Environment]]:
     """Lists the environments that a host serves from this module."""
-    return [Relay]
+    return [Relay, PenalisedRelay]

@@ -59,3 +59,31 @@ BAD = [{"turns": 0}, {"digits": 1.5}, {"turns": True}, {"choices": 11}, {"rounds
 def test_a_bad_task_is_named(task):
     with pytest.raises(ValueError, match=next(iter(task))):
         Relay().reset(0, task)
+
+
+def test_the_turns_of_an_instance_are_drawn_where_the_task_says_so():
+    def turns(seed):
+        relay, observation = started(seed, turns=6, least_turns=3)
+        for turn in range(1, 7):
+            result = relay.step(answer(observation))
+            if result.done:
+                return turn
+            observation = result.observation
+        raise AssertionError
+
+    drawn = [turns(seed) for seed in range(40)]
+    assert set(drawn) == {3, 4, 5, 6} and drawn == [turns(seed) for seed in range(40)]
+    with pytest.raises(ValueError, match="least_turns is 7, more than turns"):
+        started(turns=6, least_turns=7)
+
+
+def test_turns_past_the_free_ones_cost_the_penalty():
+    relay = load("earl.env.adapters.relay:environments")["relay/penalised"]()
+    observation = relay.reset(5, {"turns": 4, "free_turns": 2, "penalty": 0.5})
+    rewards = []
+    for _ in range(3):
+        result = relay.step(answer(observation))
+        rewards.append(result.reward)
+        observation = result.observation
+    assert rewards == [0.25, 0.25, -0.25]
+    assert relay.step("wrong").reward == -0.5

@@ -1,0 +1,79 @@
+"""Fig. 1: arms by their run files' keys, and what the figure makes of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.growing_context import EXAMPLE
+from benchmarks.paper import fig1
+from benchmarks.paper.settings import PaperSettings
+from earl.config.load import load_run
+from earl.env.serve import load
+
+
+def a_run(arm: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    success = changes.pop("success", [0.1 * step for step in range(1, 11)])
+    shares = changes.pop("cut", [0.0] * len(success))
+    curves = {
+        "success": success,
+        "cut": shares,
+        "time_s": [10.0 * step for step in range(1, len(success) + 1)],
+    }
+    return {
+        "seed": seed, "arm": arm, "score": success[-1], "out_of_memory": 0, "cut_episodes": 0, "switches": 2,
+        "curves": curves, **changes,
+    }  # fmt: skip
+
+
+def runs(**limited: Any) -> list[dict[str, Any]]:
+    made = [a_run(arm, seed) for seed in (0, 1) for arm in (fig1.FREE, fig1.PENALTY)]
+    return [*made, a_run(fig1.LIMIT, 0), a_run(fig1.LIMIT, 1, **limited)]
+
+
+def test_every_arm_is_a_run_that_may_be_started():
+    limit = fig1.limit_tokens()
+    assert limit == load_run(EXAMPLE, []).rollout.kv_tokens
+    for arm in fig1.ARMS:
+        config = load_run(EXAMPLE, fig1.overrides_of(arm, limit, 7))
+        assert config.seed == 7 and config.scheduler.steps == fig1.STEPS
+        assert (config.rollout.max_context_tokens == limit) == (arm != fig1.FREE)
+        assert (config.scheduler.selector == "on") == (arm == fig1.FREE)
+        entry = config.mixture[0].section
+        [made] = [each for each in load(entry.serve).values() if each.name == entry.name]
+        made().reset(1, entry.task)
+
+
+def test_arms_take_turns():
+    order = list(fig1.turns((0, 1, 2)))
+    assert [arm for _, arm in order[::3]] == list(fig1.ARMS) and len(set(order)) == 9
+
+
+def test_a_limit_that_costs_nothing_misses_the_claim():
+    figures = fig1.summary(runs())
+    # As good as the free arm and as its own peak, a mean of the last five steps.
+    assert figures["collapse_max"] == pytest.approx(1.25)
+    assert figures["cut_later"] == 0.0 and figures["earl_switches"] == 2
+    missed = fig1.figure(PaperSettings()).goals
+    assert figures["collapse_max"] > missed["collapse_max"] and figures["cut_later"] < missed["cut_later"]
+
+
+def test_of_every_figure_the_worst_seed_counts():
+    limited = runs(success=[0.5] * 6 + [0.2] * 4, cut=[0.01] * 5 + [0.3] * 5, score=0.2)
+    figures = fig1.summary(limited)
+    assert [row["collapse"] for row in figures["seeds"]] == [1.25, 0.25]
+    assert (
+        figures["collapse_max"] == 1.25 and figures["cut_first_max"] == 0.01 and figures["cut_later"] == 0.0
+    )
+    limited[0] = a_run(fig1.FREE, 0, switches=1, out_of_memory=3, cut_episodes=1)
+    figures = fig1.summary(limited)
+    assert figures["earl_switches"] == 1
+    assert figures["earl_out_of_memory_max"] == 3 and figures["earl_cut_max"] == 1
+
+
+def test_success_at_the_same_seconds_is_that_of_the_shortest_run():
+    longer = a_run(fig1.FREE, success=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0])
+    assert fig1.success_at(longer, 30.0) == pytest.approx(0.2)
+    assert fig1.success_at(longer, 5.0) == 0.0
+    assert fig1.peak(longer) == pytest.approx(0.88)
