@@ -88,6 +88,10 @@ class PoolDevices:
                 device=engine_device(base.device, number, tp, self.shared_gpus),
                 max_sequences=self.sequences(tp) + 1,
                 kv_tokens=self.kv_tokens(tp),
+                # vLLM and SGLang reserve a whole context, whatever their KV.
+                max_context_tokens=base.max_context_tokens
+                if base.engine == "torch"
+                else self.longest_context(tp),
             )
             for number in range(parallelism.dp)
         ]

@@ -150,14 +150,19 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
 
 
 def kv_tokens_within(
-    config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int, least: int = 0
+    config: RunConfig,
+    spec: ModelSpec,
+    placement: Placement,
+    device_bytes: int,
+    least: int = 0,
+    longest: int = 0,
 ) -> int:
     """The tokens of KV of each engine, where rollout.kv_tokens leaves them open.
 
     As many as fit into the run's part of the devices beside everything else that is on them, at most those of
-    max_sequences whole contexts, at least `least` (0: one context). Engines on the processor commit what they
-    write: with rollout.max_context_tokens theirs is 0, as the run file has it. device_bytes: of what the
-    engines compute on. Raises IllegalParallelism.
+    max_sequences whole contexts of `longest` tokens (0: of the run's), at least `least` (0: one context).
+    Engines on the processor commit what they write: with rollout.max_context_tokens theirs is 0, as the run
+    file has it. device_bytes: of what the engines compute on. Raises IllegalParallelism.
     """
     rollout = config.rollout
     on_gpus = "rollout-0" in placement.on_gpus
@@ -167,7 +172,7 @@ def kv_tokens_within(
     smallest = config.model_copy(update={"rollout": rollout.model_copy(update={"kv_tokens": least})})
     make = node_plan if on_gpus else host_plan
     plan = make(smallest, spec, placement, device_bytes)
-    most = rollout.max_sequences * max(least, config.context_tokens)
+    most = rollout.max_sequences * max(least, longest or config.context_tokens)
     for use in plan.uses:
         if not use.process.startswith("rollout-"):
             continue

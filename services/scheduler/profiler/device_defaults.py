@@ -6,7 +6,16 @@ from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec
 from earl.stack.placement import Placement
 from services.scheduler.memory.node import kv_tokens_within, node_plan
-from services.scheduler.profiler.held_context import HeldContext, held_context, held_kv_tokens, with_held
+from services.scheduler.profiler.held_context import (
+    HeldContext,
+    as_begun,
+    held_by_kv,
+    held_context,
+    held_kv_tokens,
+    most_kv_tokens,
+    whole_pages,
+    with_held,
+)
 
 
 def within_devices(
@@ -23,16 +32,27 @@ def within_devices(
     if config.trainer.activation_checkpointing == "auto":
         planned = with_held(config, with_held(config, spec.max_positions).planned_context)
         config = _checkpointed(config, planned if is_open else config, spec, placement, device_bytes)
-    held = None
-    if is_open:
-        held = held_context(config, spec, placement, device_bytes, host_bytes)
-        config = with_held(config, held.tokens)
     on_gpus = "rollout-0" in placement.on_gpus
-    least = held_kv_tokens(config, spec, config.context_tokens, on_gpus=on_gpus)
     engines_bytes = device_bytes if on_gpus else host_bytes
-    kv_tokens = kv_tokens_within(config, spec, placement, engines_bytes, least)
-    rollout = config.rollout.model_copy(update={"kv_tokens": kv_tokens})
-    return config.model_copy(update={"rollout": rollout}), held
+    if not is_open:
+        least = held_kv_tokens(config, spec, config.context_tokens, on_gpus=on_gpus)
+        return _with_kv(config, kv_tokens_within(config, spec, placement, engines_bytes, least)), None
+    held = held_context(config, spec, placement, device_bytes, host_bytes)
+    # KV is what fits beside everything else in the layout that the run begins with, whose weights are split
+    # least, at the contexts that it is planned for. What holds most has the same bytes of it on each device.
+    planned = as_begun(with_held(config, held.tokens))
+    least = whole_pages(planned, spec, planned.context_tokens, on_gpus=on_gpus)
+    kv_tokens = kv_tokens_within(planned, spec, placement, engines_bytes, least, held.tokens)
+    if not config.rollout.kv_tokens and kv_tokens:
+        most = most_kv_tokens(config, spec, placement, engines_bytes, held.tokens)
+        kv_tokens = max(least, min(kv_tokens, most))
+    config = _with_kv(config, kv_tokens)
+    held = held_by_kv(config, spec, held, on_gpus=on_gpus)
+    return with_held(config, held.tokens), held
+
+
+def _with_kv(config: RunConfig, kv_tokens: int) -> RunConfig:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"kv_tokens": kv_tokens})})
 
 
 def _checkpointed(

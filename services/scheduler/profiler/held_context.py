@@ -15,11 +15,12 @@ from typing import Any
 
 from earl.config.context_bound import UNKNOWN_TOKENS
 from earl.config.run import RunConfig
+from earl.config.trainer import PASS_TOKENS
 from earl.models.spec import UNBOUNDED_POSITIONS, ModelSpec
 from earl.models.tp import rank_heads
 from earl.parallelism import REFERENCE, ROLLOUT, STAGES, TRAINER, Parallelism
 from earl.stack.placement import Placement
-from services.scheduler.memory.node import NodePlan, host_plan, node_plan, usable_bytes
+from services.scheduler.memory.node import NodePlan, host_plan, kv_tokens_within, node_plan, usable_bytes
 from services.scheduler.memory.parts import ITEM_BYTES, ceil_div
 from services.scheduler.memory.rollout import PAGE_BYTES
 from services.scheduler.profile.stages import held_tokens, parallelisms
@@ -69,15 +70,10 @@ def held_context(
         most, reason = mapped, f"{config.rollout.max_sequences} slots fill the addresses of an engine"
 
     def plans(tokens: int) -> list[NodePlan]:
-        changed = with_held(widest, tokens)
+        changed = _at(widest, tokens)
         kv_tokens = changed.rollout.kv_tokens or _least_kv_tokens(widest, tokens, on_gpus)
         rollout = changed.rollout.model_copy(update={"kv_tokens": kv_tokens})
-        trainer = changed.trainer
-        if not trainer.microbatch_tokens:
-            # A forward pass of this context alone: shorter ones that do not fit together are passed apart.
-            alone = {"microbatch_tokens": max(1, -(-tokens // trainer.cp))}
-            trainer = trainer.model_copy(update=alone)
-        changed = changed.model_copy(update={"rollout": rollout, "trainer": trainer})
+        changed = changed.model_copy(update={"rollout": rollout})
         on_host = host_bytes and any(process not in placement.on_gpus for process in placement.devices)
         made = [node_plan(changed, spec, placement, device_bytes)] if placement.gpus else []
         return [*made, host_plan(changed, spec, placement, host_bytes)] if on_host else made
@@ -101,6 +97,19 @@ def held_context(
     return HeldContext(low, _memory_reason(config, plans(low)))
 
 
+def most_kv_tokens(
+    config: RunConfig, spec: ModelSpec, placement: Placement, engines_bytes: int, held: int
+) -> int:
+    """The most KV of an engine as the run begins, with which the layout that holds most still fits beside a
+    context of `held` tokens in every stage. engines_bytes: of what the engines compute on."""
+    on_gpus = "rollout-0" in placement.on_gpus
+    widest = with_widest(config, spec)
+    least = _least_kv_tokens(widest, held, on_gpus)
+    of_widest = kv_tokens_within(_at(widest, held), spec, placement, engines_bytes, least)
+    heads, heads_of_widest = (rank_heads(spec, tp)[1] for tp in (config.rollout.tp, widest.rollout.tp))
+    return of_widest * heads_of_widest // heads
+
+
 def held_kv_tokens(config: RunConfig, spec: ModelSpec, tokens: int, *, on_gpus: bool) -> int:
     """KV of an engine as the run begins, so that the layout that holds most holds a context of `tokens`; 0
     where the run file bounds contexts, which then decides."""
@@ -108,10 +117,26 @@ def held_kv_tokens(config: RunConfig, spec: ModelSpec, tokens: int, *, on_gpus: 
         return 0
     widest = with_widest(config, spec)
     heads, of_widest = (rank_heads(spec, tp)[1] for tp in (config.rollout.tp, widest.rollout.tp))
-    page = _page_tokens(config, spec, on_gpus)
     # An engine counts whole pages: less than one is none.
-    least = ceil_div(_least_kv_tokens(widest, tokens, on_gpus), page) * page
+    least = whole_pages(config, spec, _least_kv_tokens(widest, tokens, on_gpus), on_gpus=on_gpus)
     return ceil_div(least * of_widest, heads)
+
+
+def held_by_kv(config: RunConfig, spec: ModelSpec, held: HeldContext, *, on_gpus: bool) -> HeldContext:
+    """`held`, or less of it where the KV that the run begins with holds no such context in any layout."""
+    if not config.rollout.kv_tokens:
+        return held
+    widest = with_widest(config, spec)
+    layout = Parallelism(widest.rollout.engines, widest.rollout.tp)
+    given = held_tokens(ROLLOUT, config, spec, layout)
+    assert given is not None
+    page = _page_tokens(config, spec, on_gpus)
+    tokens = int(given) // _least_kv_tokens(widest, 1, on_gpus) // page * page
+    if tokens >= held.tokens:
+        return held
+    return HeldContext(
+        max(1, tokens), "the KV that fits beside weights in the layout that the run begins with"
+    )
 
 
 def with_widest(config: RunConfig, spec: ModelSpec) -> RunConfig:
@@ -138,6 +163,30 @@ def with_widest(config: RunConfig, spec: ModelSpec) -> RunConfig:
     return config.model_copy(update=sections)
 
 
+def _at(widest: RunConfig, tokens: int) -> RunConfig:
+    """The configuration with contexts of `tokens`, and forward passes of the trainer that have one of them
+    alone: shorter ones that do not fit together are passed apart."""
+    changed = with_held(widest, tokens)
+    trainer = changed.trainer
+    if trainer.microbatch_tokens:
+        return changed
+    alone = {"microbatch_tokens": max(1, -(-tokens // trainer.cp))}
+    return changed.model_copy(update={"trainer": trainer.model_copy(update=alone)})
+
+
+def as_begun(config: RunConfig) -> RunConfig:
+    """The configuration with the contexts that the run begins with, of which it may have longer ones: those
+    that it is planned for, as far as a rank of the trainer takes them. A wish stays."""
+    if config.rollout.max_context_tokens:
+        return config
+    trainer, tokens = config.trainer, config.planned_context
+    if trainer.microbatch_tokens:
+        return with_held(config, min(tokens, trainer.microbatch_tokens * trainer.cp))
+    # It packs no more than its longest sequence has, where it would pack more.
+    packed = {"microbatch_tokens": min(PASS_TOKENS, config.context_tokens)}
+    return with_held(config, tokens).model_copy(update={"trainer": trainer.model_copy(update=packed)})
+
+
 def _least_kv_tokens(widest: RunConfig, tokens: int, on_gpus: bool) -> int:
     """KV that an engine has to have for contexts of `tokens`: of one of them. The torch engine's cache on a
     GPU has whole contexts in all of its slots."""
@@ -152,6 +201,12 @@ def _paced_tokens(widest: RunConfig) -> float:
     engines = Parallelism(widest.rollout.engines, widest.rollout.tp)
     layouts = {ROLLOUT: engines, TRAINER: widest.trainer.parallelism}
     return max(1.0, min(pace.held_tokens(stage, layout.replica) for stage, layout in layouts.items()))
+
+
+def whole_pages(config: RunConfig, spec: ModelSpec, tokens: int, *, on_gpus: bool) -> int:
+    """`tokens`, rounded up to what an engine counts its KV by."""
+    page = _page_tokens(config, spec, on_gpus)
+    return ceil_div(tokens, page) * page
 
 
 def _page_tokens(config: RunConfig, spec: ModelSpec, on_gpus: bool) -> int:

@@ -20,6 +20,7 @@ from earl.models.spec import ModelSpec, load_spec, spec_of_scratch, spec_of_shap
 from earl.stack.placement import place
 from services.scheduler.memory.node import NodePlan, node_plan
 from services.scheduler.profiler.device_defaults import within_devices
+from services.scheduler.profiler.held_context import as_begun
 
 
 def planned_spec(config: RunConfig) -> ModelSpec:
@@ -82,7 +83,7 @@ def main() -> None:
         spec, device_bytes = planned_spec(config), given["device_bytes"]
         host_bytes = given.get("host_bytes", 0)
         decided, held = within_devices(config, spec, placement, device_bytes, host_bytes)
-        plan = node_plan(decided, spec, placement, device_bytes)
+        plan = node_plan(as_begun(decided), spec, placement, device_bytes)
         result["facts"] = facts_of(plan, list(placement.lines())) | {
             "kv_tokens": decided.rollout.kv_tokens,
             "context_tokens": decided.longest_sequence,
