@@ -1,6 +1,6 @@
 """Fig. 1: length and success over steps under a hard limit of the context, under a price on length, and free.
 
-    relay, 4 to 40 turns by the task ─┬─► limit: one layout, contexts end where its devices' memory ends
+    relay, 1 to 40 turns by the task ─┬─► limit: one layout, contexts end where its devices' memory ends
                                       ├─► penalty: the same, and turns near the limit cost reward
                                       └─► EARL: the same devices, no limit, layouts change while they work
 
@@ -36,29 +36,35 @@ LEAST_TURNS, FRAME_TOKENS = 1, 4
 # Under the penalty the last quarter of the turns that the limit holds costs twice what a turn earns.
 FREE_SHARE, PENALTY_SHARE = 0.75, 2.0
 WINDOW = 5
-# The paper's claim: no cut episodes at first, many later, and a policy that is worth less for it.
+# The paper's claim: no truncated episodes at first, many later, and a policy that is worth less for it.
 FINAL_VS_FREE, FINAL_VS_PEAK = 0.8, 0.7
 GOALS = {
     "collapse_max": 1.0,
-    "cut_first_max": 0.02,
-    "cut_later": 0.20,
+    "truncated_first_max": 0.02,
+    "truncated_later": 0.20,
     "earl_out_of_memory_max": 0,
-    "earl_cut_max": 0,
+    "earl_truncated_max": 0,
     "earl_switches": 2,
+    "not_complete_max": 0,
 }
 COMPARES = (
     "Whole runs of examples/growing_context.toml, whose task draws its number of turns, on the same engines "
-    "with the same memory for KV (rollout.kv_tokens). limit: the layout stays as it begins, and contexts end "
-    "at the longest that it holds (limit_tokens, computed by the product); what is cut earns nothing in "
-    "success and is masked in training (scheduler.truncated). penalty: the same; each turn in the last "
-    "quarter of the limit costs twice what a turn earns in the mean. earl: no limit, the selector on. "
-    "score: the share of 256 held-out tasks that are played to their end without a mistake, under the arm's "
-    "own rules: a cut episode is lost. peak: of the same in training, a mean of 5 steps. cut: the share of a "
-    "step's episodes that were cut; cut_first_max over the first 5 steps of the limit arm, cut_later the "
-    "largest mean of 5 later steps in a row, of the seed that has least. collapse: the limit arm's score "
-    "over 0.8 of EARL's, or over 0.7 of its own peak, whichever is less, of the worst seed; at most 1 shows "
-    "the claim. same_seconds: success in training, a mean of 5 steps, when the shortest of a seed's three "
-    "runs had ended. Arms take turns, another one first for each seed."
+    "with the same memory for KV (rollout.kv_tokens). limit: the layout stays as it begins, and contexts "
+    "end at the longest that it holds (limit_tokens, computed by the product); what is truncated earns "
+    "nothing in success and is masked in training (scheduler.truncated). penalty: the same; each turn in "
+    "the last quarter of the limit costs twice what a turn earns in the mean. earl: no limit, the selector "
+    "on. score: the share of 256 held-out tasks that are played to their end without a mistake, under the "
+    "arm's own rules: a truncated episode is lost. peak: of the same in training, a mean of 5 steps. "
+    "truncated: the share of a step's episodes that were truncated; truncated_first_max over the first 5 "
+    "steps of the limit arm, truncated_later the largest mean of 5 later steps in a row, of the seed that "
+    "has least. collapse: the limit arm's score over 0.8 of EARL's, or over 0.7 of its own peak, whichever "
+    "is less, of the worst seed; at most 1 shows the claim. A policy that never errs loses the tasks that "
+    "do not fit: ceiling is the score that it has under an arm's limit, so part of the collapse is "
+    "arithmetic. of_ceiling, score over ceiling, is what the arm learned: where the limit arm's is as high "
+    "as EARL's, the limit cost tasks and no learning. The penalty was not tuned. not_complete: runs that "
+    "did not end as they should; they count as a score of 0. same_seconds: success in training, a mean of 5 "
+    "steps, when the shortest of a seed's three runs had ended. Arms take turns, another one first for each "
+    "seed."
 )
 
 
@@ -80,7 +86,7 @@ def measure() -> dict[str, Any]:
             return {"seed": seed, "arm": arm, "wall_s": time.monotonic() - began_s, **figures_of(record)}
 
         runs = [run(seed, arm) for seed, arm in counted("runs of fig1", list(turns(SEEDS)))]
-    return {"compares": COMPARES, "limit_tokens": limit, **summary(runs), "runs": runs}
+    return {"compares": COMPARES, "limit_tokens": limit, **summary(runs, limit), "runs": runs}
 
 
 def turns(seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -103,8 +109,8 @@ def limit_tokens() -> int:
 
 def overrides_of(arm: str, limit: int, seed: int) -> list[Override]:
     """The keys of an arm, over those of the run file."""
-    task = load_run(EXAMPLE, []).mixture[0].section.task
-    keys = {
+    most_turns, turn_tokens = task_numbers()
+    keys: dict[str, object] = {
         "seed": seed,
         "environment.task.least_turns": LEAST_TURNS,
         "scheduler.steps": STEPS,
@@ -112,11 +118,12 @@ def overrides_of(arm: str, limit: int, seed: int) -> list[Override]:
         "evaluation.episodes": EPISODES,
         "scheduler.selector": "on" if arm == FREE else "static",
     }
+    bound = 0 if arm == FREE else limit
+    keys |= {"rollout.max_context_tokens": bound, "model.scratch.max_positions": 0}
     if arm != FREE:
-        keys |= {"rollout.max_context_tokens": limit, "scheduler.truncated": "mask"}
+        keys["scheduler.truncated"] = "mask"
     if arm == PENALTY:
-        held = limit // (task["digits"] + FRAME_TOKENS)
-        earned = 2 / (LEAST_TURNS + task["turns"])
+        held, earned = limit // turn_tokens, 2 / (LEAST_TURNS + most_turns)
         keys |= {
             "environment.name": "relay/penalised",
             "environment.task.free_turns": int(FREE_SHARE * held),
@@ -139,20 +146,21 @@ def figures_of(run: RecordedRun) -> dict[str, Any]:
             ("success", "win_rate"),
         )
     }
-    curves["cut"] = [round(step["truncated_episodes"] / step["sequences"], 4) for step in steps]
+    curves["truncated"] = [round(step["truncated_episodes"] / step["sequences"], 4) for step in steps]
     return {
         "complete": bool(run.result.get("complete")),
-        "score": run.result.get("win_rate"),
+        # What did not end as it should is worth nothing.
+        "score": run.result.get("win_rate") or 0.0,
         "score_low": run.result.get("win_low"),
         "score_high": run.result.get("win_high"),
         "out_of_memory": int(whole["episodes_out_of_memory"] or 0),
-        "cut_episodes": int(whole["episodes_truncated"] or 0),
+        "truncated_episodes": int(whole["episodes_truncated"] or 0),
         "switches": int(whole["switches"] or 0),
         "curves": curves,
     }
 
 
-def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(runs: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
     """The figures that have goals, and by arm what is beside them; of every seed, none left out."""
     by = {(run["seed"], run["arm"]): run for run in runs}
     seeds = sorted({run["seed"] for run in runs})
@@ -163,6 +171,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         {
             "seed": seed,
             **{f"score_{arm}": by[seed, arm]["score"] for arm in ARMS},
+            **{f"of_ceiling_{arm}": of_ceiling(by[seed, arm], limit) for arm in ARMS},
             **{f"peak_{arm}": peak(by[seed, arm]) for arm in ARMS},
             **{f"same_seconds_{arm}": success_at(by[seed, arm], seconds[seed]) for arm in ARMS},
             "collapse": collapse(by[seed, LIMIT], by[seed, FREE]),
@@ -175,13 +184,33 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     return {
         "collapse_max": max(row["collapse"] for row in rows),
-        "cut_first_max": worst(max, LIMIT, lambda run: max(run["curves"]["cut"][:WINDOW])),
-        "cut_later": worst(min, LIMIT, lambda run: max(smoothed(run["curves"]["cut"][WINDOW:]))),
+        "truncated_first_max": worst(max, LIMIT, lambda run: max(run["curves"]["truncated"][:WINDOW])),
+        "truncated_later": worst(min, LIMIT, lambda run: max(smoothed(run["curves"]["truncated"][WINDOW:]))),
         "earl_out_of_memory_max": worst(max, FREE, lambda run: run["out_of_memory"]),
-        "earl_cut_max": worst(max, FREE, lambda run: run["cut_episodes"]),
+        "earl_truncated_max": worst(max, FREE, lambda run: run["truncated_episodes"]),
         "earl_switches": worst(min, FREE, lambda run: run["switches"]),
+        "not_complete_max": sum(not run["complete"] for run in runs),
+        "ceiling_limit": ceiling(LIMIT, limit),
         "seeds": rows,
     }
+
+
+def task_numbers() -> tuple[int, int]:
+    """(most turns of a task, tokens of a turn)"""
+    task = load_run(EXAMPLE, []).mixture[0].section.task
+    return task["turns"], task["digits"] + FRAME_TOKENS
+
+
+def ceiling(arm: str, limit: int) -> float:
+    """The score of a policy that never errs: the share of tasks that fit the arm's limit."""
+    turns, turn_tokens = task_numbers()
+    if arm == FREE:
+        return 1.0
+    return round((min(turns, limit // turn_tokens) - LEAST_TURNS + 1) / (turns - LEAST_TURNS + 1), 4)
+
+
+def of_ceiling(run: Mapping[str, Any], limit: int) -> float:
+    return round(run["score"] / ceiling(run["arm"], limit), 4)
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

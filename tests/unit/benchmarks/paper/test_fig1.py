@@ -15,15 +15,15 @@ from earl.env.serve import load
 
 def a_run(arm: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
     success = changes.pop("success", [0.1 * step for step in range(1, 11)])
-    shares = changes.pop("cut", [0.0] * len(success))
+    shares = changes.pop("truncated", [0.0] * len(success))
     curves = {
         "success": success,
-        "cut": shares,
+        "truncated": shares,
         "time_s": [10.0 * step for step in range(1, len(success) + 1)],
     }
     return {
-        "seed": seed, "arm": arm, "score": success[-1], "out_of_memory": 0, "cut_episodes": 0, "switches": 2,
-        "curves": curves, **changes,
+        "seed": seed, "arm": arm, "complete": True, "score": success[-1], "out_of_memory": 0, "switches": 2,
+        "truncated_episodes": 0, "curves": curves, **changes,
     }  # fmt: skip
 
 
@@ -38,7 +38,9 @@ def test_every_arm_is_a_run_that_may_be_started():
     for arm in fig1.ARMS:
         config = load_run(EXAMPLE, fig1.overrides_of(arm, limit, 7))
         assert config.seed == 7 and config.scheduler.steps == fig1.STEPS
-        assert (config.rollout.max_context_tokens == limit) == (arm != fig1.FREE)
+        # Nothing bounds EARL's contexts but the machine.
+        bound = config.context_bound
+        assert (bound.source, bound.tokens) == ("unknown", 256) if arm == fig1.FREE else bound.tokens == limit
         assert (config.scheduler.selector == "on") == (arm == fig1.FREE)
         entry = config.mixture[0].section
         [made] = [each for each in load(entry.serve).values() if each.name == entry.name]
@@ -51,25 +53,30 @@ def test_arms_take_turns():
 
 
 def test_a_limit_that_costs_nothing_misses_the_claim():
-    figures = fig1.summary(runs())
+    figures = fig1.summary(runs(), 200)
     # As good as the free arm and as its own peak, a mean of the last five steps.
     assert figures["collapse_max"] == pytest.approx(1.25)
-    assert figures["cut_later"] == 0.0 and figures["earl_switches"] == 2
+    assert figures["truncated_later"] == 0.0 and figures["earl_switches"] == 2
     missed = fig1.figure(PaperSettings()).goals
-    assert figures["collapse_max"] > missed["collapse_max"] and figures["cut_later"] < missed["cut_later"]
+    assert (
+        figures["collapse_max"] > missed["collapse_max"]
+        and figures["truncated_later"] < missed["truncated_later"]
+    )
 
 
 def test_of_every_figure_the_worst_seed_counts():
-    limited = runs(success=[0.5] * 6 + [0.2] * 4, cut=[0.01] * 5 + [0.3] * 5, score=0.2)
-    figures = fig1.summary(limited)
+    limited = runs(success=[0.5] * 6 + [0.2] * 4, truncated=[0.01] * 5 + [0.3] * 5, score=0.2)
+    figures = fig1.summary(limited, 200)
     assert [row["collapse"] for row in figures["seeds"]] == [1.25, 0.25]
     assert (
-        figures["collapse_max"] == 1.25 and figures["cut_first_max"] == 0.01 and figures["cut_later"] == 0.0
+        figures["collapse_max"] == 1.25
+        and figures["truncated_first_max"] == 0.01
+        and figures["truncated_later"] == 0.0
     )
-    limited[0] = a_run(fig1.FREE, 0, switches=1, out_of_memory=3, cut_episodes=1)
-    figures = fig1.summary(limited)
+    limited[0] = a_run(fig1.FREE, 0, switches=1, out_of_memory=3, truncated_episodes=1)
+    figures = fig1.summary(limited, 200)
     assert figures["earl_switches"] == 1
-    assert figures["earl_out_of_memory_max"] == 3 and figures["earl_cut_max"] == 1
+    assert figures["earl_out_of_memory_max"] == 3 and figures["earl_truncated_max"] == 1
 
 
 def test_success_at_the_same_seconds_is_that_of_the_shortest_run():
@@ -77,3 +84,16 @@ def test_success_at_the_same_seconds_is_that_of_the_shortest_run():
     assert fig1.success_at(longer, 30.0) == pytest.approx(0.2)
     assert fig1.success_at(longer, 5.0) == 0.0
     assert fig1.peak(longer) == pytest.approx(0.88)
+
+
+def test_a_run_that_failed_counts_as_one_that_did_not_end_and_earned_nothing():
+    failed = [run | {"complete": False, "score": 0.0} if run["arm"] == fig1.FREE else run for run in runs()]
+    figures = fig1.summary(failed, 200)
+    assert figures["not_complete_max"] == 2
+    assert all(row["score_earl"] == 0.0 for row in figures["seeds"])
+
+
+def test_a_limited_policy_that_never_errs_has_its_ceiling():
+    # 16 turns of 12 tokens in 200, of tasks of 1 to 40 turns.
+    assert fig1.ceiling(fig1.LIMIT, 200) == 0.4 and fig1.ceiling(fig1.FREE, 200) == 1.0
+    assert fig1.of_ceiling({"arm": fig1.LIMIT, "score": 0.4}, 200) == 1.0
