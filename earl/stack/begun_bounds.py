@@ -36,7 +36,7 @@ def with_begun_bounds(config: RunConfig, run_json: Path | None) -> tuple[RunConf
         changes[section] = values.model_copy(update={name: value for name, value in kept.items() if value})
     scratch = config.model.scratch
     positions = before.get("model", {}).get("scratch", {}).get("max_positions", 0)
-    if not config.model.path and not scratch.max_positions and positions:
+    if not scratch.max_positions and positions:
         scratch = scratch.model_copy(update={"max_positions": positions})
         changes["model"] = config.model.model_copy(update={"scratch": scratch})
     config = config.model_copy(update=changes)

@@ -10,6 +10,7 @@ import pytest
 
 from earl.config.run import RunConfig
 from earl.stack.begun_bounds import with_begun_bounds
+from earl.stack.rundir import check_same_policy
 from tests.support.runs import tictactoe
 
 
@@ -53,6 +54,17 @@ def test_a_run_begun_before_keeps_256_and_says_so(tmp_path: Path):
     run_json.write_text(config.model_dump_json())
     assert with_begun_bounds(left_open(tmp_path), run_json) == (config, notes)
     assert with_begun_bounds(config, run_json) == (config, [])
+
+
+def test_a_run_of_a_checkpoint_is_the_same_policy_when_it_is_resumed(tmp_path: Path):
+    run_json = of_before(tmp_path)
+    before = json.loads(run_json.read_bytes())
+    before["model"]["path"] = "Qwen3-8B"
+    run_json.write_text(json.dumps(before))
+    opened = left_open(tmp_path)
+    opened = opened.model_copy(update={"model": opened.model.model_copy(update={"path": "Qwen3-8B"})})
+    config, _ = with_begun_bounds(opened, run_json)
+    check_same_policy(config, RunConfig.model_validate(before))
 
 
 def test_a_bound_that_is_given_or_a_new_run_is_left_alone(tmp_path: Path):
