@@ -27,6 +27,8 @@ from services.scheduler.profile.stages import held_tokens, parallelisms
 
 # The search ends when it knows the bound to so much of it.
 PRECISION = 1 / 128
+# A token's float32 log-prob, twice: the reference leaves half of what is free to the lease after this one.
+LEASE_BYTES = 8
 # The torch engine maps the KV of all its slots, be it written or not: a process has so many addresses for it.
 MAPPED_BYTES = 1 << 45
 
@@ -64,13 +66,16 @@ def held_context(
     if given is not None and given < most:
         page = _page_tokens(config, spec, on_gpus)
         most, reason = max(1, int(given) // page * page), f"rollout.kv_tokens = {config.rollout.kv_tokens:,}"
+    given_bytes = config.reference.arena_bytes if config.trainer.uses_reference else 0
+    if given_bytes and (of_arena := given_bytes // LEASE_BYTES) < most:
+        most, reason = of_arena, f"reference.arena_bytes = {given_bytes:,}"
     if (paced := _paced_tokens(widest)) < most:
         most, reason = int(paced), "the memory of the paced devices' table"
     if config.rollout.engine == "torch" and not on_gpus and (mapped := _mapped_tokens(widest, spec)) < most:
         most, reason = mapped, f"{config.rollout.max_sequences} slots fill the addresses of an engine"
 
     def plans(tokens: int) -> list[NodePlan]:
-        changed = _at(widest, tokens)
+        changed = _alone(widest, tokens)
         kv_tokens = changed.rollout.kv_tokens or _least_kv_tokens(widest, tokens, on_gpus)
         rollout = changed.rollout.model_copy(update={"kv_tokens": kv_tokens})
         changed = changed.model_copy(update={"rollout": rollout})
@@ -105,7 +110,7 @@ def most_kv_tokens(
     on_gpus = "rollout-0" in placement.on_gpus
     widest = with_widest(config, spec)
     least = _least_kv_tokens(widest, held, on_gpus)
-    of_widest = kv_tokens_within(_at(widest, held), spec, placement, engines_bytes, least)
+    of_widest = kv_tokens_within(_alone(widest, held), spec, placement, engines_bytes, least)
     heads, heads_of_widest = (rank_heads(spec, tp)[1] for tp in (config.rollout.tp, widest.rollout.tp))
     return of_widest * heads_of_widest // heads
 
@@ -163,7 +168,7 @@ def with_widest(config: RunConfig, spec: ModelSpec) -> RunConfig:
     return config.model_copy(update=sections)
 
 
-def _at(widest: RunConfig, tokens: int) -> RunConfig:
+def _alone(widest: RunConfig, tokens: int) -> RunConfig:
     """The configuration with contexts of `tokens`, and forward passes of the trainer that have one of them
     alone: shorter ones that do not fit together are passed apart."""
     changed = with_held(widest, tokens)

@@ -157,3 +157,12 @@ def test_the_layout_that_the_run_begins_with_fits_too(
     assert decided.rollout.kv_tokens >= decided.planned_context
     widest = held_tokens("rollout", decided, large, Parallelism(1, engines))
     assert widest is not None and widest >= held.tokens
+
+
+def test_the_arena_that_the_reference_is_given_bounds_contexts_too():
+    sections = {"trainer": {"kl_coefficient": 0.1}, "scheduler": {"batch_groups": 1, "group_size": 2}}
+    given = run(**sections, reference={"arena_bytes": 1 << 20})
+    assert on_host(given, 64) == HeldContext((1 << 20) // 8, "reference.arena_bytes = 1,048,576")
+    assert on_host(run(**sections), 64).tokens > (1 << 20) // 8
+    # One that nobody uses bounds nothing.
+    assert on_host(run(reference={"arena_bytes": 1 << 20}), 64).tokens > (1 << 20) // 8
