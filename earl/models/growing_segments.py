@@ -1,8 +1,8 @@
 """CUDA's memory in segments that grow, in place of ever more segments of fixed sizes.
 
 With fixed ones, memory that activations had serves no logits and no gathered parameters: each of a step's
-kinds of tensor keeps its own most. On an H200 trainer and reference so took up to 35 % more of the card than
-they used at any moment.
+kinds of tensor keeps its own most. On an H200 trainer and reference took up to half as much again as the
+memory model predicts of what is in use; in segments that grow, up to a fifth.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def causal_attention(
         gathered = _gathered_shared if len(packing.again) else _gathered
         key, value = gathered(key, packing), gathered(value, packing)
     grouped = query.shape[1] != key.shape[1]
-    if grouped and repeats_heads(query):
+    if grouped and repeats_heads(query.is_cuda, query.dtype):
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
         grouped = False
@@ -184,13 +184,13 @@ def causal_attention(
     return output if packing.identity else take_rows(output, packing.back)
 
 
-def repeats_heads(query: torch.Tensor) -> bool:
+def repeats_heads(is_cuda: bool, dtype: torch.dtype) -> bool:
     """Returns whether keys and values are repeated for every head, where they have fewer heads.
 
     The fused kernels of the CPU, and those of CUDA for float32, take equal head counts only; without one CUDA
     would hold a matrix of all pairs of tokens.
     """
-    return not query.is_cuda or query.dtype is torch.float32
+    return not is_cuda or dtype is torch.float32
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -174,8 +174,6 @@ def _stage(service: str, what: str) -> list[Metric]:
         counter(f"earl_{service}_phase_seconds_total", f"Time of {what}, by phase.", "phase"),
         gauge(f"earl_{service}_doing", "1 for what rank 0 does now.", "phase"),
         gauge(f"earl_{service}_memory_used_ratio", "Used share of the fullest device's memory."),
-        counter(f"earl_{service}_paced_passes_total", "Passes on paced devices."),
-        counter(f"earl_{service}_late_passes_total", "Those of them that took longer than their pace."),
     ]
 
 
@@ -192,6 +190,8 @@ def _transfers(service: str) -> list[Metric]:
 _STAGES = [
     *_stage("trainer", "rank 0 of the trainer"),
     gauge("earl_trainer_batch_id", "Batch that was trained last."),
+    counter("earl_trainer_paced_passes_total", "Passes on paced devices."),
+    counter("earl_trainer_late_passes_total", "Those of them that took longer than their pace."),
     *_transfers("trainer"),
     *_stage("reference", "rank 0 of the reference stage"),
     gauge("earl_reference_waiting_tokens", "Tokens of trajectories that wait for their log-probs."),

@@ -22,7 +22,8 @@ from services.scheduler.memory.parts import (
     largest,
 )
 
-# Share of what a pass needs that CUDA's allocator keeps beside it: of three cases on an H200, 0.08 to 0.40.
+# Share of what a pass needs by these terms that it took besides, of three cases on an H200: 0.08 to 0.40. The
+# allocator kept half of that; what the rest is, is not known.
 MARGIN_CARD = 0.3
 
 

@@ -45,7 +45,8 @@ HOLES_EXCHANGED, HOLES_EXCHANGED_AGAIN = 0.4, 0.9
 HOLES_KEPT, HOLES_KEPT_REDUCED, HOLES_AGAIN = 0.45, 0.65, 1.4
 # On a card, in segments that grow: moments of the optimizer lie where the first step's activations were, and
 # what comes later finds no place of its size between them, but in a step of several micro-batches, whose
-# gradients lie there first. Copies of all trained parameters in float32, of eight cases on an H200.
+# gradients lie there first (this is a guess at the cause). Copies of all trained parameters in float32, of
+# eight cases on an H200.
 HOLES_CARD = 1.05
 
 

@@ -1,7 +1,6 @@
 """Settings of models on cards, as far as a processor shows them: the allocator, kernels for float32."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +11,10 @@ from earl.models.packing import repeats_heads
 
 @pytest.fixture
 def environment(monkeypatch):
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        # Set first: what was not set would not be taken back.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
@@ -36,4 +37,4 @@ def test_segments_grow_unless_the_environment_says_otherwise(environment):
     ],
 )
 def test_heads_are_repeated_where_no_fused_kernel_takes_groups(is_cuda, dtype, repeats):
-    assert repeats_heads(SimpleNamespace(is_cuda=is_cuda, dtype=dtype)) is repeats
+    assert repeats_heads(is_cuda, dtype) is repeats
