@@ -90,7 +90,10 @@ def test_the_shell_completes_commands_runs_processes_and_environments(tmp_path: 
     assert completed("earl logs ") == ["runs/first", "trainer"]
     assert completed("earl train x.toml --trainer.lr 1 --res") == ["--resume"]
     assert "earl.env.adapters.relay:environments" in completed("earl env play earl.env.adapters.re")
-    assert completed("earl env play earl.env.adapters.relay:environments ") == ["relay/digits"]
+    assert completed("earl env play earl.env.adapters.relay:environments ") == [
+        "relay/digits",
+        "relay/penalised",
+    ]
 
 
 def test_help_is_grouped_and_offers_completion():
