@@ -37,12 +37,12 @@ async def play(client, name, task, *actions):
 
 def servers(host):
     """The server processes below a host; one that ends meanwhile is none."""
-    found = []
+    live = []
     for process in psutil.Process(host.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "tests.envs.mcp_side" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                live.append(process)
+    return live
 
 
 async def waiting_servers(host, count, used):

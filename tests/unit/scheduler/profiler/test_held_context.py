@@ -45,13 +45,13 @@ def test_what_is_held_fits_and_little_more_would(gib: float, ranks: int, engines
     for tokens, fits in ((held.tokens, True), (held.tokens * 1.02, False)):
         rollout = {"held_context_tokens": int(tokens), "kv_tokens": int(tokens)}
         trainer = {"microbatch_tokens": max(packed, int(tokens))}
-        at = decided.model_copy(
+        changed = decided.model_copy(
             update={
                 "rollout": decided.rollout.model_copy(update=rollout),
                 "trainer": decided.trainer.model_copy(update=trainer),
             }
         )
-        plan = host_plan(at, SPEC, placement, host_bytes)
+        plan = host_plan(changed, SPEC, placement, host_bytes)
         # Where little is left for it, KV beside what the run begins with bounds contexts a little earlier.
         if fits or "memory of this machine" in held.reason:
             assert (plan.device_total(0) <= HOST_SHARE * host_bytes) == fits
