@@ -1,4 +1,4 @@
-"""Fills measured figures into README.md and docs/ from the results: `python tools/figures.py --write`.
+"""Fills figures and pictures into README.md and docs/ from the results: `python tools/figures.py --write`.
 
 A figure in a sentence stands between two comments, which no page shows: source; expression; format.
 
@@ -23,13 +23,13 @@ A table of a series has a row for each result, or for each element of a list in 
 A line `header = expression; format; goal` makes a column; a value that misses its goal is marked as missed.
 An expression that begins with "?" may be absent. `where` leaves out results that lack a key, or have another
 value of it (`where engine=torch`). With a line `may be empty` a table without rows says so. Of sources and
-expressions tools/results.py tells.
+expressions tools/results.py tells, of pictures tools/result_pictures.py.
 
-Without --write nothing is changed: a figure that differs from the record is printed as `file:line: what`, and
-the exit code is 1. So it is if a result names a commit that does not lead to HEAD, unless
-benchmarks/record/notes.toml lists it or the git history is not there. Results whose measured code has changed
-much are listed, which fails nothing (tools/staleness.py), and so are starts of benchmarks in runs.jsonl that
-have no end.
+Without --write nothing is changed: a figure that differs from the record is printed as `file:line: what`, a
+picture that differs as `file: what`, and the exit code is 1. So it is if a result names a commit that does
+not lead to HEAD, unless benchmarks/record/notes.toml lists it or the git history is not there. Results whose
+measured code has changed much are listed, which fails nothing (tools/staleness.py), and so are starts of
+benchmarks in runs.jsonl that have no end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.record.run_log import FILE as RUNS
 from benchmarks.record.run_log import unfinished
+from tools import result_pictures
 from tools.results import (
     RESULTS,
     ROOT,
@@ -60,7 +61,7 @@ from tools.results import (
 
 FIGURE = re.compile(r"<!--f (?P<spec>(?:(?!-->).)*)-->(?P<text>.*?)<!--/f-->", re.DOTALL)
 TABLE = re.compile(r"<!--table (?P<spec>.*?)\n-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
-MARKER = re.compile(r"<!--(?:f |table |/f|/table)")
+MARKER = re.compile(r"<!--(?:f |table |picture |/f|/table|/picture)")
 COLLECTIONS = ("range", "list", "first", "last")
 GOAL = re.compile(r"(?P<relation><=|>=|<|>|==)\s*(?P<bound>-?[\d.]+)")
 SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">", "==": ""}
@@ -89,7 +90,7 @@ def fill(path: Path, known: Record) -> Page:
     """Fills every marker of a page; a fault for each that differs from the record or cannot be filled in."""
     before = path.read_text(encoding="utf-8")
     page = Page(path)
-    blocks = {match.start(): match for pattern in (FIGURE, TABLE) for match in pattern.finditer(before)}
+    blocks = {match.start(): match for pattern in FILLED for match in pattern.finditer(before)}
     spans = [match.span() for match in blocks.values()]
     for marker in MARKER.finditer(before):
         if not any(start <= marker.start() < end for start, end in spans):
@@ -97,9 +98,8 @@ def fill(path: Path, known: Record) -> Page:
     done = 0
     for start in sorted(blocks):
         match = blocks[start]
-        inline = match.re is FIGURE
         try:
-            text = figure(match["spec"], known, page) if inline else table(match["spec"], known, page)
+            text = FILLED[match.re](match["spec"], known, page)
         except FigureError as error:
             page.faults.append((line_of(before, start), str(error)))
             continue
@@ -306,6 +306,24 @@ def elements(result: BenchmarkResult, rows: str) -> Iterable[tuple[str, Any]]:
     return [(str(number), value) for number, value in enumerate(values[0])]
 
 
+# --- a picture of a result ------------------------------------------------------------------
+
+
+def picture(spec: str, known: Record, page: Page) -> str:
+    """The picture of a marker with its source, with a blank line before and after; "" without a result."""
+    text, result = result_pictures.embedded(spec.strip(), known, page.path.parent)
+    if result is not None:
+        page.shown.add(result.name)
+    return text
+
+
+FILLED: Mapping[re.Pattern[str], Callable[[str, Record, Page], str]] = {
+    FIGURE: figure,
+    TABLE: table,
+    result_pictures.PICTURE: picture,
+}
+
+
 # --- all pages ------------------------------------------------------------------------------
 
 
@@ -335,6 +353,9 @@ def main(arguments: list[str]) -> int:
         for line, fault in sorted(page.faults):
             print(f"{page.path.relative_to(ROOT)}:{line}: {fault}")
         failed += len(page.faults)
+    for fault in result_pictures.check(record(), write):
+        print(fault)
+        failed += 1
     for fault in staleness.outside_history(record()):
         print(f"{RESULTS.relative_to(ROOT)}/{fault}")
         failed += 1

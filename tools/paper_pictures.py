@@ -3,7 +3,8 @@
     a result of `earl bench paper` ─► the function of its benchmark in PICTURES ─► Chart ─► SVG
 
 The functions are pure: a result gives the same bytes at any time. Heading and description say what is drawn,
-not how it came out, so they are true of every result.
+not how it came out, so they are true of every result. tools/figures.py draws the documentation's pictures,
+from the newest results.
 """
 
 from __future__ import annotations

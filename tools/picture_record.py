@@ -6,7 +6,7 @@ shows, and the code that draws it. `make pictures` (tools/pictures.py) makes all
 
 Prints a line for each picture whose source has changed in more than LIMIT commits since, by the rule of
 tools/staleness.py; such lines are warnings. A picture without a record, and a record without its picture,
-are faults: exit code 1.
+are faults: exit code 1. Pictures of results have none: tools/figures.py draws them and compares them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record.measured import object_ids  # noqa: E402  found from wherever this is run
+from tools.paper_pictures import PICTURES  # noqa: E402
+from tools.result_pictures import file_of  # noqa: E402
 from tools.staleness import Blobs, History, changes, leads_to_head, same_content  # noqa: E402
 
 FIGURES = Path("docs/figures")
@@ -100,8 +102,9 @@ def note(name: str, commit: str, date: str, run: str, root: Path = ROOT) -> None
 
 
 def pictures(root: Path = ROOT) -> set[str]:
-    """Names of the pictures that are there."""
-    return {path.name for path in (root / FIGURES).iterdir() if path.name != RECORD.name}
+    """Names of the pictures of runs that are there."""
+    others = {RECORD.name, *(file_of(benchmark).name for benchmark in PICTURES)}
+    return {path.name for path in (root / FIGURES).iterdir()} - others
 
 
 def faults(records: Mapping[str, PictureRecord], there: set[str]) -> Iterator[str]:

