@@ -62,9 +62,9 @@ COMPARES = (
     "do not fit: ceiling is the score that it has under an arm's limit, so part of the collapse is "
     "arithmetic. of_ceiling, score over ceiling, is what the arm learned: where the limit arm's is as high "
     "as EARL's, the limit cost tasks and no learning. The penalty was not tuned. not_complete: runs that "
-    "did not end as they should; they count as a score of 0. same_seconds: success in training, a mean of 5 "
-    "steps, when the shortest of a seed's three runs had ended. Arms take turns, another one first for each "
-    "seed."
+    "did not end as they should; they count as a score of 0, and show no collapse. same_seconds: "
+    "success in training, a mean of 5 steps, when the shortest of a seed's three runs had ended. Arms take "
+    "turns, another one first for each seed."
 )
 
 
@@ -165,7 +165,8 @@ def summary(runs: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
     by = {(run["seed"], run["arm"]): run for run in runs}
     seeds = sorted({run["seed"] for run in runs})
     seconds = {
-        seed: min(run["curves"]["time_s"][-1] for run in runs if run["seed"] == seed) for seed in seeds
+        seed: min(max(run["curves"]["time_s"], default=0.0) for run in runs if run["seed"] == seed)
+        for seed in seeds
     }
     rows = [
         {
@@ -184,8 +185,12 @@ def summary(runs: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
 
     return {
         "collapse_max": max(row["collapse"] for row in rows),
-        "truncated_first_max": worst(max, LIMIT, lambda run: max(run["curves"]["truncated"][:WINDOW])),
-        "truncated_later": worst(min, LIMIT, lambda run: max(smoothed(run["curves"]["truncated"][WINDOW:]))),
+        "truncated_first_max": worst(
+            max, LIMIT, lambda run: max(run["curves"]["truncated"][:WINDOW], default=0.0)
+        ),
+        "truncated_later": worst(
+            min, LIMIT, lambda run: max(smoothed(run["curves"]["truncated"][WINDOW:]), default=0.0)
+        ),
         "earl_out_of_memory_max": worst(max, FREE, lambda run: run["out_of_memory"]),
         "earl_truncated_max": worst(max, FREE, lambda run: run["truncated_episodes"]),
         "earl_switches": worst(min, FREE, lambda run: run["switches"]),
@@ -214,13 +219,15 @@ def of_ceiling(run: Mapping[str, Any], limit: int) -> float:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Means of WINDOW values in a row; of all if there are fewer."""
+    """Means of WINDOW values in a row; of all if there are fewer, none of none."""
+    if not values:
+        return []
     ends = range(min(WINDOW, len(values)), len(values) + 1)
     return [round(statistics.mean(values[max(0, end - WINDOW) : end]), 4) for end in ends]
 
 
 def peak(run: Mapping[str, Any]) -> float:
-    return max(smoothed(run["curves"]["success"]))
+    return max(smoothed(run["curves"]["success"]), default=0.0)
 
 
 def success_at(run: Mapping[str, Any], seconds: float) -> float:
@@ -234,7 +241,12 @@ def success_at(run: Mapping[str, Any], seconds: float) -> float:
 
 
 def collapse(limited: Mapping[str, Any], free: Mapping[str, Any]) -> float:
-    """The limited arm's score over what the claim allows it; at most 1 shows the claim."""
+    """The limited arm's score over what the claim allows it; at most 1 shows the claim.
+
+    A run that did not end as it should shows nothing: it is as far from the claim as can be.
+    """
+    if not (limited["complete"] and free["complete"]):
+        return 1e9
     against_free = limited["score"] / (FINAL_VS_FREE * free["score"]) if free["score"] else 1e9
     its_peak = peak(limited)
     against_peak = limited["score"] / (FINAL_VS_PEAK * its_peak) if its_peak else 1e9

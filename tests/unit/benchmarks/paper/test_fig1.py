@@ -93,6 +93,17 @@ def test_a_run_that_failed_counts_as_one_that_did_not_end_and_earned_nothing():
     assert all(row["score_earl"] == 0.0 for row in figures["seeds"])
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_limited_run_that_ends_early_loses_no_other_and_shows_no_collapse(steps: int):
+    early = a_run(fig1.LIMIT, 1, success=[0.1, 0.2, 0.3], truncated=[0.3, 0.1, 0.1])
+    early = early | {"complete": False, "score": 0.0}
+    early["curves"] = {name: values[:steps] for name, values in early["curves"].items()}
+    figures = fig1.summary([*runs()[:-1], early], 200)
+    assert figures["collapse_max"] > 1 and figures["not_complete_max"] == 1
+    assert figures["truncated_later"] == 0.0
+    assert [row["score_earl"] for row in figures["seeds"]] == [pytest.approx(1.0)] * 2
+
+
 def test_a_limited_policy_that_never_errs_has_its_ceiling():
     # 16 turns of 12 tokens in 200, of tasks of 1 to 40 turns.
     assert fig1.ceiling(fig1.LIMIT, 200) == 0.4 and fig1.ceiling(fig1.FREE, 200) == 1.0
