@@ -47,7 +47,8 @@ def put_figures(figures: SwitchFigures, message: FiguresMessage) -> None:
 def figures_of(message: FiguresMessage) -> dict[str, Any]:
     """Figures by name; where a writer of before `figures` sent the message, those it has older fields for."""
     if message.HasField("figures"):
-        return {name: getattr(message.figures, name) for name in SwitchFigures().figures()}
+        values = {name: getattr(message.figures, name) for name in SwitchFigures().figures()}
+        return values | {"phases_s": dict(values["phases_s"])}
     return {name: getattr(message, older) for name, older in _older_fields(message).items()}
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
+# How many phases a sentence about a switch names.
+PHASES_SHOWN = 3
 # How a parallelism is written: as Parallelism, as text such as "dp2·tp2", or as its four degrees.
 Written = TypeVar("Written")
 
@@ -22,6 +24,17 @@ Written = TypeVar("Written")
 def _farther(first: float, second: float) -> float:
     """The larger difference; one that is not a number is larger than any."""
     return first if math.isnan(first) or first >= second else second
+
+
+def _slowest(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by phase, each of the worker that took longest for it."""
+    return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in {**first, **second}}
+
+
+def _longest(phases_s: Mapping[str, float]) -> str:
+    """The longest phases in words, for example "longest phases: moving 0.41 s, canaries after 0.20 s"."""
+    longest = sorted(phases_s.items(), key=lambda phase: phase[1], reverse=True)[:PHASES_SHOWN]
+    return f"longest phases: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in longest)}"
 
 
 def _mib(text: str) -> Callable[[int], str]:
@@ -57,6 +70,10 @@ class SwitchFigures:
     cold: bool = _figure(False, operator.or_)
     # Canaries' log-probs that were compared before and after; 0: nothing vouches for the new parallelism.
     logprobs_compared: int = _figure(0, operator.add, "{:,} log-probs compared".format)
+    # Seconds of each phase of the stall by name, of the slowest rank; empty where they were not measured.
+    phases_s: Mapping[str, float] = field(
+        default_factory=dict, metadata={"combine": _slowest, "words": _longest}
+    )
 
     def figures(self) -> dict[str, Any]:
         """Returns the figures by name, in the order of the fields, without those that a subclass adds."""

@@ -37,8 +37,10 @@ MEASURES = (
     "until the new engines are in use and the old ones have ended. standby_mib: what the processes that are "
     "kept ready take (PSS); before a switch their imports are done. trainer_ms_p50, "
     "trainer_ms_worst: from the step boundary until the trainer's ranks can train in another parallelism; "
-    "canaries are computed twice within. trainer_peak_extra_bytes: what the rank that needed most held "
-    "in addition to the larger of both layouts."
+    "canaries are computed twice within. trainer_phase_ms_p50: the median of each phase of that time, of the "
+    "slowest rank. trainer_cpu_ms_p50: processor time of all ranks in a switch, which other programs on the "
+    "machine change less. trainer_peak_extra_bytes: what the rank that needed most held in addition to the "
+    "larger of both layouts."
 )
 
 

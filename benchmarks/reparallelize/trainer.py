@@ -74,11 +74,19 @@ def measure(job: Job) -> dict[str, Any]:
 def figures(switches: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of switches from their outcomes, in order."""
     stalls_ms = [1e3 * outcome["stall_s"] for outcome in switches]
+    phases = dict.fromkeys(name for outcome in switches for name in outcome["phases_s"])
     return {
         "trainer_ms_p50": round(statistics.median(stalls_ms), 1),
         "trainer_ms_worst": round(max(stalls_ms), 1),
         "trainer_peak_extra_bytes": max(outcome["peak_extra_bytes"] for outcome in switches),
         "trainer_max_logprob_diff": max(outcome["max_logprob_difference"] for outcome in switches),
+        "trainer_phase_ms_p50": {
+            name: round(
+                1e3 * statistics.median(outcome["phases_s"].get(name, 0.0) for outcome in switches), 1
+            )
+            for name in phases
+        },
+        "trainer_cpu_ms_p50": round(1e3 * statistics.median(outcome["cpu_s"] for outcome in switches), 1),
         "trainer_rolled_back": sum(outcome["rolled_back"] for outcome in switches),
         "trainer_switches": switches,
     }
@@ -86,6 +94,8 @@ def figures(switches: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _rank(job: Job) -> None:
     import secrets
+
+    import torch
 
     from earl.bus import Bus
     from earl.config.data_plane import DataPlaneConfig
@@ -140,10 +150,13 @@ def _rank(job: Job) -> None:
             epoch, Parallelism.parse(parallelism), DEADLINES, TOLERANCE, requested_s=time.monotonic()
         )
         change = TrainerChange(stepper, slots)
+        cpu_began_s = time.process_time()
         outcome = switch(command, change)
+        cpu_s = group.sum(torch.tensor([time.process_time() - cpu_began_s], dtype=torch.float64))
         stepper = change.stepper
         if group.leads:
-            print(json.dumps(asdict(outcome) | {"parallelism": parallelism}), flush=True)
+            line = asdict(outcome) | {"parallelism": parallelism, "cpu_s": float(cpu_s[0])}
+            print(json.dumps(line), flush=True)
     slots.close()
     side.run(bus.close(), CALL_S)
     side.close()

@@ -1,7 +1,9 @@
 from google.protobuf import descriptor_pb2 as _descriptor_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -98,7 +100,14 @@ class SwitchDeadlines(_message.Message):
     def __init__(self, prepare_s: _Optional[float] = ..., load_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., recover_s: _Optional[float] = ...) -> None: ...
 
 class SwitchFigures(_message.Message):
-    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold", "logprobs_compared")
+    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold", "logprobs_compared", "phases_s")
+    class PhasesSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +117,7 @@ class SwitchFigures(_message.Message):
     MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    PHASES_S_FIELD_NUMBER: _ClassVar[int]
     stall_s: float
     seconds: float
     sequences_continued: int
@@ -117,7 +127,8 @@ class SwitchFigures(_message.Message):
     max_logprob_difference: float
     cold: bool
     logprobs_compared: int
-    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., logprobs_compared: _Optional[int] = ...) -> None: ...
+    phases_s: _containers.ScalarMap[str, float]
+    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., logprobs_compared: _Optional[int] = ..., phases_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("name", "incarnation", "stage", "address")

@@ -28,11 +28,14 @@ LAYOUT = Parallelism(2, 3, 5, 7)
 
 def distinct() -> dict[str, Any]:
     """A value for every figure, none of them its default or another's."""
+    none = SwitchFigures().figures()
     made = {
-        figure.name: type(figure.default)(number / 4 if isinstance(figure.default, float) else number)
-        for number, figure in enumerate(fields(SwitchFigures), 2)
+        name: type(value)(number / 4 if isinstance(value, float) else number)
+        for number, (name, value) in enumerate(none.items(), 2)
+        if name != "phases_s"
     }
-    assert all(value != getattr(SwitchFigures(), name) for name, value in made.items())
+    made["phases_s"] = {"moving": 0.125, "canaries": 0.0625}
+    assert made.keys() == none.keys() and all(value != none[name] for name, value in made.items())
     return made
 
 
@@ -164,9 +167,20 @@ def test_figures_of_workers_are_combined() -> None:
     assert first.with_worker(SwitchFigures()) == first == SwitchFigures().with_worker(first)
 
 
+def test_each_phase_is_that_of_the_slowest_worker() -> None:
+    first = SwitchFigures(phases_s={"moving": 0.5, "slots": 0.25})
+    second = SwitchFigures(phases_s={"moving": 0.75, "canaries": 1.0})
+    both = {"moving": 0.75, "slots": 0.25, "canaries": 1.0}
+    assert first.with_worker(second).phases_s == second.with_worker(first).phases_s == both
+
+
 def test_figures_in_words_leave_out_what_is_zero() -> None:
     assert SwitchFigures(stall_s=1.0).words() == []
     assert SwitchFigures(sequences_continued=1200, moved_bytes=3 << 19).words() == [
         "1,200 sequences continued",
         "1.5 MiB moved",
+    ]
+    phases_s = {"groups": 0.125, "moving": 0.5, "slots": 0.0, "canaries": 0.25}
+    assert SwitchFigures(phases_s=phases_s).words() == [
+        "longest phases: moving 0.50 s, canaries 0.25 s, groups 0.12 s"
     ]

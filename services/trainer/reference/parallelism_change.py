@@ -36,12 +36,16 @@ class ReferenceChange(ParallelismChange):
         super().__init__(mesh.group, mesh.parallelism)
         self.mesh, self.policy = mesh, policy
         self._loaded = loaded
+        self._new_mesh: ReferenceMesh | None = None
         self._new: tuple[ReferenceMesh, ReferencePolicy] | None = None
 
-    def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
-        mesh = make_reference_mesh(self.group, parallelism.dp, parallelism.tp)
-        old, new = self.policy, self.policy.resharded(mesh.tensor)
-        self._new = mesh, new
+    def join(self, parallelism: Parallelism) -> None:
+        self._new_mesh = make_reference_mesh(self.group, parallelism.dp, parallelism.tp)
+
+    def prepare(self) -> list[MovingTensor]:
+        assert self._new_mesh is not None
+        old, new = self.policy, self.policy.resharded(self._new_mesh.tensor)
+        self._new = self._new_mesh, new
         shapes, before, after = old.spec.shapes(), old.boxes(), new.boxes()
         moves = []
         for name in before:

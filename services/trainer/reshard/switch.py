@@ -30,6 +30,7 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.process_group import Group
 from services.trainer.reshard.moving_tensor import MovingTensor
+from services.trainer.reshard.phase_clock import PhaseClock, SwitchPhase
 from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, move
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,11 @@ class ParallelismChange(ABC):
         self.group, self.parallelism = group, parallelism
 
     @abstractmethod
-    def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
+    def join(self, parallelism: Parallelism) -> None:
+        """Makes the process groups of what the ranks become."""
+
+    @abstractmethod
+    def prepare(self) -> list[MovingTensor]:
         """Makes what the ranks become, without memory for it; returns what moves."""
 
     def arena_bytes(self) -> int:
@@ -106,6 +111,7 @@ def log_outcome(command: SwitchCommand, outcome: SwitchOutcome) -> None:
 class _Switch:
     def __init__(self, command: SwitchCommand, change: ParallelismChange) -> None:
         self._command, self._change, self._group = command, change, change.group
+        self._clock = PhaseClock()
         self._moves: list[MoveReport] = []
         self._difference, self._compared = 0.0, 0
 
@@ -114,31 +120,38 @@ class _Switch:
         until = self._command.requested_s + self._command.deadlines.prepare_s
         if not self._group.agree(time.monotonic() < until):
             return self._outcome(began_s, f"no step boundary came {self._within(SwitchStage.PREPARE)}")
-        tensors = self._change.prepare(self._command.parallelism)
+        with self._clock.phase(SwitchPhase.GROUPS):
+            self._change.join(self._command.parallelism)
+        with self._clock.phase(SwitchPhase.MODEL):
+            tensors = self._change.prepare()
         reason, before = self._prepare(tensors, until)
         if not reason:
             reason = self._carry_out(tensors, before)
-        if reason:
-            self._change.drop()
-        else:
-            self._change.keep()
-        return_pages()
+        with self._clock.phase(SwitchPhase.ENDING):
+            if reason:
+                self._change.drop()
+            else:
+                self._change.keep()
+        with self._clock.phase(SwitchPhase.PAGES):
+            return_pages()
         return self._outcome(began_s, reason)
 
     # --- stages -----------------------------------------------------------------------------
 
     def _prepare(self, tensors: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
         """(the reason that it cannot be or "", canaries' log-probs before)"""
-        reason = self._lacking(tensors)
-        if not reason:
-            try:
-                self._change.reserve()
-            except EarlError as error:
-                reason = str(error)
-        reason = next((text.decode() for text in self._group.gather(reason.encode()) if text), "")
+        with self._clock.phase(SwitchPhase.SLOTS):
+            reason = self._lacking(tensors)
+            if not reason:
+                try:
+                    self._change.reserve()
+                except EarlError as error:
+                    reason = str(error)
+            reason = next((text.decode() for text in self._group.gather(reason.encode()) if text), "")
         if reason:
             return reason, np.zeros(0, np.float32)
-        before = self._change.canaries(new=False)
+        with self._clock.phase(SwitchPhase.CANARIES_BEFORE):
+            before = self._change.canaries(new=False)
         in_time = self._group.agree(time.monotonic() < until)
         return "" if in_time else f"it was not prepared {self._within(SwitchStage.PREPARE)}", before
 
@@ -161,18 +174,22 @@ class _Switch:
     def _carry_out(self, tensors: Sequence[MovingTensor], before: np.ndarray) -> str:
         """Move, verify, and move back if need be; the reason for that, "" if the new parallelism stays."""
         switch_s = self._command.deadlines.switch_s
-        process_group: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
+        with self._clock.phase(SwitchPhase.GROUPS):
+            process_group: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
         try:
-            moved = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
+            with self._clock.phase(SwitchPhase.MOVING):
+                moved = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
             self._moves.append(moved)
             if moved.tensors < len(tensors):
                 reason = f"{moved.tensors} of {len(tensors)} tensors moved {self._within(SwitchStage.SWITCH)}"
             else:
-                reason = self._verify(before)
+                with self._clock.phase(SwitchPhase.CANARIES_AFTER):
+                    reason = self._verify(before)
             if reason:
-                self._change.reshard()
-                back = [tensor.reversed() for tensor in tensors[: moved.tensors]]
-                self._moves.append(move(back, self._group, process_group))
+                with self._clock.phase(SwitchPhase.MOVING_BACK):
+                    self._change.reshard()
+                    back = [tensor.reversed() for tensor in tensors[: moved.tensors]]
+                    self._moves.append(move(back, self._group, process_group))
             return reason
         finally:
             dist.destroy_process_group(process_group)
@@ -202,6 +219,8 @@ class _Switch:
         now, command = time.monotonic(), self._command
         sent = self._group.sum(torch.tensor([sum(moved.sent_bytes for moved in self._moves)]))
         most = max((moved.peak_extra_bytes for moved in self._moves), default=0)
+        # Every rank has the same phases, in the same order.
+        phases = self._group.max(torch.tensor([*self._clock.seconds.values()], dtype=torch.float64))
         return SwitchOutcome(
             epoch=command.epoch,
             parallelism=self._change.parallelism if reason else command.parallelism,
@@ -213,4 +232,5 @@ class _Switch:
             peak_extra_bytes=int(self._group.max(torch.tensor([most]))[0]),
             max_logprob_difference=self._difference,
             logprobs_compared=self._compared,
+            phases_s=dict(zip(self._clock.seconds, phases.tolist(), strict=True)),
         )

@@ -27,14 +27,18 @@ class TrainerChange(ParallelismChange):
         super().__init__(stepper.group, stepper.mesh.parallelism)
         self.stepper = stepper
         self._slots = slots
+        self._mesh: RankMesh | None = None
         self._new: Stepper | None = None
         self._reserved: SlotLayout | None = None
 
-    def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
+    def join(self, parallelism: Parallelism) -> None:
+        self._mesh = RankMesh(self.group, parallelism, self.stepper.policy.spec)
+
+    def prepare(self) -> list[MovingTensor]:
+        assert self._mesh is not None
         old = self.stepper
         spec, adapter = old.policy.spec, old.policy.adapter
-        mesh = RankMesh(self.group, parallelism, spec)
-        policy = ShardedPolicy.of(spec, mesh, old.config, allocated=False, adapter=adapter)
+        policy = ShardedPolicy.of(spec, self._mesh, old.config, allocated=False, adapter=adapter)
         self._new = Stepper(policy, old.config, updates=old.optimizer.updates)
         old.policy.clear_gradients()
         return moving_tensors(_moves(old, self._new), self.group)

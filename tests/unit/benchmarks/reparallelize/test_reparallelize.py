@@ -51,13 +51,18 @@ def test_stalls_are_of_all_sequences_and_switches():
 
 def test_a_trainers_switches_are_summed_up():
     outcomes = [
-        {"stall_s": s, "peak_extra_bytes": n, "max_logprob_difference": 1e-6 * n, "rolled_back": back}
+        {
+            "stall_s": s, "peak_extra_bytes": n, "max_logprob_difference": 1e-6 * n, "rolled_back": back,
+            "phases_s": {"moving": s / 2, **({"moving back": 0.125} if back else {})}, "cpu_s": 2 * s,
+        }
         for s, n, back in ((0.5, 10, False), (2.0, 30, True), (1.0, 20, False))
-    ]
+    ]  # fmt: skip
     found = trainer.figures(outcomes)
     assert (found["trainer_ms_p50"], found["trainer_ms_worst"]) == (1000.0, 2000.0)
     assert found["trainer_peak_extra_bytes"] == 30 and found["trainer_rolled_back"] == 1
     assert found["trainer_max_logprob_diff"] == pytest.approx(3e-5)
+    assert found["trainer_phase_ms_p50"] == {"moving": 500.0, "moving back": 0.0}
+    assert found["trainer_cpu_ms_p50"] == 2000.0
     assert found["trainer_switches"] == outcomes
 
 
