@@ -54,6 +54,8 @@ class Scene:
         self._arena = 100 * self.group.rank
         self.dispatcher = self.side.run(Dispatcher.create(self.registry, self._data_plane), CALL_S)
         self.epoch = 0
+        # Those of the first time that the ranks had a parallelism.
+        self._groups: dict[str, tuple[object, ...]] = {}
 
     async def open_store(self, size_bytes: int) -> TensorStore:
         self._arena += 1
@@ -108,6 +110,14 @@ class Scene:
         if not ok:
             self.wrong.append(what)
 
+    def expect_kept_groups(self, stepper: Stepper) -> None:
+        """The ranks compute with the groups that they had in this parallelism before."""
+        mesh = stepper.mesh
+        groups = (mesh.tensor.group, mesh.context.group, mesh.blocks)
+        first = self._groups.setdefault(str(mesh.parallelism), groups)
+        same = all(group is before for group, before in zip(groups, first, strict=True))
+        self.expect(same, f"{mesh.parallelism}: other groups")
+
     def published(self, slots: WeightSlots, version: int, wanted: dict[str, torch.Tensor], when: str) -> None:
         """A version reads as it was published, whatever the cut was then."""
         keys = tuple(slots.key(version, rank) for rank in range(self.group.size))
@@ -155,6 +165,7 @@ def round_trip(scene: Scene) -> None:
             before, weights = scene.whole(one), gathered(one)
             one, outcome = scene.switch(one, slots, parallelism)
             scene.expect(not outcome.rolled_back, f"{parallelism}: {outcome}")
+            scene.expect_kept_groups(one)
             scene.expect(
                 str(one.mesh.parallelism) == parallelism == str(outcome.parallelism),
                 f"{parallelism}: {outcome}",
@@ -166,6 +177,8 @@ def round_trip(scene: Scene) -> None:
                 outcome.logprobs_compared == CANARIES * (CANARY_TOKENS - 1), f"{parallelism}: {outcome}"
             )
             scene.expect(0.0 < outcome.stall_s <= outcome.seconds, f"{parallelism}: {outcome}")
+            counted_s = sum(outcome.phases_s.values())
+            scene.expect("moving" in outcome.phases_s and counted_s > 0.0, f"{parallelism}: {outcome}")
             scene.published(slots, step - 1, weights, f"after {parallelism}")
         wanted, metrics = train(never, step, COUNT), train(one, step, COUNT)
         for name in ("loss", "grad_norm", "entropy"):
@@ -219,6 +232,7 @@ def adapted(scene: Scene) -> None:
     for parallelism in ROUNDS[scene.group.size]:
         one, outcome = scene.switch(one, slots, parallelism)
         scene.expect(not outcome.rolled_back, f"adapted, {parallelism}: {outcome}")
+        scene.expect_kept_groups(one)
         scene.expect(
             differs(scene.whole(one), before, exactly=True) == [], f"adapted, {parallelism}: other bits"
         )

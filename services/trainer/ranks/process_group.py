@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from earl.loopback import is_loopback
+from services.trainer.ranks.subgroups import Subgroups, forget_meshes
 
 COLLECTIVE_S = 600.0
 # The address at which gloo and NCCL listen; by default that of the machine's name, which others may reach.
@@ -51,6 +52,8 @@ class Group:
             world_size=self.size if alone else -1,
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
+        # Process groups of some of the ranks.
+        self.subgroups = Subgroups(self.rank, self.size, kind)
         self.mesh: DeviceMesh = init_device_mesh(kind, (self.size,), mesh_dim_names=("fsdp",))
 
     @property
@@ -109,20 +112,10 @@ class Group:
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def close(self) -> None:
+        """Ends the group, with those of some of its ranks."""
+        self.subgroups.forget()
         dist.destroy_process_group()
         forget_meshes()
-
-
-def forget_meshes() -> None:
-    """Clears what DTensor keeps of meshes that are closed, on the thread that computes.
-
-    Its caches hold their process groups, with gloo's threads. A process that another thread forks (uvloop
-    does, to start one) drops this thread's caches, and would crash in joining threads that it does not have.
-    """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
-
-        debug._clear_sharding_prop_cache()
 
 
 def leave(code: int) -> NoReturn:

@@ -7,12 +7,12 @@
         blocks    FSDP2's mesh of what tp leaves of a block                          0 2 4 6   | 1 3 5 7
         all       FSDP2's mesh of what no block has: embedding, last norm, lm_head   0 1 2 3 4 5 6 7
 
-A mesh makes its process groups and ends them: a group of ranks may have one mesh after the other.
+A mesh takes its process groups from the group of all ranks and gives them back when it is closed: ranks that
+return to a parallelism compute with the groups that they had (subgroups.py).
 """
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import torch
@@ -24,9 +24,8 @@ from earl.models.parallel import ContextParallel, TensorParallel
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_parallelism, legal_parallelisms
 from earl.parallelism import Parallelism
-from services.trainer.ranks.process_group import Group, forget_meshes
-
-_number = count()
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.subgroups import Rows
 
 
 class RankMesh:
@@ -44,8 +43,8 @@ class RankMesh:
         ranks = torch.arange(group.size).view(dp, cp, tp)
         self.replica, place = divmod(group.rank, cp * tp)
         context, tensor = divmod(place, tp)
-        # By the ranks in it; those that this rank is in are its own to end.
-        self._made: dict[tuple[int, ...], Any] = {}
+        # Each time that it was taken, to be given back as often.
+        self._taken: list[Rows] = []
         shared = max(1, tp // spec.kv_heads)
         whole = self._join(ranks.reshape(-1, tp)) if tp > 1 else None
         part = self._join(ranks.reshape(-1, shared)) if shared > 1 else None
@@ -57,11 +56,7 @@ class RankMesh:
         self.blocks: DeviceMesh = group.mesh
         if tp > 1:
             # This rank alone, if there is nothing else to shard over.
-            of_blocks = self._join(ranks.reshape(-1, tp).T)
-            # torch finds what it keeps for a mesh by ranks and names: a later mesh, with groups of its
-            # own, is another.
-            name = f"fsdp{next(_number)}"
-            self.blocks = DeviceMesh.from_group(of_blocks, group.device.type, mesh_dim_names=(name,))
+            self.blocks = group.subgroups.take_mesh(self._rows(ranks.reshape(-1, tp).T))
 
     @property
     def data_ranks(self) -> int:
@@ -80,23 +75,18 @@ class RankMesh:
         return values
 
     def close(self) -> None:
-        """Ends the process groups; what was made with them must not be used any more."""
-        for ranks, made in self._made.items():
-            if self.group.rank in ranks:
-                dist.destroy_process_group(made)
-        self._made.clear()
-        forget_meshes()
+        """Gives the process groups back; what was made with them must not be used any more. Idempotent."""
+        while self._taken:
+            self.group.subgroups.give(self._taken.pop())
 
     def _join(self, rows: torch.Tensor) -> Any:
-        """The group of the row that has this rank. Every rank takes part in making every group."""
-        mine = None
-        for row in rows.tolist():
-            ranks = tuple(row)
-            if len(ranks) < self.group.size and ranks not in self._made:
-                self._made[ranks] = dist.new_group(row)
-            if self.group.rank in ranks:
-                mine = self._made.get(ranks, dist.group.WORLD)
-        return mine
+        """The process group of the row that has this rank."""
+        return self.group.subgroups.take(self._rows(rows))
+
+    def _rows(self, ranks: torch.Tensor) -> Rows:
+        """ranks int64[rows, ranks of a row], about to be taken."""
+        self._taken.append(tuple(map(tuple, ranks.tolist())))
+        return self._taken[-1]
 
 
 def check_rank_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:

@@ -1,8 +1,8 @@
 """Ranks take another (dp, tp, cp) at a boundary of their work: the same tensors, in other boxes.
 
-    prepare   new groups · what the ranks become, on the meta device · enough memory? · canaries' log-probs
+    prepare   groups · what the ranks become, on the meta device · enough memory? · canaries' log-probs
     move      tensor by tensor, old memory freed as new is taken (reshard.py)
-    verify    canaries' log-probs again ─► within tolerance: the old groups end, and on in the new parallelism
+    verify    canaries' log-probs again ─► within tolerance: on in the new parallelism
                                         └► beyond it, or too late: everything moves back
 
 Promise: whatever a stage finds wrong, the ranks keep the parallelism that they had, with the same bits. A
@@ -15,12 +15,9 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from earl.config.scheduler import SwitchStage
 from earl.errors import EarlError
@@ -53,7 +50,7 @@ class ParallelismChange(ABC):
 
     @abstractmethod
     def join(self, parallelism: Parallelism) -> None:
-        """Makes the process groups of what the ranks become."""
+        """Takes the process groups of what the ranks become."""
 
     @abstractmethod
     def prepare(self) -> list[MovingTensor]:
@@ -174,8 +171,10 @@ class _Switch:
     def _carry_out(self, tensors: Sequence[MovingTensor], before: np.ndarray) -> str:
         """Move, verify, and move back if need be; the reason for that, "" if the new parallelism stays."""
         switch_s = self._command.deadlines.switch_s
+        subgroups, everyone = self._group.subgroups, (tuple(range(self._group.size)),)
+        timeout_s = max(1.0, 2 * switch_s)
         with self._clock.phase(SwitchPhase.GROUPS):
-            process_group: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
+            process_group = subgroups.take(everyone, timeout_s)
         try:
             with self._clock.phase(SwitchPhase.MOVING):
                 moved = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
@@ -192,7 +191,7 @@ class _Switch:
                     self._moves.append(move(back, self._group, process_group))
             return reason
         finally:
-            dist.destroy_process_group(process_group)
+            subgroups.give(everyone, timeout_s)
 
     def _verify(self, before: np.ndarray) -> str:
         began_s, tolerance = time.monotonic(), self._command.logprob_tolerance
