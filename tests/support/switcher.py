@@ -118,6 +118,15 @@ class Scene:
         same = all(group is before for group, before in zip(groups, first, strict=True))
         self.expect(same, f"{mesh.parallelism}: other groups")
 
+    def addresses(self, stepper: Stepper) -> dict[str, tuple[Box, list[int]]]:
+        """The box of each of this rank's shards that is not padded, and where parameter and moments lie."""
+        found = {}
+        for shard in stepper.policy.shards:
+            if shard.local.untyped_storage().nbytes() == 4 * shard.box.size > 0:
+                held = [shard.local, *stepper.optimizer.moments[shard.name]]
+                found[shard.name] = shard.box, [tensor.data_ptr() for tensor in held]
+        return found
+
     def published(self, slots: WeightSlots, version: int, wanted: dict[str, torch.Tensor], when: str) -> None:
         """A version reads as it was published, whatever the cut was then."""
         keys = tuple(slots.key(version, rank) for rank in range(self.group.size))
@@ -162,8 +171,15 @@ def round_trip(scene: Scene) -> None:
     slots = scene.slots(one, "round")
     for step, parallelism in enumerate(("", *layouts), 1):
         if parallelism:
-            before, weights = scene.whole(one), gathered(one)
+            before, weights, places = scene.whole(one), gathered(one), scene.addresses(one)
             one, outcome = scene.switch(one, slots, parallelism)
+            stayed = {
+                name: (places[name][1], held)
+                for name, (box, held) in scene.addresses(one).items()
+                if name in places and places[name][0] == box
+            }
+            apart = [name for name, (was, now) in stayed.items() if was != now]
+            scene.expect(bool(stayed) and not apart, f"{parallelism}: copied in place: {apart}")
             scene.expect(not outcome.rolled_back, f"{parallelism}: {outcome}")
             scene.expect_kept_groups(one)
             scene.expect(

@@ -12,7 +12,7 @@ parts of the parameters, as plain tensors.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -94,6 +94,7 @@ class ShardedPolicy:
     allocated: False leaves every parameter on the meta device, boxes known, for `allocate`.
     adapter: the entry of adapters that are carried over from another policy.
     shards: what is trained, float32. model_shards: the model's own parameters; the same without lora.
+    every_shard: both, each once, in the same order in any parallelism.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class ShardedPolicy:
         by_name = {shard.name: shard for shard in shards}
         self.shards = tuple(shard for shard in shards if shard.parameter.requires_grad)
         self.model_shards = tuple(by_name[name] for name in spec.shapes())
+        self.every_shard = tuple({s.name: s for s in (*self.model_shards, *self.shards)}.values())
         # Each weight that has an adapter: its A and its B.
         self._adapters = {weight: (by_name[a], by_name[b]) for weight, a, b in adapters(list(by_name))}
         if allocated:
@@ -170,6 +172,32 @@ class ShardedPolicy:
         for prefix, module in self._wrapped():
             if not only or any(self._owner(name) == prefix for name in names):
                 module._apply(real)  # type: ignore[operator]
+
+    def adopt(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Lets shards that have no memory have this, by name, as their `local`. Nothing is copied.
+
+        For shards that are not padded; the tensors are shaped as `local`, on the ranks' device.
+        """
+        given = {
+            id(shard.parameter): memory[shard.name] for shard in self.every_shard if shard.name in memory
+        }
+
+        def shared(data: torch.Tensor) -> torch.Tensor:
+            local = given.get(id(data))
+            if local is None:
+                return data
+            layout = cast(DTensor, data)
+            return DTensor.from_local(
+                local,
+                layout.device_mesh,
+                layout.placements,
+                run_check=False,
+                shape=layout.shape,
+                stride=layout.stride(),
+            )
+
+        # The root's reaches every module.
+        self._wrapped()[-1][1]._apply(shared)  # type: ignore[operator]
 
     def __call__(
         self,

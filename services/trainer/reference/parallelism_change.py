@@ -50,8 +50,11 @@ class ReferenceChange(ParallelismChange):
         moves = []
         for name in before:
             item_bytes = old.decoder.get_parameter(name).element_size()
+            same = before[name][1] == after[name][1]
+            if same:
+                new.adopt(name, old.decoder.get_parameter(name).data)
             source = _memory(old, name, before[name][1], item_bytes, made=True)
-            target = _memory(new, name, after[name][1], item_bytes, made=False)
+            target = _memory(new, name, after[name][1], item_bytes, made=same)
             moves.append((shapes[name], source, target))
         return moving_tensors(moves, self.group)
 

@@ -92,10 +92,12 @@ class ReferencePolicy:
 
     def allocate(self, name: str) -> None:
         """Memory, not filled, for a parameter that has none yet."""
+        self.adopt(name, torch.empty_like(self.decoder.get_parameter(name), device=self.device))
+
+    def adopt(self, name: str, memory: torch.Tensor) -> None:
+        """Lets a parameter that has no memory yet have this, shaped as it is. Nothing is copied."""
         *path, last = name.split(".")
-        module = self.decoder.get_submodule(".".join(path))
-        real = torch.empty_like(module.get_parameter(last), device=self.device)
-        setattr(module, last, nn.Parameter(real, requires_grad=False))
+        setattr(self.decoder.get_submodule(".".join(path)), last, nn.Parameter(memory, requires_grad=False))
 
     def boxes(self) -> dict[str, tuple[torch.Tensor, Box]]:
         """Returns each parameter by name, and its box of the whole tensor."""

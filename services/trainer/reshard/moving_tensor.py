@@ -38,6 +38,11 @@ class TensorMemory:
         """The values of the part of this rank's box that is `box`."""
         return self.values[box.relative_to(self.box.start).slices()]
 
+    def shares(self, other: TensorMemory) -> bool:
+        """Returns whether both are the same memory: what is written to one is in the other."""
+        storages = [memory._local().untyped_storage() for memory in (self, other)]
+        return self.size_bytes > 0 and storages[0]._cdata == storages[1]._cdata
+
     def free(self) -> None:
         self._local().untyped_storage().resize_(0)
 
@@ -65,6 +70,11 @@ class MovingTensor:
     @property
     def item_bytes(self) -> int:
         return self.reshard.item_bytes
+
+    @property
+    def in_place(self) -> bool:
+        """Returns whether this rank's box stays where it is: nothing is taken, copied or freed for it."""
+        return self.new.shares(self.old)
 
     def reversed(self) -> MovingTensor:
         """The same tensor on its way back."""

@@ -2,6 +2,7 @@
 
     tensor after tensor: its new memory is taken ─► what stays on its rank is copied
                          ─► the rest goes in rounds (exchange.py) ─► its old memory is freed
+    where a rank's box is the same in both layouts, its memory stays, and only others read it
 
 Promise: no rank needs more than CHUNK_BYTES a few times over in addition to the larger of both layouts, and
 one tensor; what a round left is whole in one place. A rank that dies ends the collective of the others: they
@@ -94,6 +95,8 @@ class _Walk:
         """Tensors up to `stop` have their memory and what was on this rank before."""
         for number in range(self.begun, stop):
             tensor = self._tensors[number]
+            if tensor.in_place:
+                continue
             tensor.new.take()
             self.hold(tensor.new.size_bytes)
             for piece in self._pieces[number]:

@@ -54,7 +54,10 @@ class ParallelismChange(ABC):
 
     @abstractmethod
     def prepare(self) -> list[MovingTensor]:
-        """Makes what the ranks become, without memory for it; returns what moves."""
+        """Makes what the ranks become; returns its tensors.
+
+        It has no memory yet but for tensors of which this rank's box stays the same: those share theirs.
+        """
 
     def arena_bytes(self) -> int:
         """Returns the bytes of host memory that `reserve` takes."""
@@ -155,7 +158,7 @@ class _Switch:
     def _lacking(self, tensors: Sequence[MovingTensor]) -> str:
         """Describes what lacks memory; "" if nothing does. A collective: ranks share their host's."""
         more_bytes = sum(tensor.new.size_bytes - tensor.old.size_bytes for tensor in tensors)
-        largest = max((tensor.new.size_bytes for tensor in tensors), default=0)
+        largest = max((tensor.new.size_bytes for tensor in tensors if not tensor.in_place), default=0)
         # The buffers of both directions, what a round begins, and one tensor.
         need_bytes = max(0, more_bytes) + 3 * CHUNK_BYTES + largest
         on_host = self._group.device.type == "cpu"

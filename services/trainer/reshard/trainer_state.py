@@ -41,6 +41,7 @@ class TrainerChange(ParallelismChange):
         policy = ShardedPolicy.of(spec, self._mesh, old.config, allocated=False, adapter=adapter)
         self._new = Stepper(policy, old.config, updates=old.optimizer.updates)
         old.policy.clear_gradients()
+        _share(old, self._new)
         return moving_tensors(_moves(old, self._new), self.group)
 
     def arena_bytes(self) -> int:
@@ -72,17 +73,34 @@ class TrainerChange(ParallelismChange):
         return self._new
 
 
+def _share(old: Stepper, new: Stepper) -> None:
+    """Lets what is the same box on this rank be the same memory: parameters, and their moments."""
+    pairs = zip(old.policy.every_shard, new.policy.every_shard, strict=True)
+    same = [shard for shard, target in pairs if shard.box == target.box and _may_share(shard, target)]
+    new.policy.adopt({shard.name: shard.local for shard in same})
+    for name in {shard.name for shard in same} & new.optimizer.moments.keys():
+        new.optimizer.moments[name] = list(old.optimizer.moments[name])
+
+
+def _may_share(shard: Shard, target: Shard) -> bool:
+    """Returns whether neither is padded: FSDP2 would copy a shard whose rows it has to fill up."""
+    payload_bytes = shard.box.size * shard.parameter.element_size()
+    return all(
+        held.local.untyped_storage().nbytes() == payload_bytes > 0 for held in (shard, target)
+    )
+
+
 def _moves(old: Stepper, new: Stepper) -> list[tuple[tuple[int, ...], TensorMemory, TensorMemory]]:
     """Returns the tensors to move: every parameter, followed by its moments if it is trained."""
     moves = []
-    for shard, target in zip(_all(old.policy), _all(new.policy), strict=True):
+    for shard, target in zip(old.policy.every_shard, new.policy.every_shard, strict=True):
         item_bytes = shard.parameter.element_size()
         before = TensorMemory(lambda shard=shard: shard.local, shard.box, item_bytes)
         after = TensorMemory(
             lambda target=target: target.local,
             target.box,
             item_bytes,
-            lambda target=target: new.policy.allocate(target),
+            (lambda target=target: new.policy.allocate(target)) if target.local.is_meta else None,
         )
         moves.append((shard.shape, before, after))
         if shard.parameter.requires_grad:
@@ -100,11 +118,6 @@ def _moment(stepper: Stepper, shard: Shard, which: int) -> TensorMemory:
         pair[which] = torch.empty_like(pair[which], device=stepper.group.device)
 
     return TensorMemory(lambda: pair[which], shard.box, 4, make if pair[which].is_meta else None)
-
-
-def _all(policy: ShardedPolicy) -> list[Shard]:
-    """The shards of the model and of its adapters, each once, in the same order in any parallelism."""
-    return list({shard.name: shard for shard in (*policy.model_shards, *policy.shards)}.values())
 
 
 def canary_logprobs(stepper: Stepper) -> np.ndarray:

@@ -46,3 +46,17 @@ def test_the_way_back_exchanges_both_layouts():
     back = there.reversed()
     assert (back.old, back.new, back.item_bytes) == (new, old, 4)
     assert (back.reshard.before, back.reshard.after) == (there.reshard.after, there.reshard.before)
+
+
+def test_a_tensor_is_in_place_where_both_layouts_have_the_same_memory():
+    whole = Box((0,), (4,))
+    values = torch.arange(4.0)
+    old, same = TensorMemory(lambda: values, whole, 4), TensorMemory(lambda: values[:], whole, 4)
+    other = TensorMemory(lambda: torch.arange(4.0), whole, 4)
+    reshard = Reshard((4,), 4, (whole,), (whole,))
+    assert MovingTensor(reshard, old, same).in_place and MovingTensor(reshard, old, same).reversed().in_place
+    assert not MovingTensor(reshard, old, other).in_place
+    nothing = TensorMemory(lambda: values[:0], Box((0,), (0,)), 4)
+    made = TensorMemory(lambda: torch.empty(4, device="meta"), whole, 4, lambda: None)
+    assert not MovingTensor(reshard, old, made).in_place
+    assert not MovingTensor(reshard, nothing, TensorMemory(lambda: torch.zeros(0), nothing.box, 4)).in_place
