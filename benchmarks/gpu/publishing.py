@@ -38,7 +38,7 @@ from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import Engine, EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from services.trainer.model.sharded_policy import ShardedPolicy
-from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, slot_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
@@ -67,7 +67,7 @@ class SingleRankTrainer:
         registry = Registry(self._bus.redis, self._bus.prefix, CALL_S)
         opening = TensorStore.open(
             registry, self.plane, settings.arenas, "trainer-0", incarnation=1,
-            size_bytes=arena_bytes(self.policy.model_shards, dtype),
+            size_bytes=arena_bytes(slot_bytes(self.policy.model_shards, dtype)),
         )  # fmt: skip
         self._store = self.side.run(opening, LOAD_S)
         self.slots = WeightSlots(

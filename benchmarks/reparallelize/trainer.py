@@ -104,7 +104,7 @@ def _rank(job: Job) -> None:
     from earl.dispatch.registry.registry import Registry
     from earl.models.spec import load_spec
     from services.trainer.model.sharded_policy import ShardedPolicy
-    from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
+    from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, largest_slot_bytes
     from services.trainer.ranks.io_thread import IoThread
     from services.trainer.ranks.process_group import Group, leave
     from services.trainer.ranks.rank_mesh import RankMesh
@@ -136,10 +136,11 @@ def _rank(job: Job) -> None:
             size_bytes=size_bytes,
         )
 
-    store = side.run(open_store(arena_bytes(policy.model_shards, "float32")), CALL_S)
+    capacity_bytes = largest_slot_bytes(spec, group.rank, group.size, "float32")
+    store = side.run(open_store(arena_bytes(capacity_bytes)), CALL_S)
     slots = WeightSlots(
         side, store, registry, bus, group, policy, name="switched", dtype="float32", lease_s=5.0,
-        open_store=open_store,
+        capacity_bytes=capacity_bytes,
     )  # fmt: skip
     version = 1
     for epoch, parallelism in enumerate(job.parallelisms, 1):

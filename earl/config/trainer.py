@@ -207,9 +207,10 @@ class TrainerConfig(ConfigSection):
     # Raise it to go back further or to compare versions; each holds what is trained and AdamW's two moments
     # of it.
     keep_checkpoints: int = Field(default=2, ge=1)
-    # Memory of each rank for published weights; 0: two slots of its shards.
+    # Memory of each rank for published weights, if it is more than two slots of the most that its shards take
+    # in any parallelism.
     #
-    # Leave it at 0: a smaller arena cannot hold two versions, and a larger one is of no use.
+    # Leave it at 0: a larger arena is of no use.
     arena_bytes: int = Field(default=0, ge=0)
     # host:port at which the trainer listens; port 0 takes any free one.
     #

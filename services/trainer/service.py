@@ -14,7 +14,7 @@ from earl.models.spec import ModelSpec, load_spec
 from services.trainer.api.servicer import TrainerServicer
 from services.trainer.checkpoint.frozen_weights import FrozenWeights, frozen_bytes
 from services.trainer.model.sharded_policy import ShardedPolicy
-from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, largest_slot_bytes
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.rank_mesh import RankMesh, check_rank_mesh
 from services.trainer.ranks.requests import StageRequests
@@ -69,20 +69,22 @@ def _open_frozen(resources: RankResources, spec: ModelSpec) -> FrozenWeights | N
 
 
 def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
-    config, io = resources.config, resources.io
-    shards, dtype = stepper.policy.model_shards, config.model.weight_dtype
-    size_bytes = config.trainer.arena_bytes or arena_bytes(shards, dtype)
+    config, io, group = resources.config, resources.io, resources.group
+    spec, dtype = stepper.policy.spec, config.model.weight_dtype
+    # As large as the ranks need in any parallelism: a switch allocates nothing.
+    capacity_bytes = largest_slot_bytes(spec, group.rank, group.size, dtype)
+    size_bytes = max(config.trainer.arena_bytes, arena_bytes(capacity_bytes))
     return WeightSlots(
         io,
         io.run(resources.open_store(size_bytes), OPEN_S),
         resources.registry,
         resources.bus,
-        resources.group,
+        group,
         stepper.policy,
         name=resources.name,
-        dtype=config.model.weight_dtype,
+        dtype=dtype,
         # Twice what a reader may take; a worker's lease ends then, too.
-        lease_s=2 * load_seconds(config, stepper.policy.spec.size_bytes(dtype)),
+        lease_s=2 * load_seconds(config, spec.size_bytes(dtype)),
         hurry=resources.requests.stop,
-        open_store=resources.open_store,
+        capacity_bytes=capacity_bytes,
     )

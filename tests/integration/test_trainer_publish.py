@@ -21,7 +21,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, DeadlineExceeded, VersionGone
 from services.trainer.model.sharded_policy import ShardedPolicy
-from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, slot_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 from tests.support.policy import configuration, model_directory, stepper_for
@@ -84,7 +84,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     policy = stepper_for(group, model_directory(tmp_path), configuration()).policy
     bus = side.run(Bus.connect(valkey.url, "t"), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)
-    size_bytes = arena_bytes(policy.shards, dtype)
+    size_bytes = arena_bytes(slot_bytes(policy.shards, dtype))
     opening = TensorStore.open(registry, config, tmp_path, "trainer-0", incarnation=1, size_bytes=size_bytes)
     store = side.run(opening, CALL_S)
     dispatcher = side.run(Dispatcher.create(registry, config), CALL_S)

@@ -18,7 +18,7 @@ from earl.models.module import Decoder, initialise
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.trainer.model.sharded_policy import ShardedPolicy
-from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, slot_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
@@ -66,7 +66,7 @@ def main(pipe: Connection, role: dict[str, str]) -> None:
     bus = side.run(Bus.connect(role["redis"], "mesh"), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)
     size_bytes = sum(
-        arena_bytes(policies[name].model_shards, dtype) for name, (_, dtype) in PUBLISHED.items()
+        arena_bytes(slot_bytes(policies[name].model_shards, dtype)) for name, (_, dtype) in PUBLISHED.items()
     )
     opening = TensorStore.open(
         registry,

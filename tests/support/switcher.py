@@ -23,7 +23,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
-from services.trainer.publish.weight_slots import WeightSlots, arena_bytes
+from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, largest_slot_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.reshard.switch import CANARIES, CANARY_TOKENS, switch
@@ -69,10 +69,10 @@ class Scene:
         )
 
     def slots(self, stepper: Stepper, name: str) -> WeightSlots:
-        size_bytes = arena_bytes(stepper.policy.model_shards, "float32")
+        capacity_bytes = largest_slot_bytes(stepper.policy.spec, self.group.rank, self.group.size, "float32")
         return WeightSlots(
             self.side,
-            self.side.run(self.open_store(size_bytes), CALL_S),
+            self.side.run(self.open_store(arena_bytes(capacity_bytes)), CALL_S),
             self.registry,
             self.bus,
             self.group,
@@ -80,7 +80,7 @@ class Scene:
             name=name,
             dtype="float32",
             lease_s=1.0,
-            open_store=self.open_store,
+            capacity_bytes=capacity_bytes,
         )
 
     def stepper(self, **trainer: object) -> Stepper:

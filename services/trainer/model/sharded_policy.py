@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.layout.placements import Placement
 from earl.dispatch.publish.dtensor import local_box
 from earl.models.lora import LoraSpec, adapt, adapters, initial, merged
 from earl.models.module import Decoder, decoder_on_meta
@@ -36,14 +35,12 @@ from earl.models.slices import tp_box, tp_shard, whole_shape
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint
 from services.trainer.model.adapters import AdapterEntry, hash_of
+from services.trainer.model.shard_layout import BLOCKS, place_of, shard_layout
 from services.trainer.ranks.rank_mesh import RankMesh
 
 # FSDP2 warns of outputs that are views because an in-place change would lose its backward hook:
 # nothing here changes the log-probs in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-
-# Where a decoder's blocks are: model.layers.<n>.
-BLOCKS = "model.layers."
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,34 +325,12 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
-    """Yields this rank's shard of each parameter of a decoder whose tp slices FSDP2 has sharded.
-
-    On the layout's mesh tp shards before FSDP2. Where several ranks hold the same key-value head, or all tp
-    ranks the same norm, a dimension of replicas is between the two.
-    """
-    ranks = mesh.group.size // mesh.tensor.size
+    """Yields this rank's shard of each parameter of a decoder whose tp slices FSDP2 has sharded."""
+    spec, rank, ranks, tp = decoder.spec, mesh.group.rank, mesh.group.size, mesh.tensor.size
     for name, parameter in decoder.named_parameters():
         local = cast(DTensor, parameter.detach())
-        local_shape, inner = tuple(local.shape), local_box(local)
-        if not name.startswith(BLOCKS):
-            layout = MeshLayout(local_shape, (mesh.group.size,), (("shard", 0),), _numbers(mesh.group.size))
-            yield Shard(name, local_shape, inner, parameter, layout, mesh.group.rank)
-            continue
-        size = mesh.tensor.size
-        shape = whole_shape(name, local_shape, decoder.spec, size)
-        sharding = tp_shard(name, decoder.spec, size)
-        steps: list[tuple[int, Placement]] = [(size, ("replicate",))]
-        if sharding is not None:
-            steps = [(sharding.parts, ("shard", sharding.dim)), (sharding.replicas, ("replicate",))]
-        steps = [step for step in steps if step[0] > 1] + [(ranks, ("shard", 0))]
-        sizes, placements = zip(*steps, strict=True)
-        layout = MeshLayout(shape, sizes, placements, _numbers(mesh.group.size))
-        slice_ = tp_box(name, shape, decoder.spec, mesh.tensor.rank, size)
-        box = inner.relative_to([-start for start in slice_.start])
-        rank = mesh.tensor.rank * ranks + mesh.blocks.get_local_rank()
-        yield Shard(name, shape, box, parameter, layout, rank)
-
-
-def _numbers(count: int) -> tuple[str, ...]:
-    """Names the owners by rank number: layouts that differ in owners alone are one class."""
-    return tuple(map(str, range(count)))
+        shape = whole_shape(name, tuple(local.shape), spec, tp)
+        slice_ = tp_box(name, shape, spec, mesh.tensor.rank, tp)
+        box = local_box(local).relative_to([-start for start in slice_.start])
+        layout = shard_layout(name, shape, spec, tp, ranks)
+        yield Shard(name, shape, box, parameter, layout, place_of(name, rank, tp, ranks))

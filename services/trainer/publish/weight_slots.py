@@ -18,7 +18,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -28,10 +27,14 @@ from earl.bus import Bus
 from earl.bus.reader_leases import forget_readers, readers_of
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.tensor_classes import TensorClass, classes_of, held_bytes
+from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.memory.allocator import occupied
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, EarlError
+from earl.models.spec import ModelSpec
+from earl.models.tp import legal_parallelisms
+from services.trainer.model.shard_layout import place_of, shard_layout
 from services.trainer.model.sharded_policy import Shard
 from services.trainer.publish.events import weights_published
 from services.trainer.publish.pinned import PinnedMemory
@@ -54,18 +57,39 @@ def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
     return held_bytes(published_classes(shards, dtype))
 
 
+def largest_slot_bytes(spec: ModelSpec, rank: int, ranks: int, dtype: str) -> int:
+    """Arena bytes of one version on a rank, in the parallelism in which so many ranks take most on it."""
+    return max(
+        held_bytes(
+            _classes(
+                [
+                    (name, shard_layout(name, shape, spec, tp, ranks), place_of(name, rank, tp, ranks))
+                    for name, shape in spec.shapes().items()
+                ],
+                dtype,
+            )
+        )
+        for tp in {parallelism.tp for parallelism in legal_parallelisms(spec, ranks)}
+    )
+
+
 def published_classes(shards: Sequence[Shard], dtype: str) -> list[tuple[TensorClass, int]]:
     """Every shard's tensor, in classes, each with this rank's place on their mesh."""
+    return _classes([(shard.name, shard.layout, shard.place) for shard in shards], dtype)
+
+
+def _classes(tensors: Sequence[tuple[str, MeshLayout, int]], dtype: str) -> list[tuple[TensorClass, int]]:
+    """Tensors, each with its layout and this rank's place there, in classes with that place."""
     places: dict[TensorClass, int] = {}
-    for place in sorted({shard.place for shard in shards}):
-        of_place = {shard.name: (dtype, shard.layout) for shard in shards if shard.place == place}
-        places |= dict.fromkeys(classes_of(of_place), place)
+    for chosen in sorted({place for _, _, place in tensors}):
+        of_place = {name: (dtype, layout) for name, layout, place in tensors if place == chosen}
+        places |= dict.fromkeys(classes_of(of_place), chosen)
     return list(places.items())
 
 
-def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
-    """Returns the size of an arena for the slots of these shards."""
-    return SLOTS * occupied(slot_bytes(shards, dtype))
+def arena_bytes(capacity_bytes: int) -> int:
+    """Returns the size of an arena for slots of so many bytes each."""
+    return SLOTS * occupied(capacity_bytes)
 
 
 class Weights(Protocol):
@@ -80,34 +104,17 @@ class Weights(Protocol):
     def weights(self) -> Iterator[tuple[Shard, torch.Tensor]]: ...
 
 
-# A store with an arena of so many bytes for slots.
-OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLayout:
-    """The tensors published in one parallelism, and their slots.
-
-    classes: of the tensors, each with this rank's place on their mesh. capacity_bytes: bytes of a version
-    that a slot of the store holds.
-    """
-
-    policy: Weights
-    classes: list[tuple[TensorClass, int]]
-    store: TensorStore
-    capacity_bytes: int
-
-
 class WeightSlots:
     """The slots of one rank's published weights.
 
     Calls come from the computing thread, in the same order on every rank.
 
-    When the ranks' parallelism changes, versions stay readable as they were published; the slots of the new
-    one lie in the same arena if they fit there, else in another.
+    When the ranks' parallelism changes, versions stay readable as they were published, and the next one is
+    published in the new one, in slots of the same size (`adopt`).
     name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
     that a reader may hold a slot, whatever its lease. hurry: once set, readers are not waited for
-    (the trainer is leaving, and its memory with it), and the bus shortly.
+    (the trainer is leaving, and its memory with it), and the bus shortly. capacity_bytes: of each slot; 0:
+    what the policy's shards take, so that no parallelism may follow in which they take more.
     """
 
     def __init__(
@@ -123,7 +130,7 @@ class WeightSlots:
         dtype: str,
         lease_s: float,
         hurry: threading.Event | None = None,
-        open_store: OpenStore | None = None,
+        capacity_bytes: int = 0,
     ) -> None:
         self._io = io
         self._registry = registry
@@ -133,11 +140,13 @@ class WeightSlots:
         self.dtype = dtype
         self._lease_s = lease_s
         self._hurry = hurry or threading.Event()
-        self._open_store = open_store
+        self._store = store
         self._pinned = PinnedMemory(group.device)
-        self._now = self._slots_of(policy, store, slot_bytes(policy.model_shards, dtype))
-        # Versions in the slots, oldest first, and where each lies.
-        self._held: dict[int, TensorStore] = {}
+        self._pinned.pin(store.arena.memory)
+        self.adopt(policy)
+        self._capacity_bytes = capacity_bytes or held_bytes(self._classes)
+        # Versions in the slots, oldest first.
+        self._held: list[int] = []
         # The version withheld last, on every rank; on rank 0, the wait for its readers.
         self._withheld = 0
         self._retiring: concurrent.futures.Future[None] | None = None
@@ -146,54 +155,20 @@ class WeightSlots:
         shards = policy.model_shards
         self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
 
-    def _slots_of(self, policy: Weights, store: TensorStore, capacity_bytes: int) -> SlotLayout:
-        self._pinned.pin(store.arena.memory)
-        return SlotLayout(policy, published_classes(policy.model_shards, self.dtype), store, capacity_bytes)
-
-    def more_bytes(self, policy: Weights) -> int:
-        """Bytes of a further arena, if `reserve` needs one for this policy; else 0."""
-        fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.capacity_bytes
-        return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
-
-    def reserve(self, policy: Weights) -> SlotLayout:
-        """Allocates slots for versions of the same model in another parallelism: to `adopt`, or to `discard`.
-
-        Raises ConfigError where there is no memory for them.
-        """
-        more_bytes = self.more_bytes(policy)
-        if not more_bytes:
-            return self._slots_of(policy, self._now.store, self._now.capacity_bytes)
-        assert self._open_store is not None
-        store = self._io.run(self._open_store(more_bytes), CALL_S)
-        return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
-
-    def adopt(self, slots: SlotLayout) -> None:
-        """Publishes versions in this layout from now on."""
-        before, self._now = self._now, slots
-        self._close_unused(before.store)
-
-    def discard(self, slots: SlotLayout) -> None:
-        """Gives back what was reserved for a layout that is not used."""
-        self._close_unused(slots.store)
+    def adopt(self, policy: Weights) -> None:
+        """Publishes this policy from now on: the same model, in whatever parallelism."""
+        self._policy, self._classes = policy, published_classes(policy.model_shards, self.dtype)
 
     def close(self) -> None:
-        """Forgets all versions, and gives their arenas back, after the last one was made known."""
+        """Forgets all versions, and gives their arena back, after the last one was made known."""
         if self._announcing is not None:
             try:
                 self._announced(CALL_S)
             except EarlError as error:
                 log.warning("the last version may not be known: %s", error)
-        for store in {id(store): store for store in (*self._held.values(), self._now.store)}.values():
-            self._close_store(store)
+        self._pinned.unpin(self._store.arena.memory)
+        self._io.run(self._store.close(), CALL_S)
         self._held.clear()
-
-    def _close_unused(self, store: TensorStore) -> None:
-        if store is not self._now.store and store not in self._held.values():
-            self._close_store(store)
-
-    def _close_store(self, store: TensorStore) -> None:
-        self._pinned.unpin(store.arena.memory)
-        self._io.run(store.close(), CALL_S)
 
     def key(self, version: int, rank: int) -> str:
         return f"weights/{version}/{self._name}-{rank}"
@@ -204,11 +179,11 @@ class WeightSlots:
         A collective: no rank may renew its descriptor once readers are waited for. Raises as `settle`.
         """
         self.settle()
-        if len(self._held) < SLOTS or self._withheld == next(iter(self._held)):
+        if len(self._held) < SLOTS or self._withheld == self._held[0]:
             return
-        self._withheld, store = next(iter(self._held.items()))
+        self._withheld = self._held[0]
         mine = [self.key(self._withheld, self._group.rank)]
-        self._together(lambda: self._call(store.withhold(mine)))
+        self._together(lambda: self._call(self._store.withhold(mine)))
         if self._group.leads:
             self._retiring = self._io.submit(self._retire(self._withheld))
 
@@ -224,11 +199,9 @@ class WeightSlots:
         old = self._retire_oldest()
         key = self.key(version, self._group.rank)
         arrays = self._together(lambda: self._call(self._reserve(key, version, old)))
-        for _, store in old:
-            self._close_unused(store)
-        _copy(self._now.policy, arrays, self.dtype)
-        self._held[version] = self._now.store
-        self._announcing = self._io.submit(self._announce(version, key, self._now.store))
+        _copy(self._policy, arrays, self.dtype)
+        self._held.append(version)
+        self._announcing = self._io.submit(self._announce(version, key))
 
     def settle(self) -> None:
         """Returns once the version that was copied last can be read and was announced. A collective.
@@ -249,8 +222,8 @@ class WeightSlots:
         announcing, self._announcing = self._announcing, None
         self._io.wait(announcing, "publishing a version", timeout_s, self._hurry)
 
-    async def _announce(self, version: int, key: str, store: TensorStore) -> None:
-        await store.publish([key])
+    async def _announce(self, version: int, key: str) -> None:
+        await self._store.publish([key])
         if not self._group.leads:
             return
         keys = [self.key(version, rank) for rank in range(self._group.size)]
@@ -279,30 +252,27 @@ class WeightSlots:
             raise failure
         return done[0]
 
-    def _retire_oldest(self) -> list[tuple[str, TensorStore]]:
-        """The key and store of the version, if any, whose slot the next one takes; nobody reads it now."""
+    def _retire_oldest(self) -> list[str]:
+        """The key of the version, if any, whose slot the next one takes; nobody reads it now."""
         if len(self._held) < SLOTS:
             return []
-        version = next(iter(self._held))
         self.retire_early()
         self._together(self._retired)
-        return [(self.key(version, self._group.rank), self._held.pop(version))]
+        return [self.key(self._held.pop(0), self._group.rank)]
 
     def _retired(self) -> None:
         if self._retiring is not None:
             retiring, self._retiring = self._retiring, None
             self._io.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
 
-    async def _reserve(
-        self, key: str, version: int, old: Sequence[tuple[str, TensorStore]]
-    ) -> dict[str, np.ndarray]:
-        for withheld, store in old:
-            store.free(withheld)
+    async def _reserve(self, key: str, version: int, old: Sequence[str]) -> dict[str, np.ndarray]:
+        for withheld in old:
+            self._store.free(withheld)
         if self._group.size > 1:
             # One of this rank's earlier life would be taken for the one that is to come.
             await self._registry.remove([key])
-        # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.
-        return self._now.store.reserve_classes(key, self._now.classes, version, self._now.capacity_bytes)
+        # Every slot is of one size: else a larger one would not fit where a smaller one was.
+        return self._store.reserve_classes(key, self._classes, version, self._capacity_bytes)
 
     async def _retire(self, version: int) -> None:
         """Waits for those that are reading a withheld version."""

@@ -13,7 +13,7 @@ class SwitchPhase(StrEnum):
 
     GROUPS = "groups"
     MODEL = "model"
-    SLOTS = "slots"
+    MEMORY = "memory"
     CANARIES_BEFORE = "canaries before"
     MOVING = "moving"
     CANARIES_AFTER = "canaries after"

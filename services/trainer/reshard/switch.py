@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from earl.config.scheduler import SwitchStage
-from earl.errors import EarlError
 from earl.models.return_pages import return_pages
 from earl.obs.memory import available_bytes, cuda_available_bytes
 from earl.parallelism import Parallelism
@@ -42,7 +41,7 @@ _USABLE_FRACTION = 0.9
 class ParallelismChange(ABC):
     """A stage's part of a switch: what its ranks are and become.
 
-    parallelism: of the ranks before the change. Every method is a collective but `reserve` and `arena_bytes`.
+    parallelism: of the ranks before the change. Every method is a collective.
     """
 
     def __init__(self, group: Group, parallelism: Parallelism) -> None:
@@ -58,14 +57,6 @@ class ParallelismChange(ABC):
 
         It has no memory yet but for tensors of which this rank's box stays the same: those share theirs.
         """
-
-    def arena_bytes(self) -> int:
-        """Returns the bytes of host memory that `reserve` takes."""
-        return 0
-
-    def reserve(self) -> None:
-        """Takes memory for what the stage publishes, if it publishes anything. Raises EarlError."""
-        return
 
     @abstractmethod
     def canaries(self, *, new: bool) -> np.ndarray:
@@ -140,13 +131,8 @@ class _Switch:
 
     def _prepare(self, tensors: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
         """(the reason that it cannot be or "", canaries' log-probs before)"""
-        with self._clock.phase(SwitchPhase.SLOTS):
+        with self._clock.phase(SwitchPhase.MEMORY):
             reason = self._lacking(tensors)
-            if not reason:
-                try:
-                    self._change.reserve()
-                except EarlError as error:
-                    reason = str(error)
             reason = next((text.decode() for text in self._group.gather(reason.encode()) if text), "")
         if reason:
             return reason, np.zeros(0, np.float32)
@@ -161,15 +147,14 @@ class _Switch:
         largest = max((tensor.new.size_bytes for tensor in tensors if not tensor.in_place), default=0)
         # The buffers of both directions, what a round begins, and one tensor.
         need_bytes = max(0, more_bytes) + 3 * CHUNK_BYTES + largest
-        on_host = self._group.device.type == "cpu"
-        mine = torch.tensor([self._change.arena_bytes() + (need_bytes if on_host else 0)])
-        places = {"host": (int(self._group.sum(mine)[0]), available_bytes())}
-        if not on_host:
-            places["device"] = (need_bytes, cuda_available_bytes())
-        for where, (need, free) in places.items():
-            if need > _USABLE_FRACTION * free:
-                return f"{need} bytes are needed while tensors move, and the {where} has {free} left"
-        return ""
+        if self._group.device.type == "cpu":
+            need_bytes = int(self._group.sum(torch.tensor([need_bytes]))[0])
+            where, free_bytes = "host", available_bytes()
+        else:
+            where, free_bytes = "device", cuda_available_bytes()
+        if need_bytes <= _USABLE_FRACTION * free_bytes:
+            return ""
+        return f"{need_bytes} bytes are needed while tensors move, and the {where} has {free_bytes} left"
 
     def _carry_out(self, tensors: Sequence[MovingTensor], before: np.ndarray) -> str:
         """Move, verify, and move back if need be; the reason for that, "" if the new parallelism stays."""

@@ -10,7 +10,7 @@ import torch
 
 from earl.parallelism import Parallelism
 from services.trainer.model.sharded_policy import Shard, ShardedPolicy
-from services.trainer.publish.weight_slots import SlotLayout, WeightSlots
+from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
 from services.trainer.reshard.reshard import moving_tensors
@@ -29,7 +29,6 @@ class TrainerChange(ParallelismChange):
         self._slots = slots
         self._mesh: RankMesh | None = None
         self._new: Stepper | None = None
-        self._reserved: SlotLayout | None = None
 
     def join(self, parallelism: Parallelism) -> None:
         self._mesh = RankMesh(self.group, parallelism, self.stepper.policy.spec)
@@ -44,12 +43,6 @@ class TrainerChange(ParallelismChange):
         _share(old, self._new)
         return moving_tensors(_moves(old, self._new), self.group)
 
-    def arena_bytes(self) -> int:
-        return self._slots.more_bytes(self._other.policy)
-
-    def reserve(self) -> None:
-        self._reserved = self._slots.reserve(self._other.policy)
-
     def canaries(self, *, new: bool) -> np.ndarray:
         return canary_logprobs(self._other if new else self.stepper)
 
@@ -57,14 +50,11 @@ class TrainerChange(ParallelismChange):
         self._other.policy.reshard()
 
     def keep(self) -> None:
-        assert self._reserved is not None
-        self._slots.adopt(self._reserved)
+        self._slots.adopt(self._other.policy)
         self.stepper.mesh.close()
         self.stepper = self._other
 
     def drop(self) -> None:
-        if self._reserved is not None:
-            self._slots.discard(self._reserved)
         self._other.mesh.close()
 
     @property
