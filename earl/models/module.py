@@ -207,6 +207,7 @@ class Decoder(nn.Module):
         temperature: float | torch.Tensor = 1.0,
         rows: torch.Tensor | None = None,
         shared: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Packed forward pass, the only entry under FSDP2.
 
@@ -217,9 +218,9 @@ class Decoder(nn.Module):
         float32, both differentiable, where targets[i] is the token that follows packed row rows[i]
         (rows [N] int64, none twice; None: every row, N = T). temperature is one number or [N].
         With cp, tokens, positions and rows are of this rank's rows (ContextParallel.rows) of the T; lengths
-        and shared are of all.
+        and shared are of all. blocks: the numbers of those that are computed, ascending; None: all.
         """
-        hidden = self.forward_packed(tokens, positions, lengths, shared)
+        hidden = self.forward_packed(tokens, positions, lengths, shared, blocks)
         if targets is None:
             return hidden
         return self.token_logprobs(hidden if rows is None else take_rows(hidden, rows), targets, temperature)
@@ -230,13 +231,15 @@ class Decoder(nn.Module):
         positions: torch.Tensor,
         lengths: Sequence[int] | torch.Tensor,
         shared: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """hidden [T, H] after the last norm."""
+        """hidden [T, H] after the last norm, through `blocks` as in `forward`."""
         x = spread(self.model.embed_tokens(tokens), self.tp)
         frequencies = rope_frequencies(self.spec.rope, self.spec.head_dim)
         cosine, sine = rope_table(frequencies, positions, x.dtype)
         packing = Packing.of(lengths, tokens.device, shared)
-        for block in self.model.layers:
+        layers = self.model.layers
+        for block in layers if blocks is None else [layers[number] for number in blocks]:
             x = block(x, cosine, sine, packing)
         return self.model.norm(enter(x, self.tp))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from earl.bus import Bus
@@ -21,11 +22,16 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
+from earl.errors import TrainerError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, largest_slot_bytes
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
+from services.trainer.reshard import reshard
+from services.trainer.reshard import switch as switch_module
+from services.trainer.reshard.moving_tensor import MovingTensor
+from services.trainer.reshard.reshard import MoveReport
 from services.trainer.reshard.switch import CANARIES, CANARY_TOKENS, switch
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.step.step import Stepper
@@ -239,6 +245,37 @@ def rolled_back(scene: Scene) -> None:
     slots.close()
 
 
+def tampered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that come wrong are noticed, also where no canary is computed with them."""
+    parallelism = ROUNDS[scene.group.size][0]
+    one = scene.stepper(**RANKS_CONFIG)
+    slots = scene.slots(one, "tampered")
+    train(one, 1, COUNT)
+    before = scene.whole(one)
+    name = "second moment of model.layers.1.self_attn.o_proj.weight"
+
+    def move_wrongly(tensors: list[MovingTensor], *arguments: Any, **named: Any) -> MoveReport:
+        report = reshard.move(tensors, *arguments, **named)
+        (tensor,) = (tensor for tensor in tensors if tensor.name == name)
+        spoil(tensor.new.values)
+        return report
+
+    monkeypatch.setattr(switch_module, "move", move_wrongly)
+    spoil = torch.Tensor.neg_
+    # What is negated twice is back as it was.
+    same, outcome = scene.switch(one, slots, parallelism)
+    told = f"1 tensors have other values than before, such as {name}"
+    scene.expect(same is one and outcome.rolled_back and outcome.message == told, f"tampered: {outcome}")
+    scene.expect(differs(scene.whole(one), before, exactly=True) == [], "tampered: other bits")
+    spoil = torch.Tensor.exp_
+    try:
+        scene.switch(one, slots, parallelism)
+        scene.expect(False, "tampered: values that are lost were not noticed")
+    except TrainerError as error:
+        scene.expect("after everything moved back" in str(error), f"tampered: {error}")
+    slots.close()
+
+
 def adapted(scene: Scene) -> None:
     """Adapters and the frozen model below them move too."""
     one = scene.stepper(**ADAPTED_CONFIG)
@@ -265,6 +302,8 @@ def main(pipe: Connection, role: dict[str, str]) -> None:
     scene = Scene(role)
     round_trip(scene)
     rolled_back(scene)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        tampered(scene, monkeypatch)
     adapted(scene)
     pipe.send(scene.wrong)
     scene.side.run(scene.dispatcher.close(), CALL_S)

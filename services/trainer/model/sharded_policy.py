@@ -12,7 +12,7 @@ parts of the parameters, as plain tensors.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -205,12 +205,14 @@ class ShardedPolicy:
         targets: torch.Tensor,
         temperature: float,
         shared: list[int] | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(logprobs, entropy), each float32 [N], of targets int64 [N] predicted from rows `source`.
 
         tokens, positions: int64 [T], sequences of `lengths` packed end to end without what is `shared`.
+        blocks: the numbers of those that are computed; None: all.
         """
-        return self.decoder(tokens, positions, lengths, targets, temperature, source, shared)
+        return self.decoder(tokens, positions, lengths, targets, temperature, source, shared, blocks)
 
     @torch.no_grad()
     def fill(self, directory: Path, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ from earl.parallelism import Parallelism
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy
 from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
-from services.trainer.reshard.reshard import moving_tensors
+from services.trainer.reshard.reshard import TensorMove, moving_tensors
 from services.trainer.reshard.switch import ParallelismChange, canary_tokens
 
 
@@ -55,7 +55,7 @@ class ReferenceChange(ParallelismChange):
                 new.adopt(name, old.decoder.get_parameter(name).data)
             source = _memory(old, name, before[name][1], item_bytes, made=True)
             target = _memory(new, name, after[name][1], item_bytes, made=same)
-            moves.append((shapes[name], source, target))
+            moves.append(TensorMove(name, shapes[name], source, target))
         return moving_tensors(moves, self.group)
 
     def canaries(self, *, new: bool) -> np.ndarray:

@@ -61,11 +61,15 @@ class TensorMemory:
 
 @dataclass(frozen=True, slots=True)
 class MovingTensor:
-    """One tensor on this rank: `old` holds its box of reshard.before, `new` its box of reshard.after."""
+    """One tensor on this rank: `old` holds its box of reshard.before, `new` its box of reshard.after.
+
+    name: for messages.
+    """
 
     reshard: Reshard
     old: TensorMemory
     new: TensorMemory
+    name: str = ""
 
     @property
     def item_bytes(self) -> int:
@@ -78,4 +82,4 @@ class MovingTensor:
 
     def reversed(self) -> MovingTensor:
         """The same tensor on its way back."""
-        return MovingTensor(self.reshard.reversed(), self.new, self.old)
+        return MovingTensor(self.reshard.reversed(), self.new, self.old, self.name)

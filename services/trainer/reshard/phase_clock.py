@@ -14,6 +14,7 @@ class SwitchPhase(StrEnum):
     GROUPS = "groups"
     MODEL = "model"
     MEMORY = "memory"
+    CHECKSUMS = "checksums"
     CANARIES_BEFORE = "canaries before"
     MOVING = "moving"
     CANARIES_AFTER = "canaries after"

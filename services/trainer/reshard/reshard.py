@@ -29,6 +29,16 @@ CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMove:
+    """This rank's share of a tensor of `shape`: its memory in the old layout, and in the new one."""
+
+    name: str
+    shape: tuple[int, ...]
+    old: TensorMemory
+    new: TensorMemory
+
+
+@dataclass(frozen=True, slots=True)
 class MoveReport:
     """The cost of a move. tensors: how many moved, from the first on; fewer than all if the time was over.
 
@@ -129,20 +139,18 @@ class _Walk:
         return self._most - max(self._before, after)
 
 
-def moving_tensors(
-    moves: Sequence[tuple[tuple[int, ...], TensorMemory, TensorMemory]], group: Group
-) -> list[MovingTensor]:
-    """Completes the tensors to move from this rank's share: (shape of the whole tensor, old memory, new
-    memory) of each.
+def moving_tensors(moves: Sequence[TensorMove], group: Group) -> list[MovingTensor]:
+    """Completes the tensors to move from this rank's share.
 
     Every rank gives the same tensors in the same order. A collective.
     """
-    mine = json.dumps([[[m.box.start, m.box.stop] for m in (old, new)] for _, old, new in moves]).encode()
+    mine = json.dumps([[[m.box.start, m.box.stop] for m in (move.old, move.new)] for move in moves]).encode()
     by_rank = [json.loads(boxes) for boxes in group.gather(mine)]
     moving: list[MovingTensor] = []
-    for number, (shape, old, new) in enumerate(moves):
+    for number, share in enumerate(moves):
         before, after = (
             tuple(Box(*map(tuple, boxes[number][which])) for boxes in by_rank) for which in (0, 1)
         )
-        moving.append(MovingTensor(Reshard(shape, old.item_bytes, before, after), old, new))
+        reshard = Reshard(share.shape, share.old.item_bytes, before, after)
+        moving.append(MovingTensor(reshard, share.old, share.new, share.name))
     return moving

@@ -1,12 +1,14 @@
 """Ranks take another (dp, tp, cp) at a boundary of their work: the same tensors, in other boxes.
 
-    prepare   groups · what the ranks become, on the meta device · enough memory? · canaries' log-probs
+    prepare   groups · what the ranks become, on the meta device · enough memory?
+              · checksums of what moves · canaries' log-probs
     move      tensor by tensor, old memory freed as new is taken (reshard.py)
-    verify    canaries' log-probs again ─► within tolerance: on in the new parallelism
-                                        └► beyond it, or too late: everything moves back
+    verify    checksums, and canaries' log-probs, again
+                ─► the same, and within tolerance: on in the new parallelism
+                └► others, beyond it, or too late: everything moves back, and checksums again
 
 Promise: whatever a stage finds wrong, the ranks keep the parallelism that they had, with the same bits. A
-rank that dies ends the group, which starts again from what it keeps.
+rank that dies, and bits that do not come back, end the group, which starts again from what it keeps.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import numpy as np
 import torch
 
 from earl.config.scheduler import SwitchStage
+from earl.errors import TrainerError
 from earl.models.return_pages import return_pages
 from earl.obs.memory import available_bytes, cuda_available_bytes
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.process_group import Group
+from services.trainer.reshard.checksum import checksums, differing, moved
 from services.trainer.reshard.moving_tensor import MovingTensor
 from services.trainer.reshard.phase_clock import PhaseClock, SwitchPhase
 from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, move
@@ -60,7 +64,10 @@ class ParallelismChange(ABC):
 
     @abstractmethod
     def canaries(self, *, new: bool) -> np.ndarray:
-        """Log-probs of `canary_tokens`, float32, the same on every rank. new: after the move, else before."""
+        """Log-probs of `canary_tokens`, float32, the same on every rank. new: after the move, else before.
+
+        They vouch for what the ranks compute, not for the values of every tensor.
+        """
 
     def reshard(self) -> None:
         """Frees what computing in the new parallelism left, if it left anything."""
@@ -104,6 +111,9 @@ class _Switch:
         self._command, self._change, self._group = command, change, change.group
         self._clock = PhaseClock()
         self._moves: list[MoveReport] = []
+        # The tensors whose values are copied, and their checksums before.
+        self._moved: list[MovingTensor] = []
+        self._checksums: list[int | None] = []
         self._difference, self._compared = 0.0, 0
 
     def run(self) -> SwitchOutcome:
@@ -136,6 +146,9 @@ class _Switch:
             reason = next((text.decode() for text in self._group.gather(reason.encode()) if text), "")
         if reason:
             return reason, np.zeros(0, np.float32)
+        with self._clock.phase(SwitchPhase.CHECKSUMS):
+            self._moved = moved(tensors, self._group)
+            self._checksums = checksums(self._moved, self._group, new=False)
         with self._clock.phase(SwitchPhase.CANARIES_BEFORE):
             before = self._change.canaries(new=False)
         in_time = self._group.agree(time.monotonic() < until)
@@ -165,25 +178,49 @@ class _Switch:
             process_group = subgroups.take(everyone, timeout_s)
         try:
             with self._clock.phase(SwitchPhase.MOVING):
-                moved = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
-            self._moves.append(moved)
-            if moved.tensors < len(tensors):
-                reason = f"{moved.tensors} of {len(tensors)} tensors moved {self._within(SwitchStage.SWITCH)}"
+                report = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
+            self._moves.append(report)
+            if report.tensors < len(tensors):
+                moved_of = f"{report.tensors} of {len(tensors)} tensors moved"
+                reason = f"{moved_of} {self._within(SwitchStage.SWITCH)}"
             else:
-                with self._clock.phase(SwitchPhase.CANARIES_AFTER):
-                    reason = self._verify(before)
+                reason = self._verify(before)
             if reason:
                 with self._clock.phase(SwitchPhase.MOVING_BACK):
                     self._change.reshard()
-                    back = [tensor.reversed() for tensor in tensors[: moved.tensors]]
+                    back = [tensor.reversed() for tensor in tensors[: report.tensors]]
                     self._moves.append(move(back, self._group, process_group))
+                if changed := self._changed(new=False):
+                    raise TrainerError(
+                        f"{reason}; and after everything moved back {changed}",
+                        "the ranks start again from their checkpoint; check this machine's memory",
+                    )
             return reason
         finally:
             subgroups.give(everyone, timeout_s)
 
     def _verify(self, before: np.ndarray) -> str:
-        began_s, tolerance = time.monotonic(), self._command.logprob_tolerance
-        after = self._change.canaries(new=True)
+        """Describes what is wrong with the new parallelism; "" if nothing is."""
+        began_s = time.monotonic()
+        reason = self._changed(new=True)
+        if not reason:
+            with self._clock.phase(SwitchPhase.CANARIES_AFTER):
+                reason = self._compare(before, self._change.canaries(new=True))
+        if reason:
+            return reason
+        in_time = self._group.agree(time.monotonic() - began_s < self._command.deadlines.verify_s)
+        return "" if in_time else f"it was not verified {self._within(SwitchStage.VERIFY)}"
+
+    def _changed(self, *, new: bool) -> str:
+        """Names tensors whose values are others than before the move; "" if none are. new: after it, else
+        after moving back."""
+        with self._clock.phase(SwitchPhase.CHECKSUMS):
+            names = differing(self._moved, self._checksums, checksums(self._moved, self._group, new=new))
+        return f"{len(names)} tensors have other values than before, such as {names[0]}" if names else ""
+
+    def _compare(self, before: np.ndarray, after: np.ndarray) -> str:
+        """Describes how far canaries' log-probs differ, if it is too far; else ""."""
+        tolerance = self._command.logprob_tolerance
         # Positions that have no log-prob are 0 on both sides.
         self._compared = int(np.count_nonzero((before != 0) | (after != 0)))
         mine = torch.tensor([float(np.abs(after - before).max(initial=0.0))], dtype=torch.float64)
@@ -193,8 +230,7 @@ class _Switch:
         self._difference = float(self._group.max(mine)[0])
         if self._difference > tolerance:
             return f"log-probs of canaries differ by {self._difference:.3g}, more than {tolerance:g}"
-        in_time = self._group.agree(time.monotonic() - began_s < self._command.deadlines.verify_s)
-        return "" if in_time else f"it was not verified {self._within(SwitchStage.VERIFY)}"
+        return ""
 
     # --- the outcome ------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from services.trainer.model.sharded_policy import Shard, ShardedPolicy
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
-from services.trainer.reshard.reshard import moving_tensors
+from services.trainer.reshard.reshard import TensorMove, moving_tensors
 from services.trainer.reshard.switch import ParallelismChange, canary_tokens
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import ReplicaSequence
@@ -75,14 +75,12 @@ def _share(old: Stepper, new: Stepper) -> None:
 def _may_share(shard: Shard, target: Shard) -> bool:
     """Returns whether neither is padded: FSDP2 would copy a shard whose rows it has to fill up."""
     payload_bytes = shard.box.size * shard.parameter.element_size()
-    return all(
-        held.local.untyped_storage().nbytes() == payload_bytes > 0 for held in (shard, target)
-    )
+    return all(held.local.untyped_storage().nbytes() == payload_bytes > 0 for held in (shard, target))
 
 
-def _moves(old: Stepper, new: Stepper) -> list[tuple[tuple[int, ...], TensorMemory, TensorMemory]]:
+def _moves(old: Stepper, new: Stepper) -> list[TensorMove]:
     """Returns the tensors to move: every parameter, followed by its moments if it is trained."""
-    moves = []
+    moves: list[TensorMove] = []
     for shard, target in zip(old.policy.every_shard, new.policy.every_shard, strict=True):
         item_bytes = shard.parameter.element_size()
         before = TensorMemory(lambda shard=shard: shard.local, shard.box, item_bytes)
@@ -92,9 +90,11 @@ def _moves(old: Stepper, new: Stepper) -> list[tuple[tuple[int, ...], TensorMemo
             item_bytes,
             (lambda target=target: new.policy.allocate(target)) if target.local.is_meta else None,
         )
-        moves.append((shard.shape, before, after))
+        moves.append(TensorMove(shard.name, shard.shape, before, after))
         if shard.parameter.requires_grad:
-            moves += [(shard.shape, _moment(old, shard, k), _moment(new, target, k)) for k in (0, 1)]
+            for k, name in enumerate(("first moment", "second moment")):
+                pair = _moment(old, shard, k), _moment(new, target, k)
+                moves.append(TensorMove(f"{name} of {shard.name}", shard.shape, *pair))
     return moves
 
 
@@ -111,7 +111,11 @@ def _moment(stepper: Stepper, shard: Shard, which: int) -> TensorMemory:
 
 
 def canary_logprobs(stepper: Stepper) -> np.ndarray:
-    """Log-probs of the canaries, float32[tokens]; every replica computes them all. A collective."""
+    """Log-probs of the canaries through the first block, float32[tokens]; every replica computes them all.
+
+    Blocks are alike, and no other's parameters have to be gathered: checksums tell whether every tensor has
+    the values of before, and canaries whether the ranks compute with them as before. A collective.
+    """
     tokens = canary_tokens(stepper.policy.spec.vocab)
     columns = Columns()
     count, length = tokens.shape
@@ -120,4 +124,4 @@ def canary_logprobs(stepper: Stepper) -> np.ndarray:
     sampled["tokens"][:] = tokens.ravel()
     sampled["loss_mask"][:] = np.broadcast_to(np.arange(tokens.shape[1]) > 0, tokens.shape).ravel()
     sampled["logprobs"][:] = 0.0
-    return stepper.logprobs(columns, 1.0)
+    return stepper.logprobs(columns, 1.0, blocks=[0])

@@ -144,10 +144,12 @@ class Stepper:
         metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
 
-    def logprobs(self, columns: Columns, temperature: float) -> np.ndarray:
+    def logprobs(
+        self, columns: Columns, temperature: float, blocks: Sequence[int] | None = None
+    ) -> np.ndarray:
         """float32[total tokens]: trained tokens' log-probs under the policy as it is now; 0 elsewhere.
 
-        A collective.
+        blocks: the numbers of those that are computed; None: all. A collective.
         """
         trained = columns.trained_tokens()
         packed = self._bins(columns, np.flatnonzero(trained).tolist())
@@ -157,7 +159,7 @@ class Stepper:
             for index in range(most):
                 whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
                 micro = whole.of(self.mesh.tensor, self.mesh.context)
-                logprobs, _ = self._forward(micro, temperature)
+                logprobs, _ = self._forward(micro, temperature, blocks)
                 start[micro.column_places] = logprobs[: len(micro.column_places)].cpu().numpy()
         self.policy.reshard()
         self.mesh.sum_in_replica(torch.from_numpy(start))
@@ -267,11 +269,15 @@ class Stepper:
         """Greedy sampling records log-probs of the plain distribution."""
         return 1.0 if plan.objective == "imitate" else self.config.scheduler.temperature or 1.0
 
-    def _forward(self, micro: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(
+        self, micro: MicroBatch, temperature: float, blocks: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probs, entropy) of the micro-batch's trained tokens."""
         tokens, positions = self._on_device(micro.tokens), self._on_device(micro.positions)
         source, targets = self._on_device(micro.source), self._on_device(micro.targets)
-        return self.policy(tokens, positions, micro.lengths, source, targets, temperature, micro.shared)
+        return self.policy(
+            tokens, positions, micro.lengths, source, targets, temperature, micro.shared, blocks
+        )
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.group.device)

@@ -129,6 +129,18 @@ def test_chunked_logprobs_equal_whole(monkeypatch):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+def test_blocks_that_are_left_out_are_as_if_they_were_not_there():
+    spec = spec_of({**CONFIGS["llama"].to_dict(), "num_hidden_layers": 3})
+    decoder, shorter = Decoder(spec), Decoder(replace(spec, layers=2))
+    initialise(decoder, 1)
+    names = {name: name.replace("layers.1.", "layers.2.") for name in shorter.state_dict()}
+    shorter.load_state_dict({name: decoder.get_parameter(source) for name, source in names.items()})
+    tokens, positions = torch.arange(7) % spec.vocab, torch.arange(7)
+    expected = shorter.forward_packed(tokens, positions, [7])
+    assert torch.equal(decoder.forward_packed(tokens, positions, [7], blocks=[0, 2]), expected)
+    assert not torch.equal(decoder.forward_packed(tokens, positions, [7]), expected)
+
+
 def test_packing_goes_there_and_back():
     lengths = [3, 40, 1, 39, 2, 3]
     packing = Packing.of(lengths, torch.device("cpu"))
