@@ -25,7 +25,8 @@ from services.trainer.ranks.process_group import Group
 from services.trainer.reshard.exchange import open_exchange
 from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
 
-CHUNK_BYTES = 32 << 20
+# What a rank sends or receives in a round, by device: on a CPU fresh shared memory costs more than rounds do.
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 32 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,18 @@ def move(
     process_group: Any = None,
     *,
     until: float = float("inf"),
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> MoveReport:
     """Fills every tensor's new memory from the others' old; the latter is freed. A collective.
 
     process_group: carries the values; the default one if None. until: by time.monotonic();
-    then the tensors that were begun are ended, and no more. Raises LayoutGap; what the process group does.
+    then the tensors that were begun are ended, and no more. chunk_bytes: None is what CHUNK_BYTES has for the
+    ranks' device. Raises LayoutGap; what the process group does.
     """
     started = time.perf_counter()
     reshards = [tensor.reshard for tensor in tensors]
     pieces = plan_reshard(reshards)
-    batches = list(rounds(reshards, pieces, chunk_bytes))
+    batches = list(rounds(reshards, pieces, chunk_bytes or CHUNK_BYTES[group.device.type]))
     way = open_exchange(tensors, batches, group, process_group)
     walk = _Walk(tensors, pieces, group.rank)
     sent_bytes = 0

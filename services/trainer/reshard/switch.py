@@ -133,8 +133,9 @@ class _Switch:
                 self._change.drop()
             else:
                 self._change.keep()
-        with self._clock.phase(SwitchPhase.PAGES):
-            return_pages()
+        if self._moved:
+            with self._clock.phase(SwitchPhase.PAGES):
+                return_pages()
         return self._outcome(began_s, reason)
 
     # --- stages -----------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class _Switch:
         more_bytes = sum(tensor.new.size_bytes - tensor.old.size_bytes for tensor in tensors)
         largest = max((tensor.new.size_bytes for tensor in tensors if not tensor.in_place), default=0)
         # The buffers of both directions, what a round begins, and one tensor.
-        need_bytes = max(0, more_bytes) + 3 * CHUNK_BYTES + largest
+        need_bytes = max(0, more_bytes) + 3 * CHUNK_BYTES[self._group.device.type] + largest
         if self._group.device.type == "cpu":
             need_bytes = int(self._group.sum(torch.tensor([need_bytes]))[0])
             where, free_bytes = "host", available_bytes()
