@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False)
 MEASURED_CODE = (
     "services/rollout/pool",
     "services/rollout/engines",
+    "services/trainer/ranks",
     "services/trainer/reshard",
     "earl/dispatch",
 )
@@ -72,7 +73,7 @@ def reparallelize(
     ] = "tp2 cp2 dp2",
     trainer_rounds: Annotated[
         int, typer.Option(min=0, help="How often the trainer goes through them; 0: no trainer.")
-    ] = 3,
+    ] = 7,
     trainer_only: Annotated[bool, typer.Option("--trainer-only", help="Measure no engines.")] = False,
     as_json: AsJson = False,
     results: Results = RESULTS,
