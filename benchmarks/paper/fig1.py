@@ -1,6 +1,6 @@
 """Fig. 1: length and success over steps under a hard limit of the context, under a price on length, and free.
 
-    relay, 1 to 40 turns by the task ─┬─► limit: one layout, contexts end where its devices' memory ends
+    relay, 1 to 20 turns by the task ─┬─► limit: one layout, contexts end where its devices' memory ends
                                       ├─► penalty: the same, and turns near the limit cost reward
                                       └─► EARL: the same devices, no limit, layouts change while they work
 
@@ -31,8 +31,10 @@ FREE, LIMIT, PENALTY = "earl", "limit", "penalty"
 ARMS = (FREE, LIMIT, PENALTY)
 SEEDS = (0, 1, 2)
 STEPS, EPISODES, LR = 60, 256, 4e-4
-# Turns of a task are drawn from LEAST_TURNS to the run file's; each takes as many tokens as digits, and four.
-LEAST_TURNS, FRAME_TOKENS = 1, 4
+# Turns of a task are drawn from LEAST_TURNS to MOST_TURNS; each takes as many tokens as digits, and four.
+# They are half of the run file's, in half of its memory: nine whole runs then take less than an hour.
+LEAST_TURNS, MOST_TURNS, FRAME_TOKENS = 1, 20, 4
+SIZES: tuple[Override, ...] = (("environment.task.turns", str(MOST_TURNS)), ("rollout.kv_tokens", "100"))
 # Under the penalty the last quarter of the turns that the limit holds costs twice what a turn earns.
 FREE_SHARE, PENALTY_SHARE = 0.75, 2.0
 WINDOW = 5
@@ -48,13 +50,14 @@ GOALS = {
     "not_complete_max": 0,
 }
 COMPARES = (
-    "Whole runs of examples/growing_context.toml, whose task draws its number of turns, on the same engines "
-    "with the same memory for KV (rollout.kv_tokens). limit: the layout stays as it begins, and contexts "
-    "end at the longest that it holds (limit_tokens, computed by the product); what is truncated earns "
-    "nothing in success and is masked in training (scheduler.truncated). penalty: the same; each turn in "
-    "the last quarter of the limit costs twice what a turn earns in the mean. earl: no limit, the selector "
-    "on. score: the share of 256 held-out tasks that are played to their end without a mistake, under the "
-    "arm's own rules: a truncated episode is lost. peak: of the same in training, a mean of 5 steps. "
+    "Whole runs of examples/growing_context.toml with half of its memory and half of its turns, of which "
+    "each task draws a number. All arms have the same engines with the same memory for KV "
+    "(rollout.kv_tokens). limit: the layout stays as it begins, and contexts end at the longest that it "
+    "holds (limit_tokens, computed by the product); what is truncated earns nothing in success and is "
+    "masked in training (scheduler.truncated). penalty: the same; each turn in the last quarter of "
+    "the limit costs twice what a turn earns in the mean. earl: no limit, the selector on. score: the share "
+    "of 256 held-out tasks that are played to their end without a mistake, under the arm's own rules: "
+    "a truncated episode is lost. peak: of the same in training, a mean of 5 steps. "
     "truncated: the share of a step's episodes that were truncated; truncated_first_max over the first 5 "
     "steps of the limit arm, truncated_later the largest mean of 5 later steps in a row, of the seed that "
     "has least. collapse: the limit arm's score over 0.8 of EARL's, or over 0.7 of its own peak, whichever "
@@ -70,7 +73,10 @@ COMPARES = (
 
 def figure(settings: PaperSettings) -> PaperFigure:
     return PaperFigure(
-        "fig1", {"seeds": list(SEEDS), "steps": STEPS, "episodes": EPISODES, "lr": LR}, measure, GOALS
+        "fig1",
+        {"seeds": list(SEEDS), "steps": STEPS, "episodes": EPISODES, "lr": LR, "most_turns": MOST_TURNS},
+        measure,
+        GOALS,
     )
 
 
@@ -98,7 +104,7 @@ def turns(seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
 
 def limit_tokens() -> int:
     """The longest context that the layout holds with which the run file begins."""
-    config = load_run(EXAMPLE, [])
+    config = load_run(EXAMPLE, SIZES)
     with tempfile.TemporaryDirectory() as directory:
         create_model(Path(directory) / "model", config.model, config.seed, config.context_tokens)
         holds = LegalLayouts(config, Path(directory)).holds("rollout")
@@ -129,7 +135,7 @@ def overrides_of(arm: str, limit: int, seed: int) -> list[Override]:
             "environment.task.free_turns": int(FREE_SHARE * held),
             "environment.task.penalty": round(PENALTY_SHARE * earned, 3),
         }
-    return [(key, str(value)) for key, value in keys.items()]
+    return [*SIZES, *((key, str(value)) for key, value in keys.items())]
 
 
 def figures_of(run: RecordedRun) -> dict[str, Any]:
@@ -202,7 +208,7 @@ def summary(runs: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
 
 def task_numbers() -> tuple[int, int]:
     """(most turns of a task, tokens of a turn)"""
-    task = load_run(EXAMPLE, []).mixture[0].section.task
+    task = load_run(EXAMPLE, SIZES).mixture[0].section.task
     return task["turns"], task["digits"] + FRAME_TOKENS
 
 

@@ -34,7 +34,7 @@ def runs(**limited: Any) -> list[dict[str, Any]]:
 
 def test_every_arm_is_a_run_that_may_be_started():
     limit = fig1.limit_tokens()
-    assert limit == load_run(EXAMPLE, []).rollout.kv_tokens
+    assert limit == load_run(EXAMPLE, fig1.SIZES).rollout.kv_tokens
     for arm in fig1.ARMS:
         config = load_run(EXAMPLE, fig1.overrides_of(arm, limit, 7))
         assert config.seed == 7 and config.scheduler.steps == fig1.STEPS
@@ -105,6 +105,6 @@ def test_a_limited_run_that_ends_early_loses_no_other_and_shows_no_collapse(step
 
 
 def test_a_limited_policy_that_never_errs_has_its_ceiling():
-    # 16 turns of 12 tokens in 200, of tasks of 1 to 40 turns.
-    assert fig1.ceiling(fig1.LIMIT, 200) == 0.4 and fig1.ceiling(fig1.FREE, 200) == 1.0
-    assert fig1.of_ceiling({"arm": fig1.LIMIT, "score": 0.4}, 200) == 1.0
+    # 8 turns of 12 tokens in 100, of tasks of 1 to 20 turns.
+    assert fig1.ceiling(fig1.LIMIT, 100) == 0.4 and fig1.ceiling(fig1.FREE, 100) == 1.0
+    assert fig1.of_ceiling({"arm": fig1.LIMIT, "score": 0.4}, 100) == 1.0
