@@ -48,6 +48,10 @@ class Rates:
         """Seconds to hand over the KV of so many tokens of one session."""
         return SESSION_S + tokens * token_bytes / self.bytes_per_s
 
+    def large(self, tokens: int, token_bytes: int) -> bool:
+        """Returns whether so many tokens' KV takes longer to read than a round's fixed cost."""
+        return tokens * token_bytes / self.bytes_per_s > self.round_s
+
     def recompute_s(self, tokens: int) -> float:
         """Seconds to compute the KV of so many tokens again."""
         return tokens / self.prefill_tokens_per_s

@@ -1,6 +1,6 @@
 """One switch of a pool to another tensor parallelism: new engines replace the old ones.
 
-    warm   prepare: start new · weights · canaries · KV ─► quiesce: interrupt ─► switch: last KV ─► verify ─┐
+    warm   prepare: start new · weights · canaries · KV ─► quiesce: interrupt ─► switch: last KV ─► alive? ─┐
     cold   quiesce: interrupt, old end ─► prepare: start new · weights ─► verify ───────────────────────────┤
                                                                                                             ▼
         turns continue with the new engines, the old end   ◄── yes ── the same log-probs? ── no ─► roll back
@@ -22,21 +22,21 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 
 from earl.config.scheduler import SwitchStage
-from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, PeerLost, VersionGone
+from earl.errors import DeadlineExceeded, EarlError, EngineLost, PeerLost, VersionGone
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from earl.waiting import deadline
-from services.rollout.engines.contract.engine import Engine, EngineStats
+from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.pool.kv_handover import KvHandover
 from services.rollout.pool.kv_placement import Rates
-from services.rollout.pool.parity import Canary, CanaryScores, difference
+from services.rollout.pool.parity import Canary
 from services.rollout.pool.replicas import RETRY_S, EngineReplica, EngineReplicas, Publication
 from services.rollout.pool.router import RequestRouter, forget
+from services.rollout.pool.switch_parity import ParityLost, SwitchParity
 
 log = logging.getLogger(__name__)
 
-
-class ParityLost(EngineError):
-    """New engines give other log-probs than the old ones with the same weights."""
+# Seconds that turns run on while an old engine, busy with them, answers the canary prompts.
+EARLY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class PoolSwitch:
         self._command = command
         self._deadlines = command.deadlines
         self._parts = parts
-        self._router, self._canary = parts.router, parts.canary
+        self._router = parts.router
         self._old, self._new = parts.router.replicas, parts.new
         self._stage = SwitchStage.PREPARE
         self._publications = AsyncExitStack()
-        self._old_scores: asyncio.Task[CanaryScores | None] | None = None
+        self._parity = SwitchParity(command, parts.canary, self._old, self._new)
         self._handover: KvHandover | None = None
         self._interrupted_s: float | None = None
         self._old_ended = False
@@ -94,11 +94,14 @@ class PoolSwitch:
             await asyncio.gather(self._new.stop(), self._old.stop())
             raise
         finally:
-            if self._old_scores is not None:
-                self._old_scores.cancel()
-                await asyncio.gather(self._old_scores, return_exceptions=True)
+            await self._parity.close()
             await self._release_publications()
-        self._note(sequences_continued=self._router.continued - continued, seconds=time.monotonic() - began)
+        self._note(
+            sequences_continued=self._router.continued - continued,
+            seconds=time.monotonic() - began,
+            max_logprob_difference=self._parity.largest_difference,
+            logprobs_compared=self._parity.compared,
+        )
         return self._outcome
 
     def _note(self, **fields) -> None:
@@ -120,7 +123,7 @@ class PoolSwitch:
         for clean in (
             self._release_publications,
             lambda: self._forget_released(released),
-            lambda: self._forget_canary(self._new),
+            lambda: self._parity.forget(self._new),
             self._old.stop,
         ):
             try:
@@ -139,32 +142,39 @@ class PoolSwitch:
         async with self._within(SwitchStage.PREPARE):
             await self._new.start()
             await self._load_same_weights()
-            self._old_scores = asyncio.create_task(self._score_old())
-            new_scores = await self._score_new()
+            await self._parity.begin()
             handover = await self._begin_handover(stats)
             if handover is not None:
-                await handover.round(self._tokens(), self._deadlines.prepare_s)
-            # An old engine without a free place has not answered yet; nobody waits for that.
-            early_scores = self._old_scores.result() if self._old_scores.done() else None
-            if early_scores is not None:
-                self._compare(early_scores, new_scores)
+                await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
+            early = await self._parity.compare_early(EARLY_S)
+            if handover is not None:
+                # The canary session is part of this one at the latest.
+                await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
+            if early:
+                await self._parity.verify_session()
+                await self._parity.forget(self._new)
+            if handover is not None:
+                await handover.catch_up(self._tokens, self._deadlines.prepare_s)
         async with self._within(SwitchStage.QUIESCE):
             await self._interrupt()
         async with self._within(SwitchStage.SWITCH):
-            old_scores = early_scores or await self._old_scores or await self._score_old_idle()
+            if not early:
+                await self._parity.score_interrupted()
             if handover is not None:
-                await handover.round(self._tokens(), self._deadlines.switch_s)
+                await handover.round(self._tokens(), self._deadlines.switch_s, ahead=False)
         async with self._within(SwitchStage.VERIFY):
-            if early_scores is None and old_scores is not None:
-                self._compare(old_scores, new_scores)
-            await self._verify_session(old_scores)
+            if not early:
+                await self._parity.compare_late()
+                await self._parity.verify_session()
+            # Whichever has died until now is rolled back.
+            await asyncio.gather(*(engine.stats() for engine in self._new.engines))
 
     async def _cold(self) -> None:
         deadlines = self._deadlines
         async with self._within(SwitchStage.QUIESCE):
             await self._hold_publications(self._old.target, deadlines.quiesce_s + deadlines.prepare_s)
             await self._interrupt()
-            old_scores = await self._score_old_idle()
+            await self._parity.score_interrupted()
             self._old_ended = True
             await self._old.stop()
         async with self._within(SwitchStage.PREPARE):
@@ -172,8 +182,7 @@ class PoolSwitch:
             async with self._bounded(SwitchStage.LOAD):
                 await self._load()
         async with self._within(SwitchStage.VERIFY):
-            if old_scores is not None:
-                self._compare(old_scores, await self._score_new())
+            await self._parity.compare_late()
 
     def _within(self, stage: SwitchStage) -> AbstractAsyncContextManager[None]:
         """Begins a stage, and ends it by its deadline in the command. Raises DeadlineExceeded."""
@@ -235,7 +244,7 @@ class PoolSwitch:
         await self._new.stop()
         if self._handover is not None:
             await self._handover.close()
-        await self._forget_canary(self._old)
+        await self._parity.forget(self._old)
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -281,74 +290,6 @@ class PoolSwitch:
                     "see the worker's log",
                 )
 
-    # --- parity -------------------------------------------------------------------------------
-
-    async def _score_old(self) -> CanaryScores | None:
-        """Canaries' log-probs of an old engine; None before the first version, or if it was interrupted.
-
-        Raises EngineLost if no old engine is left.
-        """
-        if self._old.target.number == 0:
-            return None
-        for replica in self._old.live:
-            if replica.engine is not None and replica.publication == self._old.target.number:
-                try:
-                    return await self._canary.score(replica.engine)
-                except EngineLost:
-                    continue
-        raise EngineLost("no old engine is left to compare the new ones with", "try the switch again")
-
-    async def _score_old_idle(self) -> CanaryScores | None:
-        """Scores as `_score_old` does, once nothing interrupts any more. Raises EngineError for no answer."""
-        scores = await self._score_old()
-        if scores is None and self._old.target.number:
-            raise EngineError("the old engines do not answer the canary prompts", "try the switch again")
-        return scores
-
-    async def _score_new(self) -> list[tuple[float, ...]]:
-        """Log-probs of the canary prompts, by new engine; none before the first version."""
-        canary, engines = self._canary, self._live_engines()
-        return await asyncio.gather(*(canary.score_prompts(engine) for engine in engines))
-
-    def _live_engines(self) -> list[Engine]:
-        return [replica.engine for replica in self._new.live if replica.engine is not None]
-
-    def _compare(self, old_scores: CanaryScores, new_scores: Sequence[tuple[float, ...]]) -> None:
-        """Compares the canaries' scores. Raises ParityLost."""
-        for engine, logprobs in zip(self._new.engines, new_scores, strict=True):
-            for before, after in zip(old_scores.prompts, logprobs, strict=True):
-                self._check_parity(engine.spec.name, "a canary prompt", difference(before, after))
-
-    async def _verify_session(self, old_scores: CanaryScores | None) -> None:
-        """Scores the canary session on every new engine, with its KV where that was taken.
-
-        Raises ParityLost, EngineLost if a new engine is gone.
-        """
-        engines = self._live_engines()
-        if old_scores is None:
-            await asyncio.gather(*(engine.stats() for engine in engines))
-            return
-        scores = (self._canary.score_session(engine, old_scores.follow) for engine in engines)
-        for engine, logprob in zip(engines, await asyncio.gather(*scores), strict=True):
-            apart = difference(old_scores.session, logprob)
-            self._check_parity(engine.spec.name, "the canary session", apart)
-
-    def _check_parity(self, engine: str, what: str, apart: float) -> None:
-        self._note(
-            max_logprob_difference=max(apart, self._outcome.max_logprob_difference),
-            logprobs_compared=self._outcome.logprobs_compared + 1,
-        )
-        if apart > self._command.logprob_tolerance:
-            raise ParityLost(
-                f"{self._command.parallelism}: engine {engine} differs by {apart:.3g} in the log-prob of "
-                f"{what}, more than {self._command.logprob_tolerance:g}",
-                "this parallelism is not used again in this run; its kernels or its weights are wrong",
-            )
-
-    async def _forget_canary(self, replicas: EngineReplicas) -> None:
-        for engine in replicas.engines:
-            await forget(engine, [self._canary.session])
-
     # --- KV -----------------------------------------------------------------------------------
 
     def _tokens(self) -> dict[str, int]:
@@ -370,6 +311,6 @@ class PoolSwitch:
             rates=self.rates.prefilled(
                 (engine.prefilled_tokens, engine.step_s) for engine in [*stats, *fresh]
             ),
-            canary=self._canary.session,
+            canary=self._parts.canary.session,
         )
         return self._handover

@@ -71,8 +71,10 @@ async def test_turns_go_on_with_the_new_engines_and_their_kv():
         assert [engine.gone.is_set() for engine in made] == [True, True, False]
         assert made[2].spec.tp == 2 and made[2].spec.name == "e/engine-0-epoch-1"
         await assert_whole(turns)
-        # All that was computed came along, in two rounds from each of two engines; and the canary.
-        assert made[2].calls.count("take_kv") == 5
+        # All that was computed came along, most of it before turns were interrupted; and the canary.
+        assert made[2].calls.count("take_kv") >= 5
+        calls = made[0].calls
+        assert calls.index("pause") == len(calls) - 4 and calls.count("offer_kv") > 2, calls
         assert report.moved_bytes > 0 and report.kv_recomputed_tokens == 0
         assert made[2].prefilled < 3 * 4 + 4 * 12 + 10
         assert report.max_logprob_difference == 0 and 0 < report.stall_s <= report.seconds
@@ -149,6 +151,7 @@ async def test_before_the_first_version_engines_are_just_replaced():
 
 
 async def test_a_busy_old_engine_answers_the_canaries_once_it_is_interrupted(monkeypatch):
+    monkeypatch.setattr(switch_module, "EARLY_S", 0.01)
     async with generating() as (pool, made, turns):
         for engine in made[:2]:
             full_until_interrupted(engine, monkeypatch)
