@@ -62,6 +62,7 @@ class InMemory(Engine):
         self.kv: dict[str, list[int]] = {}
         self.offers: dict[str, dict[str, tuple[int, list[int]]]] = {}
         self.prefilled = self.skew = 0.0
+        self.generated = 0
         self.memory: DeviceMemory | None = None
         self._paused = False
         self._aborts = 0
@@ -104,6 +105,7 @@ class InMemory(Engine):
                 raise EngineLost(f"engine {self.spec.name} is gone")
             if not self._paused and (self.answer.is_set() or request.request_id.startswith("canary")):
                 made.append(next_token(ids + made))
+                self.generated += 1
                 if request.session:
                     self.kv[request.session] = (ids + made)[:-1]
                 if len(made) == request.max_new_tokens:
@@ -179,7 +181,8 @@ class InMemory(Engine):
         await self._begin("stats")
         return EngineStats(
             version=self.version, tp=self.spec.tp, running=0, waiting=0, retained=0,
-            kv_used_fraction=0.0, steps=0, generated_tokens=0, prefilled_tokens=1, reused_tokens=0,
+            kv_used_fraction=0.0, steps=self.generated, generated_tokens=self.generated,
+            prefilled_tokens=1, reused_tokens=0,
             evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
             memory=self.memory,
         )  # fmt: skip

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 from earl.config.scheduler import SwitchStage
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # Seconds that turns run on while an old engine, busy with them, answers the canary prompts.
 EARLY_S = 5.0
+# Seconds that the old engines' end waits for the new ones' first step, and between two questions for it.
+FIRST_S, POLL_S = 10.0, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class PoolSwitch:
         """Ends what the switch leaves behind. Turns run on the new engines by now: whatever fails here is
         logged, and rolls nothing back."""
         for clean in (
+            self._sample_first,
             self._release_publications,
             lambda: self._forget_released(released),
             lambda: self._parity.forget(self._new),
@@ -130,6 +133,28 @@ class PoolSwitch:
                 await clean()
             except Exception:
                 log.exception("the switch is done, but something of it is left behind")
+
+    async def _sample_first(self) -> None:
+        """Returns once each new engine has sampled for the turns that it got, after FIRST_S at most.
+
+        The end of the old engines takes cores, and turns wait for their next token.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S):
+                await asyncio.gather(*(self._sampled(replica) for replica in self._new.all))
+
+    async def _sampled(self, replica: EngineReplica) -> None:
+        generated = None
+        while (engine := replica.engine) is not None:
+            try:
+                stats = await engine.stats()
+            except EngineLost:
+                return
+            # The first answer may be older than the turns: it tells what the canaries made.
+            generated = stats.generated_tokens if generated is None else generated
+            if stats.generated_tokens > generated or not replica.running:
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _forget_released(self, released: Sequence[tuple[EngineReplica, str]]) -> None:
         for replica, session in released:

@@ -82,6 +82,29 @@ async def test_turns_go_on_with_the_new_engines_and_their_kv():
         assert not [name for name in made[2].kv if name.startswith("canary")]
 
 
+async def test_old_engines_end_once_the_new_ones_have_sampled():
+    async with generating() as (pool, made, turns):
+        sampled: list[int] = []
+
+        async def note():
+            sampled.append(made[2].generated)
+
+        made[0].hooks["stop"] = note
+        assert not (await pool.reparallelize(command())).rolled_back
+        assert sampled[0] > PROMPTS + 1  # the canaries
+        await assert_whole(turns)
+
+
+async def test_old_engines_do_not_wait_longer_for_the_new_ones_than_their_bound(monkeypatch):
+    monkeypatch.setattr(switch_module, "FIRST_S", 0.01)
+    async with generating() as (pool, made, turns):
+        made.prepare = lambda engine: None
+        report = await pool.reparallelize(command())
+        assert not report.rolled_back and [engine.gone.is_set() for engine in made] == [True, True, False]
+        made[2].answer.set()
+        await assert_whole(turns)
+
+
 async def test_an_idle_session_goes_with_its_kv_and_one_that_ended_does_not_stay():
     async with generating(turns=0) as (pool, made, _):
         first = await pool.generate(request("a/1", "a", 6))
@@ -126,7 +149,9 @@ async def test_a_turn_without_a_session_goes_on_too():
         assert pool.router.sessions == {} and made[2].kv == {}
 
 
-async def test_there_and_back_and_restarts_are_of_the_parallelism_in_use():
+async def test_there_and_back_and_restarts_are_of_the_parallelism_in_use(monkeypatch):
+    # Turns still run when the switch has ended.
+    monkeypatch.setattr(switch_module, "POLL_S", 0.0)
     async with generating(restarts=1) as (pool, made, turns):
         await pool.reparallelize(command())
         made[2].gone.set()
