@@ -70,6 +70,24 @@ class SwitchFigures:
     cold: bool = _figure(False, operator.or_)
     # Canaries' log-probs that were compared before and after; 0: nothing vouches for the new parallelism.
     logprobs_compared: int = _figure(0, operator.add, "{:,} log-probs compared".format)
+    # Phases of a rollout worker's switch, in seconds, in this order unless it is cold. Until new engines had
+    # started, in processes that were ready or new ones.
+    start_s: float = _figure(0.0, max)
+    # Until they had the weights, the wait for a publication that is loaded included.
+    weights_s: float = _figure(0.0, max)
+    # Canaries, and rounds of KV while turns ran; the number of those rounds.
+    kv_ahead_s: float = _figure(0.0, max)
+    kv_rounds: int = _figure(0, max)
+    # Until every old engine had ended its step and its turns.
+    interrupt_s: float = _figure(0.0, max)
+    # The last round of KV, with the last checks of the new engines.
+    kv_rest_s: float = _figure(0.0, max)
+    # From then until each new engine had sampled a token for the turns that it got.
+    resume_s: float = _figure(0.0, max)
+    # Until the old engines, or those of a switch that was rolled back, had ended.
+    end_s: float = _figure(0.0, max)
+    # Seconds in which both sets of engines had processes, and competed for the same cores.
+    competing_s: float = _figure(0.0, max)
     # Seconds of each phase of the stall by name, of the slowest rank; empty where they were not measured.
     phases_s: Mapping[str, float] = field(
         default_factory=dict, metadata={"combine": _slowest, "words": _longest}

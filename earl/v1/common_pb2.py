@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65\x61rl/v1/common.proto\x12\x07\x65\x61rl.v1\x1a google/protobuf/descriptor.proto\"=\n\x0bParallelism\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02\x63p\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"~\n\x0fSwitchDeadlines\x12\x11\n\tprepare_s\x18\x01 \x01(\x01\x12\x0e\n\x06load_s\x18\x06 \x01(\x01\x12\x11\n\tquiesce_s\x18\x02 \x01(\x01\x12\x10\n\x08switch_s\x18\x03 \x01(\x01\x12\x10\n\x08verify_s\x18\x04 \x01(\x01\x12\x11\n\trecover_s\x18\x05 \x01(\x01\"\xcb\x02\n\rSwitchFigures\x12\x0f\n\x07stall_s\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x1b\n\x13sequences_continued\x18\x03 \x01(\x04\x12\x13\n\x0bmoved_bytes\x18\x04 \x01(\x04\x12\x1c\n\x14kv_recomputed_tokens\x18\x05 \x01(\x04\x12\x18\n\x10peak_extra_bytes\x18\x06 \x01(\x04\x12\x1e\n\x16max_logprob_difference\x18\x07 \x01(\x01\x12\x0c\n\x04\x63old\x18\x08 \x01(\x08\x12\x19\n\x11logprobs_compared\x18\t \x01(\x04\x12\x35\n\x08phases_s\x18\x13 \x03(\x0b\x32#.earl.v1.SwitchFigures.PhasesSEntry\x1a.\n\x0cPhasesSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1d\n\x05stage\x18\x03 \x01(\x0e\x32\x0e.earl.v1.Stage\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_OPERATOR\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x14\n\x10ROLE_ENVIRONMENT\x10\x03\x12\x0f\n\x0bROLE_VIEWER\x10\x04*Y\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_ROLLOUT\x10\x01\x12\x13\n\x0fSTAGE_REFERENCE\x10\x02\x12\x11\n\rSTAGE_TRAINER\x10\x03*\x87\x01\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\r\n\tENDING_OK\x10\x01\x12\x14\n\x10\x45NDING_TRUNCATED\x10\x02\x12\x14\n\x10\x45NDING_ENV_ERROR\x10\x03\x12\x16\n\x12\x45NDING_INFRA_ERROR\x10\x04\x12\x12\n\x0e\x45NDING_TIMEOUT\x10\x05*_\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x12\x12\n\x0ePURPOSE_WARMUP\x10\x03*H\n\x05\x41\x63tor\x12\x15\n\x11\x41\x43TOR_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TOR_POLICY\x10\x01\x12\x16\n\x12\x41\x43TOR_RANDOM_LEGAL\x10\x02:>\n\x05roles\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x03(\x0e\x32\r.earl.v1.Role:1\n\x07\x61udited\x12\x1e.google.protobuf.MethodOptions\x18\xd2\x86\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65\x61rl/v1/common.proto\x12\x07\x65\x61rl.v1\x1a google/protobuf/descriptor.proto\"=\n\x0bParallelism\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02\x63p\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"~\n\x0fSwitchDeadlines\x12\x11\n\tprepare_s\x18\x01 \x01(\x01\x12\x0e\n\x06load_s\x18\x06 \x01(\x01\x12\x11\n\tquiesce_s\x18\x02 \x01(\x01\x12\x10\n\x08switch_s\x18\x03 \x01(\x01\x12\x10\n\x08verify_s\x18\x04 \x01(\x01\x12\x11\n\trecover_s\x18\x05 \x01(\x01\"\xf4\x03\n\rSwitchFigures\x12\x0f\n\x07stall_s\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x1b\n\x13sequences_continued\x18\x03 \x01(\x04\x12\x13\n\x0bmoved_bytes\x18\x04 \x01(\x04\x12\x1c\n\x14kv_recomputed_tokens\x18\x05 \x01(\x04\x12\x18\n\x10peak_extra_bytes\x18\x06 \x01(\x04\x12\x1e\n\x16max_logprob_difference\x18\x07 \x01(\x01\x12\x0c\n\x04\x63old\x18\x08 \x01(\x08\x12\x19\n\x11logprobs_compared\x18\t \x01(\x04\x12\x0f\n\x07start_s\x18\n \x01(\x01\x12\x11\n\tweights_s\x18\x0b \x01(\x01\x12\x12\n\nkv_ahead_s\x18\x0c \x01(\x01\x12\x11\n\tkv_rounds\x18\r \x01(\x04\x12\x13\n\x0binterrupt_s\x18\x0e \x01(\x01\x12\x11\n\tkv_rest_s\x18\x0f \x01(\x01\x12\x10\n\x08resume_s\x18\x10 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x11 \x01(\x01\x12\x13\n\x0b\x63ompeting_s\x18\x12 \x01(\x01\x12\x35\n\x08phases_s\x18\x13 \x03(\x0b\x32#.earl.v1.SwitchFigures.PhasesSEntry\x1a.\n\x0cPhasesSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1d\n\x05stage\x18\x03 \x01(\x0e\x32\x0e.earl.v1.Stage\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_OPERATOR\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x14\n\x10ROLE_ENVIRONMENT\x10\x03\x12\x0f\n\x0bROLE_VIEWER\x10\x04*Y\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_ROLLOUT\x10\x01\x12\x13\n\x0fSTAGE_REFERENCE\x10\x02\x12\x11\n\rSTAGE_TRAINER\x10\x03*\x87\x01\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\r\n\tENDING_OK\x10\x01\x12\x14\n\x10\x45NDING_TRUNCATED\x10\x02\x12\x14\n\x10\x45NDING_ENV_ERROR\x10\x03\x12\x16\n\x12\x45NDING_INFRA_ERROR\x10\x04\x12\x12\n\x0e\x45NDING_TIMEOUT\x10\x05*_\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x12\x12\n\x0ePURPOSE_WARMUP\x10\x03*H\n\x05\x41\x63tor\x12\x15\n\x11\x41\x43TOR_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TOR_POLICY\x10\x01\x12\x16\n\x12\x41\x43TOR_RANDOM_LEGAL\x10\x02:>\n\x05roles\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x03(\x0e\x32\r.earl.v1.Role:1\n\x07\x61udited\x12\x1e.google.protobuf.MethodOptions\x18\xd2\x86\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,24 +34,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SWITCHFIGURES_PHASESSENTRY']._loaded_options = None
   _globals['_SWITCHFIGURES_PHASESSENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=685
-  _globals['_ROLE']._serialized_end=788
-  _globals['_STAGE']._serialized_start=790
-  _globals['_STAGE']._serialized_end=879
-  _globals['_ENDING']._serialized_start=882
-  _globals['_ENDING']._serialized_end=1017
-  _globals['_PURPOSE']._serialized_start=1019
-  _globals['_PURPOSE']._serialized_end=1114
-  _globals['_ACTOR']._serialized_start=1116
-  _globals['_ACTOR']._serialized_end=1188
+  _globals['_ROLE']._serialized_start=854
+  _globals['_ROLE']._serialized_end=957
+  _globals['_STAGE']._serialized_start=959
+  _globals['_STAGE']._serialized_end=1048
+  _globals['_ENDING']._serialized_start=1051
+  _globals['_ENDING']._serialized_end=1186
+  _globals['_PURPOSE']._serialized_start=1188
+  _globals['_PURPOSE']._serialized_end=1283
+  _globals['_ACTOR']._serialized_start=1285
+  _globals['_ACTOR']._serialized_end=1357
   _globals['_PARALLELISM']._serialized_start=67
   _globals['_PARALLELISM']._serialized_end=128
   _globals['_SWITCHDEADLINES']._serialized_start=130
   _globals['_SWITCHDEADLINES']._serialized_end=256
   _globals['_SWITCHFIGURES']._serialized_start=259
-  _globals['_SWITCHFIGURES']._serialized_end=590
-  _globals['_SWITCHFIGURES_PHASESSENTRY']._serialized_start=544
-  _globals['_SWITCHFIGURES_PHASESSENTRY']._serialized_end=590
-  _globals['_WORKER']._serialized_start=592
-  _globals['_WORKER']._serialized_end=683
+  _globals['_SWITCHFIGURES']._serialized_end=759
+  _globals['_SWITCHFIGURES_PHASESSENTRY']._serialized_start=713
+  _globals['_SWITCHFIGURES_PHASESSENTRY']._serialized_end=759
+  _globals['_WORKER']._serialized_start=761
+  _globals['_WORKER']._serialized_end=852
 # @@protoc_insertion_point(module_scope)

@@ -100,7 +100,7 @@ class SwitchDeadlines(_message.Message):
     def __init__(self, prepare_s: _Optional[float] = ..., load_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., recover_s: _Optional[float] = ...) -> None: ...
 
 class SwitchFigures(_message.Message):
-    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold", "logprobs_compared", "phases_s")
+    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold", "logprobs_compared", "start_s", "weights_s", "kv_ahead_s", "kv_rounds", "interrupt_s", "kv_rest_s", "resume_s", "end_s", "competing_s", "phases_s")
     class PhasesSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,15 @@ class SwitchFigures(_message.Message):
     MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_S_FIELD_NUMBER: _ClassVar[int]
+    KV_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    KV_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPT_S_FIELD_NUMBER: _ClassVar[int]
+    KV_REST_S_FIELD_NUMBER: _ClassVar[int]
+    RESUME_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    COMPETING_S_FIELD_NUMBER: _ClassVar[int]
     PHASES_S_FIELD_NUMBER: _ClassVar[int]
     stall_s: float
     seconds: float
@@ -127,8 +136,17 @@ class SwitchFigures(_message.Message):
     max_logprob_difference: float
     cold: bool
     logprobs_compared: int
+    start_s: float
+    weights_s: float
+    kv_ahead_s: float
+    kv_rounds: int
+    interrupt_s: float
+    kv_rest_s: float
+    resume_s: float
+    end_s: float
+    competing_s: float
     phases_s: _containers.ScalarMap[str, float]
-    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., logprobs_compared: _Optional[int] = ..., phases_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., logprobs_compared: _Optional[int] = ..., start_s: _Optional[float] = ..., weights_s: _Optional[float] = ..., kv_ahead_s: _Optional[float] = ..., kv_rounds: _Optional[int] = ..., interrupt_s: _Optional[float] = ..., kv_rest_s: _Optional[float] = ..., resume_s: _Optional[float] = ..., end_s: _Optional[float] = ..., competing_s: _Optional[float] = ..., phases_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("name", "incarnation", "stage", "address")

@@ -61,6 +61,11 @@ class KvHandover:
     size_bytes: int = 0
     _names: list[str] = field(default_factory=list)
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that were done, without those that had nothing to move."""
+        return len(self._names)
+
     async def catch_up(self, tokens: Callable[[], Mapping[str, int]], deadline_s: float) -> None:
         """Does rounds while turns run, until one was shorter than its fixed cost, or not shorter than the one
         before, or ROUNDS were done. Raises EngineLost if a new engine has died."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from earl.config.scheduler import SwitchStage
@@ -71,6 +71,8 @@ class PoolSwitch:
         self._old, self._new = parts.router.replicas, parts.new
         self._stage = SwitchStage.PREPARE
         self._publications = AsyncExitStack()
+        # While this is open both sets of engines have processes.
+        self._competing = ExitStack()
         self._parity = SwitchParity(command, parts.canary, self._old, self._new)
         self._handover: KvHandover | None = None
         self._interrupted_s: float | None = None
@@ -96,6 +98,7 @@ class PoolSwitch:
             await asyncio.gather(self._new.stop(), self._old.stop())
             raise
         finally:
+            self._competing.close()
             await self._parity.close()
             await self._release_publications()
         self._note(
@@ -108,6 +111,16 @@ class PoolSwitch:
 
     def _note(self, **fields) -> None:
         self._outcome = replace(self._outcome, **fields)
+
+    @contextmanager
+    def _timed(self, *phases: str) -> Iterator[None]:
+        """Adds the block's seconds to figures of the outcome, also where the block fails."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began_s
+            self._note(**{phase: round(getattr(self._outcome, phase) + seconds, 4) for phase in phases})
 
     async def _replace(self) -> list[tuple[EngineReplica, str]]:
         """Puts the new engines into use; returns as `_resume`."""
@@ -127,19 +140,23 @@ class PoolSwitch:
             self._release_publications,
             lambda: self._forget_released(released),
             lambda: self._parity.forget(self._new),
-            self._old.stop,
+            lambda: self._end(self._old),
         ):
             try:
                 await clean()
             except Exception:
                 log.exception("the switch is done, but something of it is left behind")
 
+    async def _end(self, engines: EngineReplicas) -> None:
+        with self._timed("end_s"):
+            await engines.stop()
+
     async def _sample_first(self) -> None:
         """Returns once each new engine has sampled for the turns that it got, after FIRST_S at most.
 
         The end of the old engines takes cores, and turns wait for their next token.
         """
-        with suppress(TimeoutError):
+        with self._timed("resume_s"), suppress(TimeoutError):
             async with asyncio.timeout(FIRST_S):
                 await asyncio.gather(*(self._sampled(replica) for replica in self._new.all))
 
@@ -164,35 +181,49 @@ class PoolSwitch:
     # --- stages -------------------------------------------------------------------------------
 
     async def _warm(self, stats: Sequence[EngineStats]) -> None:
+        self._competing.enter_context(self._timed("competing_s"))
         async with self._within(SwitchStage.PREPARE):
-            await self._new.start()
-            await self._load_same_weights()
-            await self._parity.begin()
-            handover = await self._begin_handover(stats)
-            if handover is not None:
-                await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
-            early = await self._parity.compare_early(EARLY_S)
-            if handover is not None:
-                # The canary session is part of this one at the latest.
-                await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
-            if early:
-                await self._parity.verify_session()
-                await self._parity.forget(self._new)
-            if handover is not None:
-                await handover.catch_up(self._tokens, self._deadlines.prepare_s)
+            await self._start()
+            with self._timed("weights_s"):
+                await self._load_same_weights()
+            with self._timed("kv_ahead_s"):
+                early, handover = await self._work_ahead(stats)
         async with self._within(SwitchStage.QUIESCE):
             await self._interrupt()
         async with self._within(SwitchStage.SWITCH):
-            if not early:
-                await self._parity.score_interrupted()
-            if handover is not None:
-                await handover.round(self._tokens(), self._deadlines.switch_s, ahead=False)
+            with self._timed("kv_rest_s"):
+                if not early:
+                    await self._parity.score_interrupted()
+                if handover is not None:
+                    await handover.round(self._tokens(), self._deadlines.switch_s, ahead=False)
         async with self._within(SwitchStage.VERIFY):
-            if not early:
-                await self._parity.compare_late()
-                await self._parity.verify_session()
-            # Whichever has died until now is rolled back.
-            await asyncio.gather(*(engine.stats() for engine in self._new.engines))
+            with self._timed("kv_rest_s"):
+                if not early:
+                    await self._parity.compare_late()
+                    await self._parity.verify_session()
+                # Whichever has died until now is rolled back.
+                await asyncio.gather(*(engine.stats() for engine in self._new.engines))
+
+    async def _work_ahead(self, stats: Sequence[EngineStats]) -> tuple[bool, KvHandover | None]:
+        """Does, while turns run, what they would otherwise wait for: canaries and rounds of KV.
+
+        Returns whether the canaries' scores were compared, and the hand-over if there is one.
+        """
+        await self._parity.begin()
+        handover = await self._begin_handover(stats)
+        if handover is not None:
+            await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
+        early = await self._parity.compare_early(EARLY_S)
+        if handover is not None:
+            # The canary session is part of this one at the latest.
+            await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
+        if early:
+            await self._parity.verify_session()
+            await self._parity.forget(self._new)
+        if handover is not None:
+            await handover.catch_up(self._tokens, self._deadlines.prepare_s)
+            self._note(kv_rounds=handover.rounds)
+        return early, handover
 
     async def _cold(self) -> None:
         deadlines = self._deadlines
@@ -201,13 +232,19 @@ class PoolSwitch:
             await self._interrupt()
             await self._parity.score_interrupted()
             self._old_ended = True
-            await self._old.stop()
+            with self._timed("end_s"):
+                await self._old.stop()
         async with self._within(SwitchStage.PREPARE):
-            await self._new.start()
-            async with self._bounded(SwitchStage.LOAD):
-                await self._load()
+            await self._start()
+            with self._timed("weights_s"):
+                async with self._bounded(SwitchStage.LOAD):
+                    await self._load()
         async with self._within(SwitchStage.VERIFY):
             await self._parity.compare_late()
+
+    async def _start(self) -> None:
+        with self._timed("start_s"):
+            await self._new.start()
 
     def _within(self, stage: SwitchStage) -> AbstractAsyncContextManager[None]:
         """Begins a stage, and ends it by its deadline in the command. Raises DeadlineExceeded."""
@@ -223,7 +260,8 @@ class PoolSwitch:
 
     async def _interrupt(self) -> None:
         self._interrupted_s = time.monotonic()
-        self._interrupted_s = await self._router.interrupt()
+        with self._timed("interrupt_s"):
+            self._interrupted_s = await self._router.interrupt()
 
     def _resume(self) -> list[tuple[EngineReplica, str]]:
         """Turns continue with the new engines.
@@ -266,7 +304,7 @@ class PoolSwitch:
                 self._parts.lost(failure)
         self._router.resume()
         self._note(rolled_back=True, message=message, stall_s=self._stall_s())
-        await self._new.stop()
+        await self._end(self._new)
         if self._handover is not None:
             await self._handover.close()
         await self._parity.forget(self._old)

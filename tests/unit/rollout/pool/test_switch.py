@@ -82,6 +82,19 @@ async def test_turns_go_on_with_the_new_engines_and_their_kv():
         assert not [name for name in made[2].kv if name.startswith("canary")]
 
 
+async def test_the_phases_of_a_switch_are_parts_of_it():
+    async with generating() as (pool, _, turns):
+        report = await pool.reparallelize(command())
+        phases = (
+            report.start_s, report.weights_s, report.kv_ahead_s, report.interrupt_s, report.kv_rest_s,
+            report.resume_s, report.end_s,
+        )  # fmt: skip
+        # Each is rounded to a tenth of a millisecond.
+        assert min(phases) >= 0 and sum(phases) <= report.competing_s + 1e-3 <= report.seconds + 2e-3
+        assert report.kv_ahead_s > 0 and report.kv_rounds >= 2
+        await assert_whole(turns)
+
+
 async def test_old_engines_end_once_the_new_ones_have_sampled():
     async with generating() as (pool, made, turns):
         sampled: list[int] = []
@@ -416,6 +429,7 @@ async def test_a_cold_switch_ends_the_old_engines_first(monkeypatch):
         )
         report = await pool.reparallelize(command())
         assert report.cold and not report.rolled_back and made[2].calls[0] == "[True, True]"
+        assert report.competing_s == report.kv_ahead_s == report.kv_rounds == 0
         assert report.moved_bytes == 0 and report.kv_recomputed_tokens > 6
         await assert_whole(turns)
 
