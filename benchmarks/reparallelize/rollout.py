@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,8 +39,10 @@ from services.rollout.pool.standby import StandbyProcesses
 TIE = 1e-4
 LOAD_S, START_S, PREFILL_S = 120.0, 300.0, 600.0
 DEADLINES = SwitchDeadlines(prepare_s=120.0, quiesce_s=120.0, switch_s=120.0, verify_s=120.0)
-# Between the end of one switch and the next.
-SETTLE_S = 2.0
+# Between two switches every engine makes so many steps, in DECODE_S at most: they time a decode step.
+DECODE_STEPS, DECODE_S, POLL_S = 16, 30.0, 0.25
+# A stall may last so many decode steps of the batch and so many milliseconds; so many stalls are judged.
+GOAL_STEPS, GOAL_MS, GOAL_STALLS = 2, 60.0, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
         await pool.load(Publication(1, weights.version, weights.keys))
         await standby.filled(START_S)
         standby_bytes = sum(psutil.Process(pid).memory_full_info().pss for pid in standby.pids)
-        switched, reports = await _switched(pool, standby, work, prompts)
+        switched, reports, decode_ms = await _switched(pool, standby, work, prompts)
         _say(f"unswitched, {max(len(sequence.ids) for sequence in switched)} tokens")
         alone = [Sequence(number, ids) for number, ids in enumerate(prompts)]
         phase("the same sequences, unswitched")
@@ -173,7 +176,8 @@ async def measure(work: SwitchWork, model: Path, weights: Published) -> dict[str
         )
     finally:
         await pool.stop()
-    return figures(work, alone, switched, reports) | {"standby_mib": round(standby_bytes / (1 << 20), 1)}
+    standby_mib = round(standby_bytes / (1 << 20), 1)
+    return figures(work, alone, switched, reports, decode_ms) | {"standby_mib": standby_mib}
 
 
 def _prompts(work: SwitchWork, spec: ModelSpec) -> list[list[int]]:
@@ -183,8 +187,9 @@ def _prompts(work: SwitchWork, spec: ModelSpec) -> list[list[int]]:
 
 async def _switched(
     pool: EnginePool, standby: StandbyProcesses, work: SwitchWork, prompts: list[list[int]]
-) -> tuple[list[Sequence], list[SwitchOutcome]]:
-    """Sequences that are generated until the last switch has ended, and the outcomes of the switches."""
+) -> tuple[list[Sequence], list[SwitchOutcome], list[float]]:
+    """Sequences that are generated until the last switch has ended, the outcomes of the switches, and the
+    milliseconds of a decode step before, between and after them."""
     sequences = [Sequence(number, ids) for number, ids in enumerate(prompts)]
     switches_ended = asyncio.Event()
     begun = [asyncio.Event() for _ in sequences]
@@ -208,13 +213,13 @@ async def _switched(
             await asyncio.gather(*(event.wait() for event in begun))
         switches = work.parallelisms[1:]
         phase("switches", 0, len(switches))
-        reports = []
+        reports, decode_ms = [], await _decode_ms(pool)
         for epoch, parallelism in enumerate(switches, start=1):
             reports.append(await pool.reparallelize(SwitchCommand(epoch, parallelism, DEADLINES)))
             _say(f"{parallelism}: {reports[-1]}")
             phase("switches", epoch, len(switches))
             await standby.filled(START_S)
-            await asyncio.sleep(SETTLE_S)
+            decode_ms += await _decode_ms(pool)
         if generating.done():
             raise MeasurementWrong(
                 f"every sequence of {work.new_tokens} tokens had ended before the last switch",
@@ -224,17 +229,43 @@ async def _switched(
         await generating
     finally:
         generating.cancel()
-    return sequences, reports
+    return sequences, reports, decode_ms
+
+
+async def _decode_ms(pool: EnginePool) -> list[float]:
+    """Mean milliseconds of a step in which sequences decode and no switch runs, over the pool's engines;
+    empty if an engine makes fewer than DECODE_STEPS in DECODE_S."""
+    before = [stats for stats in await pool.stats() if stats is not None]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DECODE_S):
+            while True:
+                await asyncio.sleep(POLL_S)
+                after = [stats for stats in await pool.stats() if stats is not None]
+                pairs = list(zip(before, after, strict=True))
+                if pairs and all(new.steps - old.steps >= DECODE_STEPS for old, new in pairs):
+                    steps_ms = [
+                        1e3 * (new.step_s - old.step_s) / (new.steps - old.steps) for old, new in pairs
+                    ]
+                    return [statistics.mean(steps_ms)]
+    return []
 
 
 def figures(
-    work: SwitchWork, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchOutcome]
+    work: SwitchWork,
+    alone: list[Sequence],
+    switched: list[Sequence],
+    reports: list[SwitchOutcome],
+    decode_ms: list[float],
 ) -> dict[str, Any]:
-    """Returns what the switches cost, and whether the switched sequences differ from the others."""
+    """Returns what the switches cost, and whether the switched sequences differ from the others.
+
+    decode_ms: milliseconds of a decode step, before, between and after the switches.
+    """
     stalls = sorted(1e3 * stall for sequence in switched for stall in sequence.stalls_s)
     seconds = [report.seconds for report in reports]
     compared = [compare(a, b) for a, b in zip(alone, switched, strict=True)]
     stalled = "live_ms" if work.engine == "torch" else f"{work.engine}_stall_ms"
+    p99_ms = round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None
     return {
         "engine": work.engine,
         "cold": work.cold,
@@ -251,7 +282,9 @@ def figures(
         "switch_s_worst": round(max(seconds), 2) if seconds else None,
         "stalls": len(stalls),
         f"{stalled}_p50": round(statistics.median(stalls), 1) if stalls else None,
-        f"{stalled}_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,
+        f"{stalled}_p99": p99_ms,
+        **(_live_goal(p99_ms, len(stalls), decode_ms) if work.engine == "torch" else {}),
+        "switch_cost_engine_s": round(_competing_engine_s(work, reports), 2),
         "lost_sequences": sum(bool(sequence.lost) for sequence in switched),
         "rolled_back": sum(report.rolled_back for report in reports),
         "token_exact": all(pair.exact for pair in compared),
@@ -259,6 +292,26 @@ def figures(
         "max_logprob_diff": max(pair.logprob_difference for pair in compared),
         "switches": [asdict(report) | {"parallelism": str(report.parallelism)} for report in reports],
     }
+
+
+def _live_goal(p99_ms: float | None, stalls: int, decode_ms: list[float]) -> dict[str, Any]:
+    """The longest stall that is allowed, by the batch's decode step in this run, and whether it was kept;
+    that is None if too few stalls or steps were measured."""
+    if not decode_ms or p99_ms is None:
+        return {"decode_ms": None, "live_goal_ms": None, "live_goal_met": None}
+    goal_ms = GOAL_STEPS * statistics.median(decode_ms) + GOAL_MS
+    return {
+        "decode_ms": round(statistics.median(decode_ms), 1),
+        "decode_ms_each": [round(step_ms, 1) for step_ms in decode_ms],
+        "live_goal_ms": round(goal_ms, 1),
+        "live_goal_met": p99_ms <= goal_ms if stalls >= GOAL_STALLS else None,
+    }
+
+
+def _competing_engine_s(work: SwitchWork, reports: list[SwitchOutcome]) -> float:
+    """Seconds in which new engines competed with those that generated, times how many these were."""
+    before = [parallelism.dp for parallelism in work.parallelisms]
+    return sum(report.competing_s * engines for report, engines in zip(reports, before, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

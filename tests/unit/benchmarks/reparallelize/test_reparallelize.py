@@ -20,8 +20,8 @@ def sequence(ids, logprobs=None, stalls=(), lost=""):
     return Sequence(0, [1, 2, 3], list(ids), list(logprobs or [-1.0] * len(ids)), list(stalls), lost)
 
 
-def found(alone, switched, reports=()):
-    return figures(WORK, [alone, sequence([1])], [switched, sequence([1])], list(reports))
+def found(alone, switched, reports=(), decode_ms=()):
+    return figures(WORK, [alone, sequence([1])], [switched, sequence([1])], list(reports), list(decode_ms))
 
 
 def test_equal_tokens_are_exact_and_log_probs_may_differ():
@@ -47,6 +47,27 @@ def test_stalls_are_of_all_sequences_and_switches():
     one = found(sequence([4]), sequence([4], stalls=stalls), [report])
     assert (one["stalls"], one["live_ms_p50"], one["live_ms_p99"]) == (100, 50.5, 99.0)
     assert one["rolled_back"] == 1 and one["switches"][0]["parallelism"] == "tp2"
+
+
+@pytest.mark.parametrize(
+    ("longest_ms", "count", "met"), [(260.0, 100, True), (260.5, 100, False), (1.0, 99, None)]
+)
+def test_a_stall_may_last_two_decode_steps_of_its_batch_and_60_ms(longest_ms, count, met):
+    stalls = [0.001] * (count - 2) + [longest_ms / 1e3] * 2
+    one = found(sequence([4]), sequence([4], stalls=stalls), decode_ms=[250.0, 100.0, 90.0])
+    assert (one["decode_ms"], one["live_goal_ms"], one["live_goal_met"]) == (100.0, 260.0, met)
+    assert one["decode_ms_each"] == [250.0, 100.0, 90.0]
+    assert found(sequence([4]), sequence([4], stalls=stalls))["live_goal_met"] is None
+
+
+def test_the_seconds_in_which_engines_compete_count_for_each_of_the_old_ones():
+    reports = [
+        SwitchOutcome(epoch=1, parallelism=Parallelism(1, 2), competing_s=3.0),
+        SwitchOutcome(epoch=2, parallelism=Parallelism(2, 1), competing_s=2.0),
+    ]
+    work = replace(WORK, tp_values=(1, 2, 1))
+    pairs = [sequence([4])], [sequence([4])]
+    assert figures(work, *pairs, reports, [])["switch_cost_engine_s"] == 2 * 3.0 + 2.0
 
 
 def test_a_trainers_switches_are_summed_up():
