@@ -209,7 +209,7 @@ class PoolSwitch:
 
         Returns whether the canaries' scores were compared, and the hand-over if there is one.
         """
-        await self._parity.begin()
+        await self._parity.score_new()
         handover = await self._begin_handover(stats)
         if handover is not None:
             await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
@@ -332,6 +332,7 @@ class PoolSwitch:
             await self._hold_publications(self._old.target, self._deadlines.prepare_s)
             number = self._old.target.number
             if number == 0 or any(replica.publication == number for replica in self._old.live):
+                await self._parity.ask_old()
                 try:
                     async with self._bounded(SwitchStage.LOAD):
                         return await self._load()

@@ -42,9 +42,19 @@ class SwitchParity:
         self.largest_difference = 0.0
         self.compared = 0
 
-    async def begin(self) -> None:
-        """Asks an old engine for its scores, in the background; returns with those of the new engines."""
+    async def ask_old(self) -> None:
+        """Asks an old engine for its scores, in the background: it answers between the steps of its turns.
+
+        Whoever calls it again, because other weights came, gets the scores of those.
+        """
+        if self._scoring is not None:
+            await self.close()
+            # KV of the former weights would make the session's score.
+            await self.forget(self._old)
         self._scoring = asyncio.create_task(self._score_old())
+
+    async def score_new(self) -> None:
+        """Returns with the prompts' scores of all new engines."""
         self._new_scores = await self._score_new()
 
     async def compare_early(self, wait_s: float) -> bool:
@@ -98,7 +108,7 @@ class SwitchParity:
             await forget(engine, [self._canary.session])
 
     async def close(self) -> None:
-        """Waits for nothing of the old engines any more."""
+        """Waits for no answer of an old engine any more."""
         if self._scoring is not None:
             self._scoring.cancel()
             await asyncio.gather(self._scoring, return_exceptions=True)

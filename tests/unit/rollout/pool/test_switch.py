@@ -118,6 +118,22 @@ async def test_old_engines_do_not_wait_longer_for_the_new_ones_than_their_bound(
         await assert_whole(turns)
 
 
+async def test_an_old_engine_scores_again_what_newer_weights_are_compared_with(monkeypatch):
+    monkeypatch.setattr(switch_module, "RETRY_S", 0.0)
+    async with generating(turns=0) as (pool, made, _):
+        made.prepare = lambda engine: engine.vanished.add(1)
+        switching = asyncio.create_task(pool.reparallelize(command(logprob_tolerance=0.001)))
+        await until(lambda: len(made) > 2 and "load" in made[2].calls)
+        await settle()
+        for engine in made[:2]:
+            engine.skew = -0.5
+        made[2].skew = -0.5
+        await pool.load(published(2))
+        outcome = await switching
+        assert not outcome.rolled_back and outcome.logprobs_compared == PROMPTS + 1
+        assert "canary 1" in made[0].released
+
+
 async def test_an_idle_session_goes_with_its_kv_and_one_that_ended_does_not_stay():
     async with generating(turns=0) as (pool, made, _):
         first = await pool.generate(request("a/1", "a", 6))
