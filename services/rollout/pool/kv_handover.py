@@ -66,6 +66,12 @@ class KvHandover:
         """Rounds that were done, without those that had nothing to move."""
         return len(self._names)
 
+    def place(self, tokens: Mapping[str, int]) -> None:
+        """Chooses new engines for sessions that have none yet."""
+        self.placed |= place(
+            tokens, len(self.new), self.places, self.placed, engine_tokens=self.engine_tokens
+        )
+
     async def catch_up(self, tokens: Callable[[], Mapping[str, int]], deadline_s: float) -> None:
         """Does rounds while turns run, until one was shorter than its fixed cost, or not shorter than the one
         before, or ROUNDS were done. Raises EngineLost if a new engine has died."""
@@ -86,9 +92,7 @@ class KvHandover:
         """
         name = f"{self.name}/{len(self._names)}"
         await self._release_ended(tokens)
-        self.placed |= place(
-            tokens, len(self.new), self.places, self.placed, engine_tokens=self.engine_tokens
-        )
+        self.place(tokens)
         # The last token of a context has no KV yet.
         since = {session: max(0, count - 1 - self.moved.get(session, 0)) for session, count in tokens.items()}
         worth = worth_moving(since, self.token_bytes, self.rates)

@@ -37,12 +37,9 @@ class Canary:
         self.session = name
         self._made = 0
 
-        def prompt(seed: int, tokens: int) -> list[int]:
-            count = max(1, min(tokens, context_tokens // 2))
-            return [(seed * 7919 + position * 104_729 + 13) % vocabulary for position in range(count)]
-
-        self._prompts = [prompt(seed, PROMPT_TOKENS) for seed in range(1, PROMPTS + 1)]
-        self._context = prompt(0, SESSION_TOKENS)
+        self._vocabulary, self._context_tokens = vocabulary, context_tokens
+        self._prompts = [self._prompt(seed, PROMPT_TOKENS) for seed in range(1, PROMPTS + 1)]
+        self._context = self._prompt(0, SESSION_TOKENS)
 
     async def score(self, engine: Engine) -> CanaryScores | None:
         """Scores an old engine, which keeps the session's KV. None if it was interrupted."""
@@ -63,6 +60,14 @@ class Canary:
     async def score_session(self, engine: Engine, follow: int) -> float:
         """The session's log-prob on a new engine, which may have taken its KV; NaN if it gave no answer."""
         return _logprob(await self._next(engine, [*self._context, follow], self.session))
+
+    async def compute(self, engine: Engine, tokens: int) -> None:
+        """Lets an engine compute a prompt of so many tokens that is none of those that are scored."""
+        await self._next(engine, self._prompt(PROMPTS + 1, tokens))
+
+    def _prompt(self, seed: int, tokens: int) -> list[int]:
+        count = max(1, min(tokens, self._context_tokens // 2))
+        return [(seed * 7919 + position * 104_729 + 13) % self._vocabulary for position in range(count)]
 
     async def _next(self, engine: Engine, ids: list[int], session: str = "") -> tuple[int, float] | None:
         """(greedy token, its log-prob), or None if the request was aborted."""

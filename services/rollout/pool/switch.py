@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -212,6 +213,9 @@ class PoolSwitch:
         await self._parity.score_new()
         handover = await self._begin_handover(stats)
         if handover is not None:
+            handover.place(self._tokens())
+            # Before KV arrives: a prompt could take its place.
+            await self._parity.warm_up(Counter(handover.placed.values()))
             await handover.round(self._tokens(), self._deadlines.prepare_s, ahead=True)
         early = await self._parity.compare_early(EARLY_S)
         if handover is not None:

@@ -11,7 +11,7 @@ that has no free place answers in the stall. Every difference above the command'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from earl.errors import EngineError, EngineLost
 from earl.reparallelize import SwitchCommand
@@ -101,6 +101,17 @@ class SwitchParity:
         )
         for engine, logprob in zip(engines, logprobs, strict=True):
             self._check(engine.spec.name, "the canary session", difference(scores.session, logprob))
+
+    async def warm_up(self, sequences: Mapping[int, int]) -> None:
+        """Computes in new engines as many tokens as a decode step of their sequences does, so that the first
+        step, for which turns wait, finds its kernels and memory. sequences: by the engine's number."""
+        await asyncio.gather(
+            *(
+                self._canary.compute(replica.engine, sequences[number])
+                for number, replica in enumerate(self._new.all)
+                if replica.live and replica.engine is not None and sequences.get(number)
+            )
+        )
 
     async def forget(self, replicas: EngineReplicas) -> None:
         """Releases the canary session of the engines."""

@@ -118,6 +118,27 @@ async def test_old_engines_do_not_wait_longer_for_the_new_ones_than_their_bound(
         await assert_whole(turns)
 
 
+async def test_new_engines_compute_a_step_as_large_as_theirs_before_kv_takes_their_places():
+    async with generating(turns=5) as (pool, made, turns):
+        computed: list[tuple[int, int]] = []
+
+        def prepare(engine):
+            engine.answer.set()
+            generate = engine.generate_all
+
+            async def noted(request):
+                if request.request_id.startswith("canary"):
+                    computed.append((len(request.ids), engine.calls.count("take_kv")))
+                return await generate(request)
+
+            engine.generate_all = noted
+
+        made.prepare = prepare
+        assert not (await pool.reparallelize(command())).rolled_back
+        assert (5, 0) in computed
+        await assert_whole(turns)
+
+
 async def test_an_old_engine_scores_again_what_newer_weights_are_compared_with(monkeypatch):
     monkeypatch.setattr(switch_module, "RETRY_S", 0.0)
     async with generating(turns=0) as (pool, made, _):
