@@ -1,5 +1,8 @@
 """Processes that are ready for a pool's next engines: their imports are done, and they have nothing else.
 
+They import at low priority, so that engines that generate keep their cores. One that has not finished is not
+taken: an engine that is needed now starts its processes at the usual priority.
+
 Most of the time until a new engine answers is spent on its imports. With as many processes ready as the pool
 has devices, any parallelism can be started without them. They wait without using a core; one takes about as
 much memory as torch's own modules.
@@ -32,12 +35,14 @@ class StandbyProcesses:
         return [process.process.pid for process in self._ready if process.waits]
 
     def take(self, kind: RankKind) -> EngineRankProcess | None:
-        """The process that has waited longest, if one of this kind waits; None otherwise."""
-        while self._ready and kind == self._kind:
-            process = self._ready.pop(0)
-            if process.waits:
+        """The process that has waited longest, if one of this kind is ready; None otherwise."""
+        for process in list(self._ready if kind == self._kind else ()):
+            if not process.waits:
+                log.warning("process %d, kept ready for an engine, has ended", process.process.pid)
+                self._ready.remove(process)
+            elif process.ready:
+                self._ready.remove(process)
                 return process
-            log.warning("process %d, kept ready for an engine, has ended", process.process.pid)
         return None
 
     def fill(self) -> None:
@@ -57,7 +62,7 @@ class StandbyProcesses:
         self._ready = [process for process in self._ready if process.waits]
         while len(self._ready) < self.count:
             try:
-                self._ready.append(await EngineRankProcess.start(self._kind))
+                self._ready.append(await EngineRankProcess.start(self._kind, ahead=True))
             except OSError as error:
                 # Engines are then started anew, and fail with their own error if that is not possible either.
                 log.warning("no process could be started to be kept ready: %s", error)

@@ -1,9 +1,10 @@
-"""`python -m services.rollout.engines.process FD ENGINE`: one rank of an engine.
+"""`python -m services.rollout.engines.process FD ENGINE [--ahead]`: one rank of an engine.
 
 FD is an inherited socket, by which the process learns which rank it is (rank_process.py), once its imports
-are done. It gets its channel, to the service for rank 0 and to rank 0 for a follower, and rank 0 one to each
-follower. The channel's first message is wire.Start. When the channel closes, the process ends. vLLM and
-SGLang start their own ranks: for EARL they are one process. A rank that runs out of memory ends with
+are done. --ahead: no engine waits for it yet, so its imports leave the cores to engines that generate
+(low_priority.py). It gets its channel, to the service for rank 0 and to rank 0 for a follower, and rank 0 one
+to each follower. The channel's first message is wire.Start. When the channel closes, the process ends. vLLM
+and SGLang start their own ranks: for EARL they are one process. A rank that runs out of memory ends with
 EngineOutOfMemory's exit code.
 """
 
@@ -21,6 +22,7 @@ import msgspec
 from earl.bulk_import import bulk_import
 from earl.errors import EngineOutOfMemory, ran_out_of_memory
 from services.rollout.engines.contract import wire
+from services.rollout.engines.process.low_priority import at_low_priority
 from services.rollout.engines.process.rank_process import assigned
 
 
@@ -29,7 +31,9 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number, engine = int(arguments[0]), arguments[1]
     with bulk_import():
-        run = runner_of(engine)
+        # Libraries of vLLM and SGLang are imported on the main thread, which alone may handle signals.
+        ahead = engine == "torch" and "--ahead" in arguments[2:]
+        run = at_low_priority(lambda: runner_of(engine)) if ahead else runner_of(engine)
     assignment = assigned(number)
     if assignment is None:
         return

@@ -48,8 +48,8 @@ class EngineRankProcess:
         self._imported = False
 
     @classmethod
-    async def start(cls, kind: RankKind) -> EngineRankProcess:
-        """Starts one; its imports continue after the call."""
+    async def start(cls, kind: RankKind, *, ahead: bool = False) -> EngineRankProcess:
+        """Starts one; its imports continue after the call, at low priority if it is `ahead` of its use."""
         environment = dict(os.environ, OMP_NUM_THREADS=str(kind.threads), TOKENIZERS_PARALLELISM="false")
         if kind.engine == "torch":
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -61,7 +61,7 @@ class EngineRankProcess:
             try:
                 # What libraries print goes to stderr: stdout is the service's ready line.
                 process = await asyncio.create_subprocess_exec(
-                    kind.python, "-m", MODULE, str(number), kind.engine,
+                    kind.python, "-m", MODULE, str(number), kind.engine, *(["--ahead"] if ahead else []),
                     pass_fds=[number], env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=2,
                 )  # fmt: skip
             except BaseException:
@@ -73,6 +73,16 @@ class EngineRankProcess:
     def waits(self) -> bool:
         """Returns whether it can be assigned: it runs, and has no assignment."""
         return self.process.returncode is None and self._service.fileno() >= 0
+
+    @property
+    def ready(self) -> bool:
+        """Returns whether it waits and its imports are done."""
+        if not self.waits or self._imported:
+            return self.waits
+        try:
+            return bool(self._service.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
 
     async def imported(self) -> None:
         """Returns once its imports are done, or it has ended. Not after `assign`."""

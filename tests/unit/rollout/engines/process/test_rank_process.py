@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
+
+import psutil
 
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.process.rank_process import EngineRankProcess, RankKind, assigned
@@ -22,6 +25,18 @@ async def test_it_ends_with_the_service_that_started_it() -> None:
     del waiting  # and its end of the socket
     async with asyncio.timeout(20):
         assert await process.wait() == 0
+
+
+async def test_one_that_was_started_ahead_serves_at_the_usual_priority() -> None:
+    with preloaded():
+        waiting = await EngineRankProcess.start(KIND, ahead=True)
+    await waiting.imported()
+    assert waiting.ready
+    threads = psutil.Process(waiting.process.pid).threads()
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in threads} == {usual}
+    await waiting.end()
+    assert not waiting.ready
 
 
 async def test_one_that_is_not_needed_is_ended() -> None:
