@@ -30,7 +30,7 @@ from services.scheduler.parallelism.legal_layouts import LegalLayouts
 FREE, LIMIT, PENALTY = "earl", "limit", "penalty"
 ARMS = (FREE, LIMIT, PENALTY)
 SEEDS = (0, 1, 2)
-STEPS, EPISODES, LR = 60, 256, 4e-4
+STEPS, EPISODES, LR = 45, 256, 4e-4
 # Turns of a task are drawn from LEAST_TURNS to MOST_TURNS; each takes as many tokens as digits, and four.
 # They are half of the run file's, in half of its memory: nine whole runs then take less than an hour.
 LEAST_TURNS, MOST_TURNS, FRAME_TOKENS = 1, 20, 4
