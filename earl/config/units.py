@@ -58,6 +58,7 @@ UNITS = {
     "dp": "replicas",
     "tp": "ranks",
     "rollout.tp": "devices",
+    "pool_devices": "devices",
     # Ratios, coefficients and sizes of a model.
     "clip_high": "",
     "clip_low": "",

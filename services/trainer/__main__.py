@@ -7,4 +7,4 @@ import sys
 from services.trainer.rank_process import stage_main
 
 if __name__ == "__main__":
-    sys.exit(stage_main("trainer", "services.trainer", lambda config: config.trainer.ranks, __doc__))
+    sys.exit(stage_main("trainer", "services.trainer", lambda config: config.trainer_processes, __doc__))

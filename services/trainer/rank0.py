@@ -37,7 +37,9 @@ class TrainerRank0:
         self.held: frozenset[int] = frozenset()
 
     def reconcile(self, progress: TrainingProgress) -> None:
-        """Brings the ledger to what the parameters were trained on."""
+        """Brings the ledger to what the parameters were trained on; a batch that was asked for before that is
+        planned again."""
+        self.stage.withdraw()
         ranges = progress.consumed.ranges
         rolled_back = self._io.run(
             self._batches.reconcile(progress.version, progress.next_batch_id, ranges), 2 * RETRY_S + SLACK_S

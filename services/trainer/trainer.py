@@ -4,6 +4,7 @@
        ▲         └── no: abandon the plan, ask again                                             │
        └─ is the checkpoint in flight written? then rank 0 records it ◄──────────────────────────┘
     switch: the same ranks in another parallelism (reshard/), then on as before
+    reform: a checkpoint, then other processes are the ranks (reform.py)
     where rollout and trainer take turns: state to the device ─► train … publish ─► state out of it ─► ask
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
     Where the process ends or somebody asked for it, a checkpoint is waited for.
@@ -20,7 +21,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 
@@ -50,6 +50,7 @@ from services.trainer.ranks.activity import (
     memory_fraction,
 )
 from services.trainer.ranks.rank_mesh import RankMesh
+from services.trainer.reform import Reform, begin_reform
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.retry_budget import RetryBudget
 from services.trainer.stage.commands import RankCommand, run_commands
@@ -91,19 +92,20 @@ class TrainerRank:
         self._rank0 = rank0
         self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
-        self._offload = self._new_offload()
+        self._offload = StateOffload.of(stepper)
         self._directory = run_dir / "checkpoints"
         self._budget = RetryBudget()
         self._writer = CheckpointWriter(self._directory, self._group, config.trainer.keep_checkpoints)
         # The version of the newest checkpoint, written or in flight.
         self._saved_version = 0
+        self.reform: Reform | None = None
         # Version 1 is the model that the run starts from.
         self.progress = TrainingProgress(1, 1, RangeSet(), 0)
 
-    def start(self) -> None:
-        """Fills the parameters, from the newest checkpoint if there is one; reconcile; publish them.
+    def load(self) -> None:
+        """Fills the parameters, from the newest checkpoint if there is one.
 
-        Raises ModelNotFound, CheckpointError, and what the scheduler refuses.
+        Raises ModelNotFound, CheckpointError.
         """
         policy = self._stepper.policy
         if policy.lora is not None:
@@ -121,6 +123,9 @@ class TrainerRank:
                 log.info("resumed version %d from %s", manifest.progress.version, path)
                 if manifest.config != config_hash(self._config):
                     log.warning("%s was trained with other settings than the run file's", path)
+
+    def start(self) -> None:
+        """Reconciles the ledger with what was loaded, and publishes it. Raises what the scheduler refuses."""
         self._activity.version = self.progress.version
         self._activity.batch_id = self.progress.next_batch_id - 1
         if self._rank0 is not None:
@@ -131,10 +136,14 @@ class TrainerRank:
         self._leave_device()
 
     def run(self) -> None:
-        """Works until the run has ended or a stop was requested. Raises the first failure."""
+        """Works until the run has ended, a stop was requested, or other ranks take over: `reform` has how.
+
+        Raises the first failure.
+        """
         handlers = {
             RankCommand.TRAIN: lambda body: self._batch(decode_plan(body, self._mesh.data_ranks)),
             RankCommand.SWITCH: self._switch,
+            RankCommand.REFORM: self._reform,
             RankCommand.SAVE: lambda _: self._save(),
             RankCommand.LEAVE: lambda _: self._save(),
             RankCommand.FINISH: lambda _: self._finish(),
@@ -208,16 +217,6 @@ class TrainerRank:
         self._leave_device()
 
     # --- the device, where rollout and trainer take turns -------------------------------------
-
-    def _new_offload(self) -> StateOffload | None:
-        config = self._config
-        if not config.alternates:
-            return None
-        file = None
-        if directory := config.trainer.offload_dir:
-            name = f"{config.name}-{self._group.rank}.state"
-            file = Path(directory).expanduser() / name
-        return StateOffload(self._stepper, file)
 
     def _take_device(self) -> None:
         """Brings the state back to the device, if it is not there."""
@@ -343,8 +342,13 @@ class TrainerRank:
         stage = self._rank0.stage if self._rank0 is not None else None
         carry_out_switch(body, change, self._activity, stage)
         self._stepper = change.stepper
-        self._offload = self._new_offload()
+        self._offload = StateOffload.of(self._stepper)
         self._leave_device()
+
+    def _reform(self, body: bytes) -> bool:
+        stage = self._rank0.stage if self._rank0 is not None else None
+        self.reform = begin_reform(body, self._stepper, self._save, stage)
+        return self.reform is not None
 
     # --- what lasts ---------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -26,13 +27,24 @@ COLLECTIVE_S = 600.0
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A group of the first `size` of all processes. number: of the group, from 1; store: its rendezvous,
+    under a prefix that no other group has."""
+
+    number: int
+    size: int
+    store: Any
+
+
 class Group:
     """This process's place among the ranks. device: where this rank computes."""
 
-    def __init__(self, device: str = "auto") -> None:
-        """Joins the group that the environment names. device: "auto", "cpu" or "cuda"."""
+    def __init__(self, device: str = "auto", planned: GroupPlan | None = None) -> None:
+        """Joins the group that is planned, or the one that the environment names. device: "auto", "cpu" or
+        "cuda"."""
         self.rank = int(os.environ.get("RANK", "0"))
-        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.size = planned.size if planned is not None else int(os.environ.get("WORLD_SIZE", "1"))
         kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if kind == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -45,16 +57,19 @@ class Group:
         if alone or is_loopback(master):
             for name in INTERFACES:
                 os.environ.setdefault(name, "lo")
+        store = planned.store if planned is not None else HashStore() if alone else None
         dist.init_process_group(
             backend,
-            store=HashStore() if alone else None,
-            rank=self.rank if alone else -1,
-            world_size=self.size if alone else -1,
+            store=store,
+            rank=-1 if store is None else self.rank,
+            world_size=-1 if store is None else self.size,
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
         # Process groups of some of the ranks.
         self.subgroups = Subgroups(self.rank, self.size, kind)
-        self.mesh: DeviceMesh = init_device_mesh(kind, (self.size,), mesh_dim_names=("fsdp",))
+        # torch finds what it keeps for a mesh by ranks and names: a later group's is another.
+        name = f"fsdp-{planned.number}" if planned is not None else "fsdp"
+        self.mesh: DeviceMesh = init_device_mesh(kind, (self.size,), mesh_dim_names=(name,))
 
     @property
     def leads(self) -> bool:

@@ -1,6 +1,6 @@
 """The commands that rank 0 broadcasts to the ranks of a stage, for trainer and reference stage.
 
-rank 0: next command ─► broadcast ─► every rank: the handler of that command ─► …until LEAVE or FINISH
+rank 0: next command ─► broadcast ─► every rank: its handler ─► …until LEAVE, FINISH, or a good REFORM
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class RankCommand(Enum):
     TRAIN = b"T"
     SAVE = b"S"
     FINISH = b"F"
+    # The trainer: other processes are its ranks from here on (a SwitchCommand).
+    REFORM = b"M"
     # The reference stage: log-probs of a lease; read the weights (their keys); forget the weights.
     COMPUTE = b"C"
     READ = b"R"
@@ -36,18 +38,18 @@ class RankCommand(Enum):
         return cls(data[:1]), data[1:]
 
 
-Handlers = Mapping[RankCommand, Callable[[bytes], None]]
+# Returns whether this group of ranks has ended with it.
+Handlers = Mapping[RankCommand, Callable[[bytes], bool | None]]
 
 
 def run_commands(group: Group, next_command: Callable[[], bytes], handlers: Handlers) -> None:
-    """Carries out rank 0's commands until one ends this process. A collective.
+    """Carries out rank 0's commands until one ends this group of ranks. A collective.
 
     next_command: called on every rank, in step; what it returns on rank 0 counts, an encoded command. Raises
     the first failure of next_command or of a handler.
     """
     while True:
         command, body = RankCommand.decode(group.broadcast(next_command()))
-        if command is not RankCommand.IDLE:
-            handlers[command](body)
-        if command in (RankCommand.LEAVE, RankCommand.FINISH):
+        ended = command is not RankCommand.IDLE and handlers[command](body)
+        if ended or command in (RankCommand.LEAVE, RankCommand.FINISH):
             return

@@ -20,7 +20,7 @@ from earl.dispatch.registry.registry import Registry
 from earl.rpc.peers import peer
 from services.trainer.ranks.activity import Activity, gather_devices
 from services.trainer.ranks.io_thread import IoThread
-from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.process_group import Group, GroupPlan
 from services.trainer.ranks.requests import StageRequests
 
 # How long a service that is not there yet is waited for, and how long closing may take.
@@ -34,8 +34,9 @@ class RankProcess:
     scheduler_address, redis_url: from the environment. activity: counts from here on.
     """
 
-    def __init__(self, stack: ExitStack, device: str) -> None:
-        """Starts the thread, which `stack` closes, and joins the group. device: "auto", "cpu" or "cuda".
+    def __init__(self, stack: ExitStack, device: str, planned: GroupPlan | None = None) -> None:
+        """Starts the thread, which `stack` closes, and joins the group: the planned one, or that of the
+        environment. device: "auto", "cpu" or "cuda".
 
         Raises ConfigError where the environment lacks the addresses of bus or scheduler.
         """
@@ -43,7 +44,7 @@ class RankProcess:
         self.activity = Activity()
         self.io = IoThread()
         stack.callback(self.io.close)
-        self.group = Group(device)
+        self.group = Group(device, planned)
 
 
 class RankResources:
@@ -65,8 +66,8 @@ class RankResources:
         self.stack, self.config, self.run_dir, self.name = stack, config, run_dir, name
         self.requests = requests
         self.scheduler_address, self.activity = process.scheduler_address, process.activity
-        self.io, self.group = process.io, process.group
-        self.activity.devices = gather_devices(self.group)
+        self.io = process.io
+        self.join(process.group)
         io, stream_events = self.io, config.bus.stream_events
         connecting = Bus.connect(process.redis_url, config.name, source=name, stream_events=stream_events)
         self.bus = io.run(connecting, OPEN_S)
@@ -74,6 +75,11 @@ class RankResources:
         self.registry = Registry(self.bus.redis, self.bus.prefix, config.data_plane.descriptor_lease_s)
         self.dispatcher = io.run(Dispatcher.create(self.registry, config.data_plane), OPEN_S)
         stack.callback(lambda: io.run(self.dispatcher.close(), CLOSE_S))
+
+    def join(self, group: Group) -> None:
+        """Works in this group from now on. A collective."""
+        self.group = group
+        self.activity.devices = gather_devices(group)
 
     async def open_store(self, size_bytes: int, grows_to: int = 0) -> TensorStore:
         """A store with a new arena of this rank; the caller closes it. grows_to: as in Arena.create."""

@@ -160,6 +160,12 @@ class StageRank0:
         answer, self._pending = self._pending, None
         return answer.result()
 
+    def withdraw(self) -> None:
+        """Withdraws the call that waits for work, if one does: it asks for ranks that are no longer there."""
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+
     # --- switches -------------------------------------------------------------------------------
 
     @property
@@ -175,16 +181,17 @@ class StageRank0:
     def next_switch(self) -> bytes:
         """The command to carry out a switch that waits, b"" if there is none; `end_switch` must follow."""
         command = self._switches.begin()
-        return b"" if command is None else RankCommand.SWITCH.encode(command_to_ranks(command))
+        if command is None:
+            return b""
+        stays = command.parallelism.devices == self.parallelism.devices
+        kind = RankCommand.SWITCH if stays else RankCommand.REFORM
+        return kind.encode(command_to_ranks(command))
 
     def end_switch(self, command: SwitchCommand, outcome: SwitchOutcome) -> None:
         """Answers the caller of a switch. From now on work is requested for the ranks' parallelism."""
         log_outcome(command, outcome)
         if not outcome.rolled_back:
-            if self._pending is not None:
-                # It asks for work in the parallelism of before.
-                self._pending.cancel()
-                self._pending = None
+            self.withdraw()
             self._io.call_soon(self.scheduler.set_parallelism, outcome.parallelism, outcome.epoch)
         self._switches.end(outcome)
 

@@ -41,6 +41,16 @@ class StateOffload:
         self._copies: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self.offloaded = False
 
+    @classmethod
+    def of(cls, stepper: Stepper) -> StateOffload | None:
+        """The offload of a rank's state; None unless rollout and trainer take turns on their devices."""
+        config, file = stepper.config, None
+        if not config.alternates:
+            return None
+        if directory := config.trainer.offload_dir:
+            file = Path(directory).expanduser() / f"{config.name}-{stepper.group.rank}.state"
+        return cls(stepper, file)
+
     def offload(self) -> None:
         """Frees gradients and moves parameters and moments out of the device's memory. Idempotent.
 
