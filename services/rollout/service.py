@@ -43,6 +43,7 @@ from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import tokens_to_accept
 from earl.scheduler_client import SchedulerClient
+from earl.stack.device_split import device_split
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.contract.engine import EngineSpec
@@ -121,7 +122,10 @@ def pool_devices(
     base = msgspec.structs.replace(base, start_s=start_s)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     shared_gpus = len(visible.split(",")) if config.stack.share and visible else 0
-    return PoolDevices(base, rollout.engines, spec, shared_gpus)
+    pool = config.stack.pool_devices
+    # The trainer keeps what one replica of it needs.
+    most = pool - config.trainer.tp * config.trainer.cp if pool else 0
+    return PoolDevices(base, rollout.engines, spec, shared_gpus, most=most)
 
 
 def standby_processes(config: RunConfig, devices: PoolDevices) -> StandbyProcesses | None:
@@ -136,6 +140,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
     """Runs one rollout worker until `stop` is set or the run ends. Raises EarlError for what failed."""
     addresses = PeerAddresses.from_environment()
     access = addresses.access
+    config = as_divided(config, run_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting(config.obs.traces, name, config.name))
         resources = await _open_resources(stack, config, run_dir, name, addresses)
@@ -161,6 +166,12 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(metrics.close)
         announce(name, address, await metrics.start())
         await worker.run(advertised_address(address), stop)
+
+
+def as_divided(config: RunConfig, run_dir: Path) -> RunConfig:
+    """The run file with as many engines as rollout's part of the pool holds. Raises ConfigError."""
+    engines = device_split(config, run_dir).rollout // config.rollout.tp
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": engines})})
 
 
 def capacity(config: RunConfig) -> int:

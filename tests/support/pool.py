@@ -203,13 +203,20 @@ class Made(list[InMemory]):
 
 @asynccontextmanager
 async def running(
-    engines=2, restarts=1, waits=False, reading: Reading = always_readable, asleep=False, **fields: Any
+    engines=2,
+    restarts=1,
+    waits=False,
+    reading: Reading = always_readable,
+    asleep=False,
+    most=0,
+    **fields: Any,
 ):
-    """(pool, the engines it makes, its run). fields: of the engines' spec."""
+    """(pool, the engines it makes, its run). most: devices that it may ever have. fields: of the engines'
+    spec."""
     made = Made()
     base = EngineSpec(name="e", model_dir="", max_context_tokens=CONTEXT, sleeps=asleep, **fields)
     pool = EnginePool(
-        PoolDevices(base, engines, MODEL),
+        PoolDevices(base, engines, MODEL, most=most),
         made,
         restarts=restarts,
         load_s=5.0,

@@ -35,6 +35,7 @@ class RolloutServicer(RolloutServiceServicer):
 
     async def ReparallelizeRollout(self, request, context) -> rollout_pb2.ReparallelizeRolloutResponse:
         outcome = await self._pool.reparallelize(decode_command(request))
+        self._worker.follow_devices()
         return encode_outcome(outcome, rollout_pb2.ReparallelizeRolloutResponse)
 
     async def AlternateRollout(self, request, context) -> rollout_pb2.AlternateRolloutResponse:

@@ -7,7 +7,7 @@ has one place more, for the canaries of a switch, which wait for no sequence's e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -35,7 +35,9 @@ def engine_device(device: str, number: int, tp: int, gpus: int = 0) -> str:
 class PoolDevices:
     """The devices of a pool that begins with `engines` engines like `base`; base.name is the pool's name.
 
-    Which devices an engine takes: `engine_device`, with shared_gpus.
+    Which devices an engine takes: `engine_device`, with shared_gpus. most: devices that the pool may ever
+    have, where some come from the trainer or go there; 0: it keeps its own. moved: devices that came since
+    the beginning, less those that went.
     Example: PoolDevices(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
     """
 
@@ -43,6 +45,8 @@ class PoolDevices:
     engines: int
     model: ModelSpec
     shared_gpus: int = 0
+    most: int = 0
+    moved: int = 0
 
     @property
     def initial(self) -> Parallelism:
@@ -50,9 +54,26 @@ class PoolDevices:
         return Parallelism(self.engines, self.base.tp)
 
     @property
+    def count(self) -> int:
+        """The number of devices now."""
+        return self.initial.devices + self.moved
+
+    def resized(self, running: Parallelism, parallelism: Parallelism) -> PoolDevices:
+        """The pool with as many devices as another parallelism has, where devices come and go; only in the
+        replicas that run. Raises IllegalParallelism for more devices than there are."""
+        if not self.most or parallelism.replica != running.replica:
+            return self
+        if parallelism.devices > self.most:
+            raise IllegalParallelism(
+                f"{parallelism} needs more than the {self.most} devices that {self.base.name} may have",
+                "the trainer keeps the devices of one replica at least",
+            )
+        return replace(self, moved=parallelism.devices - self.initial.devices)
+
+    @property
     def legal(self) -> list[Parallelism]:
         """All parallelisms that devices and heads allow, by ascending tp."""
-        devices, pace = self.initial.devices, self.base.pace
+        devices, pace = self.count, self.base.pace
         return [
             Parallelism(devices // tp, tp)
             for tp in legal_tp(self.model)
@@ -66,7 +87,7 @@ class PoolDevices:
 
     def check(self, parallelism: Parallelism) -> None:
         """Raises IllegalParallelism, naming devices or heads."""
-        devices, pace = self.initial.devices, self.base.pace
+        devices, pace = self.count, self.base.pace
         if parallelism.cp != 1 or parallelism.pp != 1 or parallelism.dp * parallelism.tp != devices:
             legal = " or ".join(map(str, self.legal))
             raise IllegalParallelism(

@@ -37,6 +37,7 @@ from services.rollout.pool.kv_placement import Rates
 from services.rollout.pool.memory_fit import fits_with_old
 from services.rollout.pool.parity import Canary
 from services.rollout.pool.replicas import ChangeNotifier, EngineReplicas, Publication
+from services.rollout.pool.resize import PoolResize
 from services.rollout.pool.router import RequestRouter
 from services.rollout.pool.standby import StandbyProcesses
 from services.rollout.pool.switch import PoolSwitch, SwitchParts
@@ -303,7 +304,8 @@ class EnginePool:
         Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
         ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.
         """
-        self._devices.check(command.parallelism)
+        devices = self._devices.resized(self.parallelism, command.parallelism)
+        devices.check(command.parallelism)
         if self.asleep:
             raise ReshapeRefused(
                 f"the engines of {self._devices.base.name} sleep while the trainer works",
@@ -339,6 +341,9 @@ class EnginePool:
                 epoch=command.epoch, parallelism=new, message=f"its parallelism is {new} already"
             )
 
+        if new.devices != old.devices:
+            return await self._resize(command)
+
         def warm(stats: Sequence[EngineStats]) -> bool:
             return fits_with_old(stats, self._devices, old, new, self._free_bytes())
 
@@ -358,4 +363,15 @@ class EnginePool:
         self._rates = switch.rates
         if not outcome.rolled_back:
             self.epoch = command.epoch
+        return outcome
+
+    async def _resize(self, command: SwitchCommand) -> SwitchOutcome:
+        devices = self._devices.resized(self.parallelism, command.parallelism)
+        context = self._devices.longest_context(command.parallelism.tp)
+        canary = Canary(f"canary {command.epoch}", self._devices.model.vocab, context)
+        change = PoolResize(command, self.router, devices, canary, self._publish_lock, self._reading)
+        outcome = await change.run()
+        if not outcome.rolled_back:
+            self._devices, self.epoch = devices, command.epoch
+        self._changes.tell()
         return outcome

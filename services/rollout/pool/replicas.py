@@ -74,12 +74,14 @@ class EngineReplica:
     publication: int = 0
     running: int = 0
     starts: int = 0
+    # Beside others that work, and not yet compared with them.
+    joining: bool = False
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def live(self) -> bool:
         """Returns whether the engine can generate."""
-        return self.engine is not None and self.version > 0
+        return self.engine is not None and self.version > 0 and not self.joining
 
 
 class EngineReplicas:
@@ -108,7 +110,7 @@ class EngineReplicas:
         self._failed = failed
         self._restarts = restarts
         self._load_s = load_s
-        self._watches: list[asyncio.Task] = []
+        self._watches: dict[EngineReplica, asyncio.Task] = {}
         self._stopping: asyncio.Task[None] | None = None
         self._version = 0
         self._awake = asyncio.Event()
@@ -147,9 +149,47 @@ class EngineReplicas:
 
     def watch(self) -> None:
         """Starts replacing engines that die."""
-        self._watches = [asyncio.create_task(self._watch(replica)) for replica in self.all]
-        for watch in self._watches:
-            watch.add_done_callback(self._watched)
+        self._watches = {}
+        for replica in self.all:
+            self._begin_watch(replica)
+
+    def _begin_watch(self, replica: EngineReplica) -> None:
+        watch = asyncio.create_task(self._watch(replica))
+        watch.add_done_callback(self._watched)
+        self._watches[replica] = watch
+
+    async def join(self, specs: Sequence[EngineSpec]) -> list[EngineReplica]:
+        """Starts further engines beside the others and brings them to the newest weights; they get no turns
+        before `admit`. If one fails, none is left. Raises what start raises, ProcessFailed."""
+        joined = [EngineReplica(spec, joining=True) for spec in specs]
+        try:
+            await asyncio.gather(*(self._start(replica) for replica in joined))
+            self.all += joined
+            await asyncio.gather(*(self._catch_up(replica) for replica in joined))
+        except BaseException:
+            await self.leave(joined)
+            raise
+        return joined
+
+    def admit(self, joined: Sequence[EngineReplica]) -> None:
+        """Lets engines that joined have turns, and replaces them when they die."""
+        for replica in joined:
+            replica.joining = False
+            self._begin_watch(replica)
+        self._refresh()
+
+    async def leave(self, leaving: Sequence[EngineReplica]) -> None:
+        """Ends some of the engines; requests in flight there fail with EngineLost."""
+        self.all = [replica for replica in self.all if replica not in leaving]
+        watches = [self._watches.pop(replica) for replica in leaving if replica in self._watches]
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        engines = [replica.engine for replica in leaving if replica.engine is not None]
+        for replica in leaving:
+            replica.engine, replica.version, replica.publication = None, 0, 0
+        await asyncio.gather(*(engine.stop() for engine in engines))
+        self._refresh()
 
     async def stop(self) -> None:
         """Ends all engines; requests in flight fail with EngineLost. Idempotent. If the call is cancelled the
@@ -159,7 +199,7 @@ class EngineReplicas:
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        watches, self._watches = self._watches, []
+        watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -188,6 +188,25 @@ class RequestRouter:
         except EngineLost:
             pass  # its turns have failed with it
         return time.monotonic()
+
+    async def hand_over(self, leaving: Collection[EngineReplica], devices: PoolDevices) -> None:
+        """Continues the turns of some engines, which are about to leave, with the others. devices: of those.
+
+        Raises DeadlineExceeded for one that does not answer: its turns fail with it.
+        """
+        self._interrupts += 1
+        self._devices = devices
+        for session in self._sessions.values():
+            if session.replica in leaving:
+                session.replica = None
+        await asyncio.gather(
+            *(self._interrupt(replica.engine) for replica in leaving if replica.engine is not None)
+        )
+
+    def resized(self, parallelism: Parallelism, devices: PoolDevices) -> None:
+        """Engines like the others have joined or left."""
+        self.parallelism, self._devices = parallelism, devices
+        self._changes.tell()
 
     def exclude(self, tp: int) -> None:
         """Engines of this tp failed parity: no turn waits for them any more."""

@@ -20,6 +20,7 @@ class Leases:
     def __init__(self, capacity: int, contexts: int = 0, seats: int = 1) -> None:
         self.capacity = capacity
         self._contexts = contexts
+        self._begun = capacity, contexts
         self._seats = seats
         self._held: dict[tuple[int, int], tuple[EpisodeTicket, float]] = {}
 
@@ -41,6 +42,11 @@ class Leases:
             taken = sum(ticket.contexts for ticket, _ in self._held.values())
             free = min(free, (self._contexts - taken) // self._seats)
         return max(free, 0 if self._held else 1)
+
+    def scale(self, engines: float) -> None:
+        """Bounds the episodes by so many times the engines of the beginning, where engines bound them."""
+        if self._contexts:
+            self.capacity, self._contexts = (max(1, int(engines * bound)) for bound in self._begun)
 
     def take(self, ticket: EpisodeTicket, now_s: float) -> None:
         """Holds the ticket, whose lease began or was renewed at now_s."""

@@ -93,6 +93,8 @@ class RolloutWorker:
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
         # Set whenever an attempt was given up or the arena got free space: credit may have grown.
         self._credit = asyncio.Event()
+        # When the run began; devices may come and go since.
+        self._devices = resources.pool.parallelism.devices
         self._empty = asyncio.Event()
         self._lease_call = asyncio.Lock()
         self._draining = self._leaving = False
@@ -278,6 +280,7 @@ class RolloutWorker:
             least_s = self._scheduler.heartbeat_s
             await self._gauges.refresh(timeout_s=least_s / 4)
             version = self._pool.version
+            self.follow_devices()
             self._scheduler.set_parallelism(self._pool.parallelism, self._pool.epoch)
             self._scheduler.devices = self._gauges.devices() or self._scheduler.devices
             reply = await self._scheduler.heartbeat(
@@ -297,6 +300,13 @@ class RolloutWorker:
                 await self._pool.wait_other(version, min(least_s, left_s))
                 if self._draining or self._pool.router.blocked or self._pool.version != version:
                     break
+
+    def follow_devices(self) -> None:
+        """Takes as many episodes as the engines hold that the pool has now."""
+        before = self.leases.capacity
+        self.leases.scale(self._pool.parallelism.devices / self._devices)
+        if self.leases.capacity > before:
+            self._credit.set()
 
     def load(self) -> WorkerLoad:
         """Returns the worker's load."""
