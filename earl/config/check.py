@@ -10,6 +10,7 @@ from earl.config.mixture import MixtureEntry
 from earl.config.model_check import check_model
 from earl.config.opponents import check_opponents
 from earl.config.paced_check import check_paced
+from earl.config.pool_check import check_pool
 from earl.config.protected import check_protected
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
@@ -42,6 +43,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_traces(config)
     check_alternate(config)
     check_paced(config)
+    check_pool(config)
 
 
 def check_alternate(config: RunConfig) -> None:

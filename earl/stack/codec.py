@@ -10,6 +10,8 @@ from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.stack.status import (
     ConfidenceBounds,
+    DeviceCounts,
+    DeviceMoveState,
     EvaluationStatus,
     Gain,
     LedgerStatus,
@@ -68,6 +70,22 @@ class OperatorClient:
         answer = await self._client.call("SetParallelism", request, deadline_s=deadline_s)
         return answer.epoch, decode_switch(answer.outcome) if answer.HasField("outcome") else None
 
+    async def move_devices(
+        self, giver: str, taker: str, devices: int, *, wait_s: float, deadline_s: float
+    ) -> DeviceMoveState | None:
+        """Moves devices from one stage to another: the move, ended or in progress; None if nothing moves.
+
+        Raises IllegalParallelism, LedgerError, and as `status` does.
+        """
+        request = scheduler_pb2.MoveDevicesRequest(
+            giver=f"STAGE_{giver.upper()}",  # type: ignore[arg-type]
+            taker=f"STAGE_{taker.upper()}",  # type: ignore[arg-type]
+            devices=devices,
+            wait_s=wait_s,
+        )
+        answer = await self._client.call("MoveDevices", request, deadline_s=deadline_s)
+        return decode_move(answer.move) if answer.HasField("move") else None
+
     async def close(self) -> None:
         await self._client.close()
 
@@ -97,7 +115,14 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
         turn_tokens=from_message(Lengths, answer.turn_tokens),
         roles=tuple(from_message(RoleState, role, name=role.role) for role in answer.roles),
         stages=tuple(map(decode_stage, answer.stages)),
+        move=decode_move(answer.move) if answer.HasField("move") else None,
     )
+
+
+def decode_move(move: scheduler_pb2.DeviceMove) -> DeviceMoveState:
+    names = ("before", "after", "holds")
+    counts = {name: from_message(DeviceCounts, getattr(move, name)) for name in names}
+    return from_message(DeviceMoveState, move, **counts)
 
 
 def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> EvaluationStatus:

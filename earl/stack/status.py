@@ -107,6 +107,38 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceCounts:
+    """Devices of the two stages that draw on one pool."""
+
+    rollout: int
+    trainer: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMoveState:
+    """A move of devices between rollout and trainer.
+
+    holds: what each has for sure. phase: "giving", "given", "taking", "returning" or "ended". stall_s: for
+    which the trainer stood still.
+    """
+
+    number: int
+    before: DeviceCounts
+    after: DeviceCounts
+    holds: DeviceCounts
+    reason: str
+    phase: str
+    rolled_back: bool
+    message: str
+    stall_s: float
+    seconds: float
+
+    @property
+    def running(self) -> bool:
+        return self.phase != "ended"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """One worker as the scheduler sees it. transfers: by path."""
 
@@ -185,6 +217,7 @@ class RunStatus:
     heartbeat_s: float = 0.0
     # That the run's times are simulated, and by what; empty where devices are real.
     paced: str = ""
+    move: DeviceMoveState | None = None
 
     def is_late(self, worker: WorkerState) -> bool:
         """Returns whether a worker was last seen longer ago than its heartbeats allow."""

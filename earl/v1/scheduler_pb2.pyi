@@ -729,7 +729,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles", "stages", "heartbeat_s", "devices", "paced")
+    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles", "stages", "heartbeat_s", "devices", "paced", "move")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -757,6 +757,7 @@ class GetStatusResponse(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     PACED_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: str
     step: int
@@ -777,7 +778,8 @@ class GetStatusResponse(_message.Message):
     heartbeat_s: float
     devices: str
     paced: str
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., heartbeat_s: _Optional[float] = ..., devices: _Optional[str] = ..., paced: _Optional[str] = ...) -> None: ...
+    move: DeviceMove
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., heartbeat_s: _Optional[float] = ..., devices: _Optional[str] = ..., paced: _Optional[str] = ..., move: _Optional[_Union[DeviceMove, _Mapping]] = ...) -> None: ...
 
 class ListTicketsRequest(_message.Message):
     __slots__ = ("limit",)
@@ -844,3 +846,53 @@ class SetParallelismResponse(_message.Message):
     epoch: int
     outcome: Switch
     def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
+
+class MoveDevicesRequest(_message.Message):
+    __slots__ = ("giver", "taker", "devices", "wait_s")
+    GIVER_FIELD_NUMBER: _ClassVar[int]
+    TAKER_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    giver: _common_pb2.Stage
+    taker: _common_pb2.Stage
+    devices: int
+    wait_s: float
+    def __init__(self, giver: _Optional[_Union[_common_pb2.Stage, str]] = ..., taker: _Optional[_Union[_common_pb2.Stage, str]] = ..., devices: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class MoveDevicesResponse(_message.Message):
+    __slots__ = ("move",)
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    move: DeviceMove
+    def __init__(self, move: _Optional[_Union[DeviceMove, _Mapping]] = ...) -> None: ...
+
+class DeviceSplit(_message.Message):
+    __slots__ = ("rollout", "trainer")
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_FIELD_NUMBER: _ClassVar[int]
+    rollout: int
+    trainer: int
+    def __init__(self, rollout: _Optional[int] = ..., trainer: _Optional[int] = ...) -> None: ...
+
+class DeviceMove(_message.Message):
+    __slots__ = ("number", "before", "after", "holds", "reason", "phase", "rolled_back", "message", "stall_s", "seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    before: DeviceSplit
+    after: DeviceSplit
+    holds: DeviceSplit
+    reason: str
+    phase: str
+    rolled_back: bool
+    message: str
+    stall_s: float
+    seconds: float
+    def __init__(self, number: _Optional[int] = ..., before: _Optional[_Union[DeviceSplit, _Mapping]] = ..., after: _Optional[_Union[DeviceSplit, _Mapping]] = ..., holds: _Optional[_Union[DeviceSplit, _Mapping]] = ..., reason: _Optional[str] = ..., phase: _Optional[str] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...

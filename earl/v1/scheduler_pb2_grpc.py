@@ -114,6 +114,11 @@ class SchedulerServiceStub:
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.SetParallelismRequest.SerializeToString,
                 response_deserializer=earl_dot_v1_dot_scheduler__pb2.SetParallelismResponse.FromString,
                 _registered_method=True)
+        self.MoveDevices = channel.unary_unary(
+                '/earl.v1.SchedulerService/MoveDevices',
+                request_serializer=earl_dot_v1_dot_scheduler__pb2.MoveDevicesRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_scheduler__pb2.MoveDevicesResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -229,6 +234,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveDevices(self, request, context):
+        """Moves devices of the run's pool from one stage to another while both work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -311,6 +323,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.SetParallelism,
                     request_deserializer=earl_dot_v1_dot_scheduler__pb2.SetParallelismRequest.FromString,
                     response_serializer=earl_dot_v1_dot_scheduler__pb2.SetParallelismResponse.SerializeToString,
+            ),
+            'MoveDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveDevices,
+                    request_deserializer=earl_dot_v1_dot_scheduler__pb2.MoveDevicesRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_scheduler__pb2.MoveDevicesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -745,6 +762,33 @@ class SchedulerService:
             '/earl.v1.SchedulerService/SetParallelism',
             earl_dot_v1_dot_scheduler__pb2.SetParallelismRequest.SerializeToString,
             earl_dot_v1_dot_scheduler__pb2.SetParallelismResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.SchedulerService/MoveDevices',
+            earl_dot_v1_dot_scheduler__pb2.MoveDevicesRequest.SerializeToString,
+            earl_dot_v1_dot_scheduler__pb2.MoveDevicesResponse.FromString,
             options,
             channel_credentials,
             insecure,

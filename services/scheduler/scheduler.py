@@ -27,6 +27,7 @@ from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.workers import WorkerReport
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.run import Batch
 from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
@@ -344,6 +345,10 @@ class Scheduler:
     ) -> tuple[int, SwitchRecord | None]:
         """Changes a stage's parallelism, pins or unpins it, and waits: see ParallelismController.set."""
         return await self.loop.parallelism.set(stage, request, pin, wait_s)
+
+    async def move_devices(self, giver: str, taker: str, devices: int, wait_s: float) -> DeviceMove | None:
+        """Moves devices between rollout and trainer, and waits: see ParallelismController.move."""
+        return await self.loop.parallelism.move(giver, taker, devices, wait_s)
 
     def _next_batch(self) -> Batch | None:
         """The batch to hand out now; None while it must be waited for."""

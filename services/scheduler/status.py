@@ -20,6 +20,7 @@ from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.step_clock import Doing
 from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.selector.stage_policies import SelectorVerdict
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.workers import WorkerRecord
@@ -77,6 +78,8 @@ class SchedulerStatus:
     devices: str = ""
     # That the run's times are simulated, and by what; "" where devices are real.
     paced: str = ""
+    # The last move of devices between stages, in progress or ended.
+    move: DeviceMove | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         heartbeat_s=ledger.membership.heartbeat_s,
         devices=loop.turns.turns.holder,
         paced=paced_text(loop.config),
+        move=loop.ledger.tables.run.move,
     )
 
 

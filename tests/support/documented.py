@@ -82,6 +82,7 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "docs/reparallelize.md": {
+        "earl parallelism move 2 rollout trainer": "takes a pool: tests/integration/test_device_moves.py",
         "earl profile examples/growing_context.toml": GROWING,
         "earl train examples/growing_context.toml": GROWING,
         "earl train examples/growing_context.toml --name growing-static --scheduler.selector static": GROWING,

@@ -12,7 +12,7 @@ from earl.errors import IllegalParallelism
 from earl.json_fields import from_json
 from earl.obs.metrics import plain, read_lines
 from earl.parallelism import Parallelism
-from earl.stack.status import StageState
+from earl.stack.status import DeviceMoveState, StageState
 from earl.switch_figures import StageSwitch, SwitchFigures
 
 FILE = "switches.jsonl"
@@ -76,3 +76,16 @@ def switch_text(switch: StageSwitch[Any], *, runs: bool = False) -> str:
         *switch.words(),
     ]
     return f"{', '.join(took)} (epoch {switch.epoch})"
+
+
+def move_text(move: DeviceMoveState) -> str:
+    """A move of devices in words, for example "rollout 6 → 5, trainer 2 → 3 in 4.20 s, the trainer stood
+    still for 1.31 s (move 3)"."""
+    before, after = move.before, move.after
+    change = f"rollout {before.rollout} → {after.rollout}, trainer {before.trainer} → {after.trainer}"
+    if move.running:
+        return f"devices are moving: {change} ({move.phase}, move {move.number}): {move.reason}"
+    if move.rolled_back:
+        return f"devices stayed, rolled back from {change} (move {move.number}): {move.message}"
+    stall = f", the trainer stood still for {move.stall_s:.2f} s" if move.stall_s else ""
+    return f"{change} in {move.seconds:.2f} s{stall} (move {move.number})"

@@ -15,12 +15,12 @@ from typer.core import TyperGroup
 
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import CALL_S, RUNNING, directory_of, with_run
-from earl.cli.lib.switches import UNEVEN, switch_text
+from earl.cli.lib.switches import UNEVEN, move_text, switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import STAGES, Parallelism
 from earl.rpc.token_file import READERS
 from earl.stack.codec import OperatorClient
-from earl.stack.status import RunStatus, StageState
+from earl.stack.status import DeviceMoveState, RunStatus, StageState
 from earl.switch_figures import StageSwitch
 
 # Longest wait in one call; afterwards the status tells when a switch has ended.
@@ -134,6 +134,38 @@ def set_(
         )
 
 
+@app.command(epilog="Example: earl parallelism move 2 rollout trainer")
+def move(
+    ctx: typer.Context,
+    devices: Annotated[int, typer.Argument(metavar="N", min=1, help="How many devices.")],
+    giver: Annotated[str, typer.Argument(metavar="FROM", help="The stage that gives them.")],
+    taker: Annotated[str, typer.Argument(metavar="TO", help="The stage that takes them.")],
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return without waiting for the move to end.")
+    ] = False,
+    run: Run = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move devices between rollout and trainer while both work, in a run with stack.pool_devices.
+
+    Ends with code 1 if the move was rolled back.
+    """
+    giver, taker = known_stage(giver), known_stage(taker)
+    wait_s = 0.0 if no_wait else WAIT_S
+    moved = with_run(run or ctx.obj, lambda client: moving(client, giver, taker, devices, wait_s))
+    if as_json:
+        print(json.dumps({"move": asdict(moved) if moved is not None else None}))
+    elif moved is None:
+        print("no device moves: each stage has what was asked for")
+    elif not moved.rolled_back:
+        print(move_text(moved))
+    if moved is not None and moved.rolled_back:
+        raise ReshapeRefused(
+            f"rollout has {moved.holds.rollout} devices, the trainer {moved.holds.trainer}: {moved.message}",
+            "see the scheduler's log",
+        )
+
+
 @app.command(epilog="Example: earl parallelism pin trainer")
 def pin(ctx: typer.Context, stage: Stage, run: Run = None, as_json: AsJson = False) -> None:
     """Keep a stage's parallelism: the selector does not change it, also after a restart."""
@@ -204,6 +236,23 @@ async def change(
         return epoch, ended, state
 
 
+async def moving(
+    client: OperatorClient, giver: str, taker: str, devices: int, wait_s: float
+) -> DeviceMoveState | None:
+    """The move that this asks for, ended unless wait_s is 0; None if there is nothing to move.
+
+    The scheduler bounds every move, and each call is bounded here.
+    """
+    begun = await client.move_devices(giver, taker, devices, wait_s=wait_s, deadline_s=wait_s + CALL_S)
+    latest = begun
+    while wait_s and latest is not None and begun is not None and latest.running:
+        await asyncio.sleep(POLL_S)
+        latest = (await client.status(CALL_S)).move
+        if latest is not None and latest.number != begun.number:
+            return begun  # the next one has begun, so this one has ended
+    return latest
+
+
 def state_of(status: RunStatus, stage: str) -> StageState:
     return next((state for state in status.stages if state.name == stage), StageState(stage, ""))
 
@@ -212,18 +261,21 @@ def state_of(status: RunStatus, stage: str) -> StageState:
 
 
 def as_object(status: RunStatus) -> dict[str, Any]:
-    """{"run", "phase", "step", "stages": [...]}; switching and last are null where there is none."""
+    """{"run", "phase", "step", "stages": [...], "move"}; what there is none of is null."""
     return {
         "run": status.run,
         "phase": status.phase,
         "step": status.step,
         "stages": [asdict(stage) for stage in status.stages],
+        "move": asdict(status.move) if status.move is not None else None,
     }
 
 
 def stage_paragraphs(status: RunStatus) -> list[str]:
     """The run's stages, a paragraph each."""
     lines = [f"{status.run}, {status.phase} {status.step}/{status.steps}"]
+    if status.move is not None:
+        lines.append(move_text(status.move))
     for stage in status.stages:
         pinned = ", pinned" if stage.pinned else ""
         lines.append(f"{stage.name:10} {stage.running or UNEVEN}{pinned}")

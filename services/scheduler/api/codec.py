@@ -15,7 +15,7 @@ from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.episode_contract import one_line
 from earl.errors import LedgerError
-from earl.message_fields import fill, from_message
+from earl.message_fields import fill, from_message, to_message
 from earl.parallelism import STAGES, Parallelism
 from earl.parallelism_codec import decode_parallelism
 from earl.rpc.options import MAX_MESSAGE_BYTES
@@ -24,6 +24,7 @@ from earl.v1 import common_pb2, scheduler_pb2
 from earl.worker_report import WorkerDevice
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.codec_numbers import ENDINGS, PURPOSES
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
@@ -188,3 +189,11 @@ def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, P
         return None
     replica = Parallelism(1, *decode_parallelism(request.parallelism).replica)
     return request.parallelism.dp, replica
+
+
+def encode_move(move: DeviceMove) -> scheduler_pb2.DeviceMove:
+    pairs = {
+        name: scheduler_pb2.DeviceSplit(rollout=devices[0], trainer=devices[1])
+        for name, devices in (("before", move.before), ("after", move.after), ("holds", move.holds))
+    }
+    return to_message(scheduler_pb2.DeviceMove, move, phase=move.phase.value, **pairs)

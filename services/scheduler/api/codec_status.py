@@ -8,6 +8,7 @@ from earl.message_fields import fill
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import encode_parallelism
 from earl.v1 import scheduler_pb2
+from services.scheduler.api.codec import encode_move
 from services.scheduler.codec_numbers import STAGE_NUMBERS
 from services.scheduler.journal.events import encode_evaluation, encode_switch
 from services.scheduler.monitor.workers import WorkerReport
@@ -18,7 +19,9 @@ DROPPED = f"{TicketState.DROPPED}:"
 
 
 def encode_status(status: SchedulerStatus) -> scheduler_pb2.GetStatusResponse:
-    response = fill(scheduler_pb2.GetStatusResponse(), status)
+    response = fill(scheduler_pb2.GetStatusResponse(), status, without=("move",))
+    if status.move is not None:
+        response.move.CopyFrom(encode_move(status.move))
     response.ledger.CopyFrom(encode_counts(status.counts, status.issued))
     response.workers.extend(map(encode_worker_view, status.worker_views))
     response.evaluations.extend(encode_evaluation(*judged) for judged in status.judged)

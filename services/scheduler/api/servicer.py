@@ -156,6 +156,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             response.outcome.CopyFrom(encode_switch(outcome))
         return response
 
+    async def MoveDevices(self, request, context):
+        move = await self._scheduler.move_devices(
+            codec.decode_stage(request.giver),
+            codec.decode_stage(request.taker),
+            request.devices,
+            _wait(request.wait_s),
+        )
+        return scheduler_pb2.MoveDevicesResponse(move=None if move is None else codec.encode_move(move))
+
 
 def _worker(request) -> WorkerId:
     return WorkerId(request.worker.name, request.worker.incarnation)

@@ -27,6 +27,7 @@ from services.scheduler.ledger.evaluation import (
 from services.scheduler.monitor.length_sketch import histogram
 from services.scheduler.monitor.remaining import Remaining
 from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.switch_records import SwitchRecord
 
@@ -43,6 +44,7 @@ class RunReport:
         self._metrics = LineFile(directory / "metrics.jsonl")
         self._timeline = LineFile(directory / "timeline.jsonl")
         self._switches = LineFile(directory / "switches.jsonl")
+        self._moves = LineFile(directory / "moves.jsonl")
         evaluations = directory / "evaluations.jsonl"
         self._written = {str(line.get("name")): _mark_of(line) for line in read_lines(evaluations)}
         self._evaluations = LineFile(evaluations)
@@ -134,6 +136,30 @@ class RunReport:
             spans.append(BusySpan("stall", stall_ns, now_ns))
         self.spans(f"{stage} switches", spans)
 
+    def moved(self, move: DeviceMove, now_ns: int) -> None:
+        """A move of devices ended now (Unix nanoseconds)."""
+        devices = {
+            name: dict(zip(("rollout", "trainer"), pair, strict=True))
+            for name, pair in (("before", move.before), ("after", move.after), ("holds", move.holds))
+        }
+        self._moves.write(
+            {
+                "number": move.number,
+                "by": move.by.value,
+                "step": move.step,
+                **devices,
+                "reason": move.reason,
+                "rolled_back": move.rolled_back,
+                "message": move.message,
+                "stall_s": round(move.stall_s, 4),
+                "seconds": round(move.seconds, 4),
+                "end_ns": now_ns,
+            }
+        )
+        begin_ns = now_ns - int(move.seconds * 1e9)
+        what = f"rollout {move.holds[0]}, trainer {move.holds[1]}"
+        self.spans("device moves", [BusySpan(what, begin_ns, now_ns)])
+
     def evaluations(self, evaluations: Collection[EvaluationRecord], time_s: float) -> None:
         """Writes those that are finished and not yet written with these results; they are too dear to be lost
         to a disk that was full for a while."""
@@ -146,7 +172,7 @@ class RunReport:
                 self._written[record.name] = _mark(record)
 
     def close(self) -> None:
-        for file in (self._metrics, self._timeline, self._switches, self._evaluations):
+        for file in (self._metrics, self._timeline, self._switches, self._moves, self._evaluations):
             file.close()
 
 

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from earl.ticket_ranges import RangeSet
 from services.scheduler.state.deadlines import DeadlineQueue
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
 from services.scheduler.state.outcomes import StepOutcomes
@@ -134,6 +135,10 @@ class LedgerTables:
     def change_stage(self, stage: str, **fields: Any) -> None:
         """Changes what is kept of a stage, of which nothing may be kept yet."""
         self.stages[stage] = structs.replace(self.stages.get(stage) or StageRecord(), **fields)
+
+    def change_move(self, move: DeviceMove) -> None:
+        """Replaces what is kept of the last move of devices."""
+        self.run.move = move
 
     def change_worker(self, name: str, **fields: Any) -> None:
         """Changes what is kept of a worker."""

@@ -2,7 +2,7 @@
 
 committed ─► SelectorLoop ──────────┐                                      ┌─► timeline, switches.jsonl
 blocked ───► SelectorLoop.relieve ──┼─► Switching ─► SwitchDriver ─► workers
-earl parallelism ──► set ───────────┘       ▲                              └─► what switches cost, what is bad
+earl parallelism ──► set, move ─────┘       ▲                              └─► what switches cost, what is bad
 join, heartbeat ────────────────────────────┘
 """
 
@@ -21,12 +21,15 @@ from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workload import Monitor, StepFigures
+from services.scheduler.parallelism.device_moves import DeviceMoves
+from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.parallelism.stage_memory import ReportedDevices
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
 from services.scheduler.state.workers import WorkerRecord
 from services.scheduler.wakeup import CALL_WAIT_S, Wakeup
@@ -55,6 +58,9 @@ class ParallelismController:
     ) -> None:
         self.switching = Switching(tables, config.switch)
         self.layouts = LegalLayouts(config, directory)
+        self._switch_ended = Wakeup()
+        moves = DeviceMoves(tables, self.switching, config.switch, config.stack.pool_devices)
+        self.pool = DevicePool(moves, self.switching, self.layouts, directory, report, self._switch_ended)
         self._devices = ReportedDevices(tables.workers)
         self.selector = SelectorLoop.open(config, directory, monitor, self.switching, self._devices.of)
         self._monitor = monitor
@@ -64,7 +70,6 @@ class ParallelismController:
         self._selects = config.scheduler.selector == "on"
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._traced = tickets_of(config)
-        self._switch_ended = Wakeup()
         self._warned: set[tuple[str, str]] = set()
         # (replica, tokens) of the sequence that a decision was made for last, and when.
         self._relieved: tuple[Replica, float] | None = None
@@ -74,6 +79,7 @@ class ParallelismController:
             send=lambda command: send(command, access),
             durable=durable,
             ended=self._ended,
+            moves=self.pool.advance,
             traceparent=self._traced.switch,
         )
 
@@ -183,6 +189,19 @@ class ParallelismController:
             await self._switch_ended.wait(left_s)
         last = self.switching.stage(stage).last
         return switch.epoch, last if last is not None and last.epoch == switch.epoch else None
+
+    async def move(self, giver: str, taker: str, devices: int, wait_s: float) -> DeviceMove | None:
+        """Moves devices from one stage to another, and waits: the last move, in progress if it has not ended
+        after wait_s. Raises IllegalParallelism and LedgerError, having changed nothing."""
+        move = self.pool.ask(self.pool.after(giver, taker, devices), now=time.monotonic())
+        self.driver.wake()
+        await self._durable()
+        if move is None:
+            return self.pool.moves.move
+        until = time.monotonic() + min(wait_s, CALL_WAIT_S)
+        while (left_s := until - time.monotonic()) > 0 and self.pool.is_running(move.number):
+            await self._switch_ended.wait(left_s)
+        return self.pool.moves.move
 
     def _is_running(self, stage: str, epoch: int) -> bool:
         switch = self.switching.stage(stage).switch

@@ -31,14 +31,16 @@ class SwitchDriver:
     """Carries out what Switching decides.
 
     send: sends one command to its worker and returns the outcome; raises as worker_client.send does. durable:
-    waits until all that was decided is stored. ended: called with the switches that have ended. traceparent:
-    of a stage's switch with an epoch; "" where nothing is traced.
+    waits until all that was decided is stored. ended: called with the switches that have ended. moves: takes
+    the next step of a move of devices, at a time. traceparent: of a stage's switch with an epoch; "" where
+    nothing is traced.
     """
 
     switching: Switching
     send: Callable[[WorkerCommand], Awaitable[SwitchOutcome]]
     durable: Callable[[], Awaitable[None]]
     ended: Callable[[Sequence[SwitchEnded]], None]
+    moves: Callable[[float], None] = lambda now: None
     traceparent: Callable[[str, int], str] = lambda stage, epoch: ""
     _changed: Wakeup = field(default_factory=Wakeup, init=False)
     _tasks: dict[WorkerCommand, asyncio.Task[None]] = field(default_factory=dict, init=False)
@@ -52,6 +54,7 @@ class SwitchDriver:
         try:
             while True:
                 ended = self.switching.advance(time.monotonic())
+                self.moves(time.monotonic())
                 commands = self.switching.commands(time.monotonic())
                 if ended or any(command not in self._tasks for command in commands):
                     await self.durable()

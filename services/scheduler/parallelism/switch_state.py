@@ -15,8 +15,7 @@ Time is an argument (monotonic seconds). All but clocks is in the tables, stored
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -25,6 +24,13 @@ from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.parallelism.worker_layouts import (
+    commonest,
+    name_of,
+    parallelism_of,
+    spread_over,
+    together,
+)
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -70,14 +76,14 @@ class Switching:
 
     def devices(self, stage: str) -> list[int]:
         """The number of devices of each worker of the stage."""
-        return [_parallelism(worker).devices for worker in self._workers(stage).values()]
+        return [parallelism_of(worker).devices for worker in self._workers(stage).values()]
 
     def running(self, stage: str) -> Parallelism | None:
         """The parallelism of all the stage's workers together; None if there are none, or they differ."""
-        present = [_parallelism(worker) for worker in self._workers(stage).values()]
+        present = [parallelism_of(worker) for worker in self._workers(stage).values()]
         if len({parallelism.replica for parallelism in present}) != 1:
             return None
-        return _together(present)
+        return together(present)
 
     def target(self, stage: str) -> Parallelism | None:
         """Returns the stage's parallelism after its switch; None where its workers keep differing."""
@@ -121,16 +127,38 @@ class Switching:
                 f"{stage} is switching from {record.switch.former} to {record.switch.target}",
                 "wait until that has ended: earl parallelism",
             )
-        if (name := _name(replica)) in record.bad:
+        if (name := name_of(replica)) in record.bad:
             raise LedgerError(f"{name} is not used in this run again: {record.bad[name]}", "choose another")
-        before = {name: _parallelism(worker) for name, worker in workers.items()}
-        after = _spread(before, replica)
+        before = {name: parallelism_of(worker) for name, worker in workers.items()}
+        after = spread_over(before, replica)
         if all(parallelism.replica == replica for parallelism in before.values()):
             self._tables.change_stage(stage, replica=replica)
             return None
-        former = self.running(stage) or Parallelism(1, *(record.replica or _commonest(before.values())))
+        former = self.running(stage) or Parallelism(1, *(record.replica or commonest(before.values())))
         self._tables.change_stage(stage, replica=former.replica)
-        return self._begin(stage, former, _together(after), by, reason, now, step)
+        return self._begin(stage, former, together(after), by, reason, now, step)
+
+    def resize(
+        self, stage: str, devices: int, *, by: By, reason: str, now: float, step: int = 0
+    ) -> SwitchRecord:
+        """Begins to give a stage so many devices, in the replicas that it has.
+
+        Raises LedgerError (not one worker, another switch in progress) and IllegalParallelism.
+        """
+        workers = list(self._workers(stage).values())
+        if len(workers) != 1 or self.stage(stage).switch is not None:
+            raise LedgerError(
+                f"{stage} has {len(workers)} workers, or is switching", "wait until one works, and no more"
+            )
+        before = parallelism_of(workers[0])
+        after = before.over(devices)
+        if after is None:
+            raise IllegalParallelism(
+                f"{devices} devices cannot be split into replicas of {name_of(before.replica)}",
+                "move as many as a replica has, or several times that",
+            )
+        self._tables.change_stage(stage, replica=before.replica)
+        return self._begin(stage, before, after, by, reason, now, step, resizes=True)
 
     def pin(self, stage: str, pinned: bool) -> None:
         """Sets whether the selector leaves the stage alone; a pinned stage keeps its present replicas."""
@@ -153,7 +181,7 @@ class Switching:
             self._tables.change_stage(stage, epoch=epoch)
         if parallelism is None or epoch < worker.epoch:
             return
-        if epoch > worker.epoch or parallelism != _parallelism(worker):
+        if epoch > worker.epoch or parallelism != parallelism_of(worker):
             self._set(worker.name, parallelism, epoch)
 
     def answered(self, command: WorkerCommand, outcome: SwitchOutcome, now: float) -> None:
@@ -161,8 +189,7 @@ class Switching:
         switch = self._waiting_for(command)
         if switch is None:
             return
-        target = command.switch.parallelism.replica
-        failed = outcome.rolled_back or outcome.parallelism.replica != target
+        failed = outcome.rolled_back or outcome.parallelism != command.switch.parallelism
         worker = self._tables.workers[command.worker]
         self._set(command.worker, outcome.parallelism, worker.epoch if failed else command.switch.epoch)
         commanded = {name: life for name, life in switch.commanded.items() if name != command.worker}
@@ -175,8 +202,8 @@ class Switching:
         self._fail(command.stage, command.worker, command.incarnation, reason, now)
         # Written so that NaN counts as too far apart.
         agrees = outcome.max_logprob_difference <= self._limits.logprob_tolerance
-        if not agrees and switch.by is not By.REALIGN:
-            bad = {**self.stage(command.stage).bad, _name(switch.target.replica): reason}
+        if not agrees and switch.by is not By.REALIGN and not switch.resizes:
+            bad = {**self.stage(command.stage).bad, name_of(switch.target.replica): reason}
             self._tables.change_stage(command.stage, bad=bad)
 
     def failed(self, command: WorkerCommand, reason: str, now: float) -> None:
@@ -220,7 +247,7 @@ class Switching:
 
     def _begin(
         self, stage: str, before: Parallelism, after: Parallelism, by: By, reason: str, now: float,
-        step: int = 0,
+        step: int = 0, resizes: bool = False,
     ) -> SwitchRecord:  # fmt: skip
         epoch = self.stage(stage).epoch + 1
         self._began_s[stage] = now
@@ -232,6 +259,7 @@ class Switching:
             by=by,
             reason=reason,
             step=step,
+            resizes=resizes,
         )
         self._tables.change_stage(stage, epoch=epoch, switch=switch)
         return switch
@@ -245,7 +273,7 @@ class Switching:
         unaligned: dict[str, Parallelism] = {}
         after = []
         for name, worker in self._workers(stage).items():
-            before = _parallelism(worker)
+            before = parallelism_of(worker)
             target = replica.over(before.devices)
             if before.replica != record.replica and target is not None and not self._is_paused(name, now):
                 unaligned[name] = before
@@ -255,7 +283,7 @@ class Switching:
         first = next(iter(unaligned.values()))
         alike = [before for before in unaligned.values() if before.replica == first.replica]
         reason = f"the parallelism of {', '.join(unaligned)} differs from {stage}'s"
-        self._begin(stage, _together(alike), _together(after), By.REALIGN, reason, now)
+        self._begin(stage, together(alike), together(after), By.REALIGN, reason, now)
 
     def _fail_lost_and_late(self, stage: str, now: float) -> None:
         """Counts workers of the stage's switch as failed that were lost or whose deadline has passed."""
@@ -281,7 +309,7 @@ class Switching:
         replica, costs_s = record.replica, record.costs_s
         if not switch.rolled_back:
             replica = switch.target.replica
-            if not realigns:
+            if not realigns and not switch.resizes:
                 costs_s = [*costs_s, switch.cost_s][-COSTS:]
         elif realigns and running is not None and not record.pinned:
             # All workers have the same replica, though not the stage's former one: the stage takes theirs.
@@ -300,8 +328,7 @@ class Switching:
         return [
             name
             for name, worker in self._workers(stage).items()
-            if _parallelism(worker).replica != switch.target.replica
-            and switch.target.over(_parallelism(worker).devices) is not None
+            if switch.goal(parallelism_of(worker)) not in (None, parallelism_of(worker))
             and name not in switch.commanded
             and (name, worker.incarnation) not in tried
             and not (switch.by is By.REALIGN and self._is_paused(name, now))
@@ -309,7 +336,7 @@ class Switching:
 
     def _commands_to(self, stage: str, worker: WorkerRecord, switch: SwitchRecord) -> list[WorkerCommand]:
         """The command to a worker; none if its devices cannot be split so."""
-        parallelism = switch.target.over(_parallelism(worker).devices)
+        parallelism = switch.goal(parallelism_of(worker))
         if parallelism is None:
             return []
         tolerance = self._limits.logprob_tolerance
@@ -332,8 +359,8 @@ class Switching:
         if switch.by is By.REALIGN:
             pause_s = min(2 * self._paused.get(worker, (0.0, retry_s / 2))[1], LONGEST_PAUSE * retry_s)
             self._paused[worker] = now + pause_s, pause_s
-        else:
-            self._avoided[stage, _name(switch.target.replica)] = now + retry_s, message
+        elif not switch.resizes:
+            self._avoided[stage, name_of(switch.target.replica)] = now + retry_s, message
 
     def _waiting_for(self, command: WorkerCommand) -> SwitchRecord | None:
         """The stage's switch, if it waits for an answer to this very command."""
@@ -355,38 +382,3 @@ class Switching:
     def _workers(self, stage: str) -> dict[str, WorkerRecord]:
         workers = self._tables.workers
         return {name: worker for name, worker in workers.items() if worker.stage_name == stage}
-
-
-def _parallelism(worker: WorkerRecord) -> Parallelism:
-    return Parallelism(*worker.parallelism)
-
-
-def _name(replica: Replica) -> str:
-    return str(Parallelism(1, *replica))
-
-
-def _together(workers: Collection[Parallelism]) -> Parallelism:
-    """The parallelism of workers with the same replicas, as one."""
-    first = next(iter(workers))
-    return replace(first, dp=sum(parallelism.dp for parallelism in workers))
-
-
-def _spread(before: Mapping[str, Parallelism], replica: Replica) -> list[Parallelism]:
-    """Every worker's devices as such replicas. Raises IllegalParallelism naming a worker that cannot."""
-    after = []
-    for worker, parallelism in before.items():
-        spread = Parallelism(1, *replica).over(devices := parallelism.devices)
-        if spread is None:
-            raise IllegalParallelism(
-                f"{worker}'s {devices} device{'s' * (devices != 1)} cannot be split into replicas of "
-                f"{_name(replica)}",
-                "choose one whose tp x cp x pp divides them",
-            )
-        after.append(spread)
-    return after
-
-
-def _commonest(workers: Collection[Parallelism]) -> Replica:
-    """The replica that most workers have."""
-    counts = Counter(parallelism.replica for parallelism in workers)
-    return max(counts, key=lambda replica: (counts[replica], replica))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.tickets import EpisodeResult, Purpose
 
 
@@ -64,3 +65,5 @@ class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):
     # The longest time for which a member did not have to report, ever.
     silent_s: float = 0.0
     train_began_s: float | None = None
+    # The last move of devices between rollout and trainer, in progress or ended.
+    move: DeviceMove | None = None

@@ -34,12 +34,13 @@ class SwitchRecord(StageSwitch[Degrees]):
     """One change of a stage's parallelism. before, after: of a REALIGN, of the workers that differ.
 
     step: that the selector decided for; 0 if it did not. commanded: incarnation by name, of workers that have
-    not answered yet.
+    not answered yet. resizes: the stage, of one worker, gets more or fewer devices, in the same replicas.
     """
 
     by: By
     step: int = 0
     commanded: Mapping[str, int] = field(default_factory=dict)
+    resizes: bool = False
 
     @property
     def target(self) -> Parallelism:
@@ -50,6 +51,10 @@ class SwitchRecord(StageSwitch[Degrees]):
     def former(self) -> Parallelism:
         """The former parallelism, over all workers."""
         return Parallelism(*self.before)
+
+    def goal(self, present: Parallelism) -> Parallelism | None:
+        """The parallelism that a worker should have; None if its devices cannot be split so."""
+        return self.target if self.resizes else self.target.over(present.devices)
 
     @property
     def cost_s(self) -> float:

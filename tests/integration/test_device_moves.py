@@ -1,0 +1,66 @@
+"""Devices go from rollout to the trainer and back in a whole run of real processes, by the command for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import ROOT, Launched, assert_ledger_adds_up, launch_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+POOLED = {
+    "stack__pool_devices": "4",
+    "rollout__engines": "3",
+    "rollout__device": "cpu",
+    "trainer__device": "cpu",
+    "scheduler__selector": "static",
+    "scheduler__steps": "80",
+    "scheduler__staleness": "1",
+}
+
+
+def counts(rollout: int, trainer: int) -> dict[str, int]:
+    return {"rollout": rollout, "trainer": trainer}
+
+
+def move(launched: Launched, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["earl.cli.main", "parallelism", "move", *words, "--run", str(launched.run_directory), "--json"]
+    return subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT, timeout=200
+    )
+
+
+def moved(launched: Launched, *words: str) -> dict:
+    done = move(launched, *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["move"]
+
+
+def test_devices_move_while_both_stages_work(tmp_path: Path):
+    with launch_in(tmp_path, forked=True) as launched:
+        launched.start(**POOLED).until(r"\] train [1-9]")
+        there = moved(launched, "2", "rollout", "trainer")
+        assert not there["rolled_back"], there
+        assert (there["before"], there["after"]) == (counts(3, 1), counts(1, 3))
+        assert there["holds"] == counts(1, 3) and 0 < there["stall_s"] <= there["seconds"]
+        kept = json.loads((launched.run_directory / "devices.json").read_text())
+        assert kept == counts(1, 3)
+        refused = move(launched, "1", "rollout", "trainer")
+        assert refused.returncode != 0 and "keeps one device" in refused.stderr
+        back = moved(launched, "1", "trainer", "rollout")
+        assert back["holds"] == counts(2, 2) and not back["rolled_back"], back
+        code, figures = launched.finish()
+        assert code == 0, launched.said
+        assert_ledger_adds_up(figures)
+        assert figures["dropped"] == 0
+        lines = [json.loads(line) for line in (launched.run_directory / "moves.jsonl").open()]
+        assert [line["holds"] for line in lines] == [counts(1, 3), counts(2, 2)]
+        metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+        steps = [line["step"] for line in metrics if line["phase"] == "train"]
+        assert steps == list(range(1, 81)), "every step once"
+        assert {line["parallelism"]["trainer"]["dp"] for line in metrics} == {1, 2, 3}

@@ -1,0 +1,301 @@
+"""Moves of devices between two stages whose workers obey, fail, die, and begin again with what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from earl.errors import IllegalParallelism, LedgerError
+from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchOutcome
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.parallelism.device_moves import POOLED, DeviceMoves, moved_text
+from services.scheduler.parallelism.switch_state import Switching
+from services.scheduler.state.device_move import DeviceMove, MovePhase
+from services.scheduler.state.switch_records import By, WorkerCommand
+from services.scheduler.state.workers import WorkerRecord
+from tests.support.ledger import RULES, Image
+from tests.support.switching import LIMITS, TOTAL_S
+
+POOL = 8
+NUMBERS = {"rollout": 1, "trainer": 3}
+
+
+@dataclass
+class Worker:
+    """The one process of a stage. tp: of its replicas; it has no part of a command that it did not get."""
+
+    stage: str
+    devices: int
+    tp: int = 1
+    incarnation: int = 1
+    epoch: int = 0
+    alive: bool = True
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(self.devices // self.tp, self.tp)
+
+
+class World:
+    """A scheduler, which forgets all but what it stored, and the two workers."""
+
+    def __init__(self, rollout: int = 6, trainer: int = 2, pool: int = POOL, tp: int = 1) -> None:
+        self.now, self.pool = 1000.0, pool
+        self.image = Image()
+        self.workers = {"rollout": Worker("rollout", rollout, tp), "trainer": Worker("trainer", trainer)}
+        self.ended: list[DeviceMove] = []
+        self.restart()
+        for worker in self.workers.values():
+            self.join(worker)
+
+    def restart(self) -> None:
+        records = [(kind, name, data) for (kind, name), data in self.image.records.items()]
+        self.ledger = Ledger.restored(RULES, records, self.now)
+        self.switching = Switching(self.ledger.tables, LIMITS)
+        self.moves = DeviceMoves(self.ledger.tables, self.switching, LIMITS, self.pool)
+
+    def join(self, worker: Worker) -> None:
+        parallelism = worker.parallelism
+        member = WorkerRecord(
+            name=worker.stage, incarnation=worker.incarnation, stage=NUMBERS[worker.stage], address="here",
+            parallelism=(parallelism.dp, *parallelism.replica),
+        )  # fmt: skip
+        self.ledger.membership.join(member, self.now)
+
+    def ask(self, rollout: int, trainer: int) -> DeviceMove | None:
+        return self.moves.ask((rollout, trainer), by=By.OPERATOR, reason="why", now=self.now)
+
+    def commands(self) -> list[WorkerCommand]:
+        """The commands of now; stored, as the driver does it."""
+        self.switching.advance(self.now)
+        ended = self.moves.advance(self.now)
+        if ended is not None:
+            self.ended.append(ended)
+        commands = self.switching.commands(self.now)
+        self.image.apply(self.ledger.tables.take_changes())
+        return commands
+
+    def tell(self, command: WorkerCommand, failure: str = "") -> None:
+        worker = self.workers[command.stage]
+        if not worker.alive or worker.incarnation != command.incarnation:
+            return
+        if not failure:
+            worker.devices, worker.epoch = command.switch.parallelism.devices, command.switch.epoch
+        self.switching.answered(
+            command,
+            SwitchOutcome(
+                epoch=command.switch.epoch, parallelism=worker.parallelism, rolled_back=bool(failure),
+                message=failure, stall_s=0.5,
+            ),
+            self.now,
+        )  # fmt: skip
+
+    def die(self, stage: str) -> None:
+        self.workers[stage].alive = False
+        self.ledger.membership.leave(stage, "silent")
+
+    def come_back(self, stage: str) -> None:
+        """A stage that is started again begins with what it holds."""
+        worker = self.workers[stage]
+        move = self.moves.move
+        worker.incarnation, worker.alive, worker.epoch = worker.incarnation + 1, True, 0
+        if move is not None:
+            worker.devices = move.holds[POOLED.index(stage)]
+        self.join(worker)
+
+    def settle(self, failing: str = "") -> None:
+        """Everyone obeys, but for the commands to the stage that fails once."""
+        for _ in range(12):
+            for command in self.commands():
+                fails = "no memory" if command.stage == failing else ""
+                failing = "" if fails else failing
+                self.tell(command, fails)
+
+    @property
+    def devices(self) -> tuple[int, int]:
+        return self.workers["rollout"].devices, self.workers["trainer"].devices
+
+
+def test_devices_go_to_the_trainer_and_back():
+    world = World()
+    move = world.ask(5, 3)
+    assert move is not None and (move.giver, move.taker, move.phase) == (
+        "rollout",
+        "trainer",
+        MovePhase.GIVING,
+    )
+    first = world.commands()
+    assert [(command.stage, command.switch.parallelism) for command in first] == [("rollout", Parallelism(5))]
+    assert world.moves.move is not None and world.moves.move.holds == (6, 2)
+    world.tell(first[0])
+    assert not world.commands() and world.moves.move.holds == (5, 2), "kept before the other gets any"
+    second = world.commands()
+    assert [(command.stage, command.switch.parallelism) for command in second] == [
+        ("trainer", Parallelism(3))
+    ]
+    world.tell(second[0])
+    world.settle()
+    ended = world.ended[-1]
+    assert not ended.rolled_back and ended.holds == (5, 3) == world.devices
+    assert (ended.stall_s, moved_text(ended)) == (0.5, "rollout 6 → 5, trainer 2 → 3")
+    world.ask(7, 1)
+    world.settle()
+    assert world.devices == (7, 1) and world.ended[-1].number == 2
+
+
+def test_a_giver_that_fails_keeps_its_devices():
+    world = World()
+    world.ask(4, 4)
+    world.settle(failing="rollout")
+    ended = world.ended[-1]
+    assert ended.rolled_back and "no memory" in ended.message
+    assert ended.holds == (6, 2) == world.devices
+
+
+def test_the_giver_takes_back_what_the_other_could_not_take():
+    world = World()
+    world.ask(4, 4)
+    world.settle(failing="trainer")
+    ended = world.ended[-1]
+    assert ended.rolled_back and "trainer took none: trainer: no memory" in ended.message
+    assert ended.holds == (6, 2) == world.devices
+
+
+def test_a_trainer_that_dies_while_it_takes_devices_begins_with_those_that_it_had():
+    world = World()
+    world.ask(4, 4)
+    world.tell(world.commands()[0])
+    world.commands()
+    assert world.commands()[0].stage == "trainer"
+    world.die("trainer")
+    assert not world.commands(), "the devices are not given back before it is known what it has"
+    world.come_back("trainer")
+    world.settle()
+    assert world.ended[-1].rolled_back and world.devices == (6, 2)
+
+
+def test_devices_that_nobody_took_back_can_be_taken_later():
+    world = World()
+    world.ask(4, 4)
+    world.tell(world.commands()[0])
+    world.commands()
+    world.tell(world.commands()[0], "no memory")
+    world.settle(failing="rollout")
+    ended = world.ended[-1]
+    assert ended.rolled_back and ended.holds == (4, 2) == world.devices and "idle" in ended.message
+    world.ask(4, 4)
+    world.settle()
+    assert world.devices == (4, 4) and not world.ended[-1].rolled_back
+
+
+def test_a_stage_that_has_more_than_it_holds_gives_it_up():
+    world = World()
+    world.ask(5, 3)
+    world.settle()
+    world.workers["rollout"].devices = 6
+    world.switching.reported(world.ledger.tables.workers["rollout"], Parallelism(6), 1)
+    world.settle()
+    assert world.devices == (5, 3)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing():
+    world = World(tp=2)
+    for after, error in (
+        ((8, 0), LedgerError),
+        ((7, 2), LedgerError),
+        ((5, 3), IllegalParallelism),
+        ((6, 1), LedgerError),
+    ):
+        with pytest.raises(error):
+            world.ask(*after)
+        assert world.moves.move is None and not world.commands()
+    assert world.ask(6, 2) is None
+    world.ask(4, 4)
+    with pytest.raises(LedgerError, match="moving already"):
+        world.ask(2, 6)
+    with pytest.raises(LedgerError, match=r"stack\.pool_devices"):
+        World(pool=0).ask(5, 3)
+
+
+class Moves(RuleBasedStateMachine):
+    """Whatever fails and whenever: the pool is never exceeded, and every move ends."""
+
+    @initialize(trainer=st.integers(1, POOL - 1))
+    def begin(self, trainer: int) -> None:
+        self.world = World(POOL - trainer, trainer)
+        self.open: list[WorkerCommand] = []
+
+    @rule(trainer=st.integers(1, POOL - 1))
+    def ask(self, trainer: int) -> None:
+        try:
+            self.world.ask(POOL - trainer, trainer)
+        except LedgerError:
+            pass
+        self.turn()
+
+    @rule()
+    def turn(self) -> None:
+        self.open = self.world.commands()
+
+    @precondition(lambda self: self.open)
+    @rule(fails=st.booleans())
+    def answer(self, fails: bool) -> None:
+        self.world.tell(self.open.pop(), "it failed" if fails else "")
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def obey_without_an_answer(self) -> None:
+        """The answer is lost; the worker's heartbeat tells."""
+        command = self.open.pop()
+        worker = self.world.workers[command.stage]
+        if worker.alive and worker.incarnation == command.incarnation:
+            worker.devices, worker.epoch = command.switch.parallelism.devices, command.switch.epoch
+            member = self.world.ledger.tables.workers[command.stage]
+            self.world.switching.reported(member, worker.parallelism, worker.epoch)
+
+    @rule(stage=st.sampled_from(POOLED))
+    def die_or_come_back(self, stage: str) -> None:
+        if self.world.workers[stage].alive:
+            self.world.die(stage)
+            self.open = [command for command in self.open if command.stage != stage]
+        else:
+            self.world.come_back(stage)
+
+    @rule()
+    def restart(self) -> None:
+        self.world.image.apply(self.world.ledger.tables.take_changes())
+        self.world.restart()
+        self.open = []
+
+    @rule(seconds=st.sampled_from([1.0, TOTAL_S + 1]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.turn()
+
+    @invariant()
+    def within_the_pool(self) -> None:
+        if hasattr(self, "world"):
+            assert sum(self.world.devices) <= POOL
+            move = self.world.moves.move
+            assert move is None or sum(move.holds) <= POOL
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for stage, worker in world.workers.items():
+            if not worker.alive:
+                world.come_back(stage)
+        for _ in range(4):
+            world.settle()
+            world.now += TOTAL_S + 1
+        move = world.moves.move
+        assert move is None or not move.running
+        assert move is None or world.devices == move.holds, (world.devices, move)
+
+
+TestMoves = Moves.TestCase
