@@ -34,12 +34,6 @@ def check_pool(config: RunConfig) -> None:
                 "included, go from one stage to the other yet",
                 f"set {key} = {text}, or remove stack.pool_devices",
             )
-    if config.scheduler.selector == "on":
-        raise ConfigError(
-            f'stack.pool_devices = {pool} with scheduler.selector = "on", which decides about layouts '
-            "within a stage",
-            'set scheduler.selector = "observe" or "static"; devices move by `earl parallelism move`',
-        )
     if config.frozen is not None:
         raise ConfigError(
             f"stack.pool_devices = {pool} with an opponent that is a frozen version: it has engines",

@@ -134,7 +134,7 @@ class RunConfig(ConfigSection):
     def keeps_standby(self) -> bool:
         """Returns whether rollout workers keep processes ready for engines of another parallelism."""
         standby = self.rollout.standby
-        return self.scheduler.selector == "on" if standby == "auto" else standby
+        return self.selects_layouts if standby == "auto" else standby
 
     @property
     def pace(self) -> Pace | None:
@@ -193,7 +193,13 @@ class RunConfig(ConfigSection):
     def selector_decides(self) -> bool:
         """Returns whether stages may change their parallelism without being told: not without a profile."""
         scheduler = self.scheduler
-        return scheduler.selector == "on" and bool(scheduler.profile or scheduler.profile_s > 0)
+        return self.selects_layouts and bool(scheduler.profile or scheduler.profile_s > 0)
+
+    @property
+    def selects_layouts(self) -> bool:
+        """Returns whether layouts may change within a stage without being told: not in a run with a pool,
+        where devices move between stages."""
+        return self.scheduler.selector == "on" and not self.stack.pool_devices
 
     @property
     def mixture(self) -> tuple[MixtureEntry, ...]:

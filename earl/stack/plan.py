@@ -164,9 +164,9 @@ def profiles(config: RunConfig) -> bool:
         config.trainer.ranks,
         config.reference.dp * config.reference.tp if config.trainer.uses_reference else 1,
     )
-    return (
-        scheduler.selector != "static" and not scheduler.profile and scheduler.profile_s > 0 and devices > 1
-    )
+    # A division of a pool is decided by what the run itself measures.
+    decides = scheduler.selector != "static" and not config.stack.pool_devices
+    return decides and not scheduler.profile and scheduler.profile_s > 0 and devices > 1
 
 
 def _observers(config: RunConfig, run: tuple[str, ...]) -> list[ProcessSpec]:

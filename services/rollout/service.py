@@ -224,7 +224,7 @@ async def _open_resources(
         restarts=config.rollout.engine_restarts,
         load_s=load_s,
         # Only the selector orders the switch that a long context waits for.
-        waits=config.scheduler.selector == "on",
+        waits=config.selects_layouts,
         asleep=config.alternates,
     )
     stack.push_async_callback(pool.stop)

@@ -64,3 +64,28 @@ def test_devices_move_while_both_stages_work(tmp_path: Path):
         steps = [line["step"] for line in metrics if line["phase"] == "train"]
         assert steps == list(range(1, 81)), "every step once"
         assert {line["parallelism"]["trainer"]["dp"] for line in metrics} == {1, 2, 3}
+
+
+def test_a_run_divides_its_devices_by_what_it_measures(tmp_path: Path):
+    lines = ["stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s"]
+    # On these devices a batch takes far longer to train than to play.
+    for stage, rate in (("rollout", 20_000), ("trainer", 100)):
+        lines += [f"{stage},1,1,1,1,{tokens},8,{rate}" for tokens in (16, 128)]
+    table = tmp_path / "pace.csv"
+    table.write_text("\n".join(lines) + "\n")
+    with launch_in(tmp_path, forked=True) as launched:
+        given = POOLED | {"scheduler__selector": "on", "scheduler__steps": "12", "paced__table": str(table)}
+        code, figures = launched.start(**given).finish()
+        assert code == 0, launched.said
+        assert_ledger_adds_up(figures)
+        assert figures["dropped"] == 0
+        splits = [json.loads(line) for line in (launched.run_directory / "splits.jsonl").open()]
+        moves = [json.loads(line) for line in (launched.run_directory / "moves.jsonl").open()]
+        assert moves and not any(move["rolled_back"] for move in moves)
+        assert moves[0]["by"] == "selector" and moves[-1]["holds"] == counts(1, 3)
+        assert {line["move"] for line in splits} >= {move["number"] for move in moves}
+        words = ["explain", str(launched.run_directory), "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "earl.cli.main", *words], capture_output=True, text=True, cwd=ROOT
+        )
+        assert json.loads(done.stdout)["splits"] == splits[-1:], done.stderr

@@ -12,6 +12,7 @@ import typer
 from earl.cli.lib.decisions import FILE, DecisionRecord, RecordedCandidate, changes, read_decisions
 from earl.cli.lib.find_run import RunDir, pick_run
 from earl.cli.lib.run_services import run_json_of
+from earl.cli.lib.splits import moves_listed, read_splits, split_lines, splits_at
 from earl.cli.lib.switches import REQUESTED_BY, RecordedSwitch, read_switches, switch_text
 from earl.cli.lib.wrapped import print_wrapped
 from earl.cli.show.unexplained import measured_workloads, outlook, reason_for_none, unexplained_lines
@@ -36,6 +37,14 @@ def explain(
     """
     run_dir = pick_run(run, ended=True)
     run_json = run_json_of(run_dir)
+    splits = [] if stage else read_splits(run_dir)
+    if splits and not read_decisions(run_dir):
+        chosen = splits_at(splits, step)
+        if as_json:
+            print(json.dumps({"decisions": [], "changes": {}, "splits": chosen}))
+        else:
+            print_wrapped("\n".join([*split_lines(chosen[0]), "", *moves_listed(splits)]).strip())
+        return
     if not read_decisions(run_dir) and step is None:
         ahead = outlook(run_dir)
         if as_json:
@@ -51,9 +60,12 @@ def explain(
     shown = [decision_at(lines, step, run_dir) for lines in decided.values()]
     ended = {(switch.stage, switch.epoch): switch for switch in read_switches(run_dir)}
     if as_json:
-        print(json.dumps(as_object(shown, decided if step is None else {}, ended)))
+        explained = as_object(shown, decided if step is None else {}, ended)
+        print(json.dumps(explained | ({"splits": splits_at(splits, step)} if splits else {})))
         return
     parts = ["\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in shown]
+    if splits:
+        parts.append("\n".join(split_lines(splits_at(splits, step)[0])))
     if step is None:
         parts.append("\n".join(change_lines(decided)))
         parts.append("\n".join(switch_lines(ended.values(), stage)))

@@ -21,11 +21,12 @@ from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workload import Monitor, StepFigures
-from services.scheduler.parallelism.device_moves import DeviceMoves
+from services.scheduler.parallelism.device_moves import POOLED, DeviceMoves
 from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
+from services.scheduler.parallelism.split_loop import SplitLoop
 from services.scheduler.parallelism.stage_memory import ReportedDevices
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
@@ -62,12 +63,21 @@ class ParallelismController:
         moves = DeviceMoves(tables, self.switching, config.switch, config.stack.pool_devices)
         self.pool = DevicePool(moves, self.switching, self.layouts, directory, report, self._switch_ended)
         self._devices = ReportedDevices(tables.workers)
-        self.selector = SelectorLoop.open(config, directory, monitor, self.switching, self._devices.of)
+        # Devices of a pool move between stages instead of layouts that change within them.
+        pooled, mode = config.stack.pool_devices > 0, config.scheduler.selector
+        switching = None if pooled else self.switching
+        self.selector = SelectorLoop.open(config, directory, monitor, switching, self._devices.of)
+        self.splits: SplitLoop | None = None
+        if pooled and mode != "static":
+            first_cost_s = config.scheduler.switch_cost_s
+            self.splits = SplitLoop(
+                self.pool, directory, first_cost_s, carries_out=mode == "on", pinned=self._any_pinned
+            )
         self._monitor = monitor
         self._tables = tables
         self._report = report
         self._durable = durable
-        self._selects = config.scheduler.selector == "on"
+        self._selects = config.selects_layouts
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._traced = tickets_of(config)
         self._warned: set[tuple[str, str]] = set()
@@ -85,6 +95,11 @@ class ParallelismController:
 
     def close(self) -> None:
         self.selector.close()
+        if self.splits is not None:
+            self.splits.close()
+
+    def _any_pinned(self) -> bool:
+        return any(self.switching.stage(stage).pinned for stage in POOLED)
 
     # --- events of the run; now: monotonic seconds ------------------------------------------
 
@@ -92,6 +107,8 @@ class ParallelismController:
         """A training step is done: decides for the next one, and carries it out unless this is the last."""
         self._devices.refresh()
         self.selector.step(step, observed, now=now, last=last)
+        if self.splits is not None:
+            self.splits.step(step, observed, now=now, last=last)
         self.driver.wake()
 
     def heartbeat(

@@ -15,6 +15,9 @@ Time is an argument (monotonic seconds). All but clocks is in the tables.
 
 from __future__ import annotations
 
+from collections import deque
+from typing import TypeGuard
+
 from msgspec.structs import replace
 
 from earl.config.scheduler import SwitchConfig
@@ -26,6 +29,8 @@ from services.scheduler.state.device_move import DeviceMove, MovePhase
 from services.scheduler.state.switch_records import By
 
 POOLED = (ROLLOUT, TRAINER)
+# Moves whose cost is remembered.
+COSTS = 8
 
 
 class DeviceMoves:
@@ -33,7 +38,10 @@ class DeviceMoves:
 
     def __init__(self, tables: LedgerTables, switching: Switching, limits: SwitchConfig, pool: int) -> None:
         self._tables, self._switching = tables, switching
-        self._total_s, self._retry_s, self._pool = limits.total_s, limits.retry_s, pool
+        self._total_s, self._retry_s, self.pool = limits.total_s, limits.retry_s, pool
+        # The last moves that ended as asked count; of a former scheduler's, only the last one.
+        move = tables.run.move
+        self._costs_s = deque([move.cost_s] if _is_done(move) else [], maxlen=COSTS)
         # When the move was asked for, and its phase began, or this process if that was later.
         self._began_s = self._phase_s = 0.0
         self._known: tuple[int, MovePhase] | None = None
@@ -44,6 +52,11 @@ class DeviceMoves:
     def move(self) -> DeviceMove | None:
         """The last move, in progress or ended."""
         return self._tables.run.move
+
+    @property
+    def costs_s(self) -> list[float]:
+        """Seconds of a step that the last moves cost, as measured."""
+        return list(self._costs_s)
 
     @property
     def devices(self) -> tuple[int, int]:
@@ -60,7 +73,7 @@ class DeviceMoves:
         and IllegalParallelism.
         """
         before, move = self.devices, self.move
-        if not self._pool:
+        if not self.pool:
             raise LedgerError(
                 "each stage of this run keeps its own devices", "set stack.pool_devices in the run file"
             )
@@ -71,9 +84,9 @@ class DeviceMoves:
             )
         if not all(before):
             raise LedgerError("rollout or trainer has no worker now", "wait until both have joined")
-        if min(after) < 1 or sum(after) > self._pool:
+        if min(after) < 1 or sum(after) > self.pool:
             raise LedgerError(
-                f"rollout {after[0]} and trainer {after[1]} are no division of {self._pool} devices",
+                f"rollout {after[0]} and trainer {after[1]} are no division of {self.pool} devices",
                 "each stage keeps one device at least, and together they have no more than the pool",
             )
         if after == before:
@@ -211,6 +224,8 @@ class DeviceMoves:
             move, now, phase=MovePhase.ENDED, rolled_back=bool(reason), message=reason, epoch=0,
             seconds=max(move.stall_s, now - self._began_s),
         )  # fmt: skip
+        if not reason:
+            self._costs_s.append(self._now().cost_s)
 
     def _now(self) -> DeviceMove:
         move = self.move
@@ -248,6 +263,11 @@ class DeviceMoves:
     @staticmethod
     def _of(devices: tuple[int, int], stage: str) -> int:
         return devices[POOLED.index(stage)]
+
+
+def _is_done(move: DeviceMove | None) -> TypeGuard[DeviceMove]:
+    """Returns whether a move has ended as asked."""
+    return move is not None and not move.running and not move.rolled_back
 
 
 def moved_text(move: DeviceMove) -> str:

@@ -69,6 +69,19 @@ class DevicePool:
                 self._layouts.check(stage, [count], 0, Parallelism(1, *running.replica))
         return self.moves.ask(after, by=by, reason=reason, now=now, step=step)
 
+    def splits(self) -> list[tuple[int, int]]:
+        """The divisions of the whole pool that both stages can have, in the replicas that they have now."""
+        pool, replicas = self.moves.pool, [self._switching.running(stage) for stage in POOLED]
+        return [
+            (rollout, pool - rollout)
+            for rollout in range(1, pool)
+            if all(
+                running is not None
+                and any(legal.replica == running.replica for legal in self._layouts.legal(stage, [count]))
+                for stage, running, count in zip(POOLED, replicas, (rollout, pool - rollout), strict=True)
+            )
+        ]
+
     def is_running(self, number: int) -> bool:
         """Returns whether the move of that number is in progress."""
         move = self.moves.move

@@ -54,5 +54,12 @@ class DeviceMove(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
         return ROLLOUT if self.taker == TRAINER else TRAINER
 
     @property
+    def cost_s(self) -> float:
+        """Seconds of a step that the move cost: the trainer's stall, and of the rest the part of the devices
+        that nobody used."""
+        moved = abs(self.after[0] - self.before[0])
+        return self.stall_s + (self.seconds - self.stall_s) * moved / sum(self.before)
+
+    @property
     def running(self) -> bool:
         return self.phase is not MovePhase.ENDED

@@ -11,6 +11,7 @@ from earl.config.check import check_pool
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.stack.device_split import FILE, DeviceSplit, device_split, keep_split
+from earl.stack.plan import profiles
 
 POOL = {
     "stack": {"pool_devices": 8},
@@ -31,6 +32,13 @@ def test_a_pool_of_processors_is_taken_and_a_run_without_one_is_not_asked():
     assert config(trainer={"ranks": 3}).trainer_processes == 3
 
 
+def test_a_selector_moves_devices_of_a_pool_and_changes_layouts_elsewhere():
+    selects = {**POOL, "scheduler": {"selector": "on"}}
+    check_pool(config(**selects))
+    assert not config(**selects).selects_layouts and not profiles(config(**selects))
+    assert config(rollout={"engines": 2}).selects_layouts and profiles(config(rollout={"engines": 2}))
+
+
 @pytest.mark.parametrize(
     ("sections", "message", "remedy"),
     [
@@ -48,7 +56,6 @@ def test_a_pool_of_processors_is_taken_and_a_run_without_one_is_not_asked():
             'rollout.engine = "torch"',
         ),
         ({"stack": {"pool_devices": 8, "share": "alternate"}}, "stack.share", "stack.share = false"),
-        ({"scheduler": {"selector": "on"}}, "layouts within a stage", "earl parallelism move"),
         (
             {"environment": {"name": "e", "seats": 2, "opponent": "frozen"},
              "scheduler": {"selector": "static", "steps": 9}},

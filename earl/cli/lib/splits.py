@@ -1,0 +1,62 @@
+"""Decisions about the division of a pool of devices, as splits.jsonl recorded them, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from earl.errors import ConfigError
+from earl.obs.metrics import read_lines
+
+FILE = "splits.jsonl"
+# Decisions that are listed where nobody named a step.
+LISTED = 20
+
+
+def read_splits(directory: Path) -> list[Mapping[str, Any]]:
+    """The decisions of a run, oldest first; none in a run whose stages keep their devices. Lines that hold no
+    decision are left out."""
+    return [
+        line for line in read_lines(directory / FILE) if {"step", "sentence", "candidates"} <= line.keys()
+    ]
+
+
+def splits_at(lines: Sequence[Mapping[str, Any]], step: int | None) -> list[Mapping[str, Any]]:
+    """The decisions for a step, the last one for None. Raises ConfigError naming the steps that there are."""
+    if not lines or step is None:
+        return list(lines[-1:])
+    chosen = [line for line in lines if line["step"] == step]
+    if not chosen:
+        raise ConfigError(
+            f"there is no decision about the division of devices for step {step}",
+            f"there are some for steps {lines[0]['step']} to {lines[-1]['step']}",
+        )
+    return chosen[-1:]
+
+
+def split_lines(line: Mapping[str, Any]) -> Iterator[str]:
+    """One decision as an engineer reads it: what was measured, every division, the verdict."""
+    yield f"devices, decided for step {line['step']}: {line['sentence']}"
+    yield (
+        f"  a batch takes {line['rollout_device_s']:.2f} device-seconds of rollout and "
+        f"{line['trainer_device_s']:.2f} of the trainer"
+    )
+    for candidate in line["candidates"]:
+        devices = {"rollout": candidate["rollout"], "trainer": candidate["trainer"]}
+        marks = [name for name in ("here", "best") if line[name] == devices]
+        note = f"  ({', '.join(marks)})" if marks else ""
+        yield (
+            f"  rollout {devices['rollout']:>3}, trainer {devices['trainer']:>3}: "
+            f"{candidate['step_s']:.2f} s a step{note}"
+        )
+    if line["held"]:
+        yield f"  not carried out: {line['held']}"
+    elif line["move"]:
+        yield f"  carried out by move {line['move']}"
+
+
+def moves_listed(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The last decisions that moved devices, a line each."""
+    for line in [line for line in lines if line["move"]][-LISTED:]:
+        yield f"step {line['step']}: {line['sentence']}"

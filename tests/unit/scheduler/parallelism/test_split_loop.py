@@ -1,0 +1,109 @@
+"""Decisions about a pool's division in a run: what is measured, carried out, held back and written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from earl.cli.lib.splits import moves_listed, read_splits, split_lines, splits_at
+from earl.errors import ConfigError
+from earl.parallelism import Parallelism
+from services.scheduler.monitor.length_sketch import Quantiles
+from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
+from services.scheduler.parallelism.device_pool import DevicePool
+from services.scheduler.parallelism.split_loop import SplitLoop, work_of
+from services.scheduler.selector.decision import Workload
+from services.scheduler.wakeup import Wakeup
+from tests.unit.scheduler.parallelism.test_device_moves import POOL, World
+
+BATCH = Workload(100.0, 120.0, 150.0, 64.0)
+
+
+def figures(rollout_s: float, trainer_s: float) -> StepFigures:
+    """A step whose batch took so many device-seconds of each stage."""
+    tokens = BATCH.mean_tokens * BATCH.concurrency
+    stages = {
+        stage: ObservedWorkload(BATCH, BATCH.concurrency, tokens / seconds if seconds else None)
+        for stage, seconds in (("rollout", rollout_s), ("trainer", trainer_s))
+    }
+    return StepFigures({}, stages, 0.0, Quantiles(0, 0, 0, 0), Quantiles(0, 0, 0, 0))
+
+
+class Deciding:
+    """A world of two workers whose division a loop decides."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.world, self.directory, self.pinned = World(4, 4), directory, False
+        layouts: Any = SimpleNamespace(
+            check=lambda *_: None, legal=lambda stage, counts: [Parallelism(counts[0])]
+        )
+        report: Any = SimpleNamespace(moved=lambda *_: None)
+        world = self.world
+        self.pool = DevicePool(world.moves, world.switching, layouts, directory, report, Wakeup())
+        self.loop = SplitLoop(
+            self.pool, directory, 1.0, **({"carries_out": True, "pinned": lambda: self.pinned} | options)
+        )
+        self.steps = 0
+
+    def step(self, rollout_s: float, trainer_s: float, *, last: bool = False) -> None:
+        self.steps += 1
+        self.loop.step(self.steps, figures(rollout_s, trainer_s), now=self.world.now, last=last)
+
+    @property
+    def lines(self) -> list:
+        return read_splits(self.directory)
+
+
+@pytest.fixture
+def deciding(tmp_path: Path) -> Iterator[Deciding]:
+    deciding = Deciding(tmp_path)
+    yield deciding
+    deciding.loop.close()
+
+
+def test_devices_follow_the_work_and_the_decision_is_written_down(deciding: Deciding):
+    deciding.step(60.0, 20.0)
+    move = deciding.pool.moves.move
+    assert move is not None and move.after == (6, 2) and move.step == 2
+    [line] = deciding.lines
+    assert (line["here"], line["best"]) == ({"rollout": 4, "trainer": 4}, {"rollout": 6, "trainer": 2})
+    assert (line["moves"], line["move"], line["held"]) == (True, 1, "")
+    assert len(line["candidates"]) == POOL - 1
+    # While they move, and in the step that they ended in, nothing is measured.
+    deciding.step(60.0, 20.0)
+    deciding.world.settle()
+    deciding.step(1.0, 99.0)
+    assert len(deciding.lines) == 1
+    deciding.step(60.0, 20.0)
+    assert deciding.world.devices == (6, 2) and not deciding.lines[-1]["moves"]
+    assert deciding.lines[-1]["cost_s"] == pytest.approx(0.5), "the stall that was measured"
+    assert list(moves_listed(deciding.lines)) == [f"step 2: {line['sentence']}"]
+    text = "\n".join(split_lines(splits_at(deciding.lines, 2)[0]))
+    assert "60.00 device-seconds of rollout" in text and "carried out by move 1" in text
+    assert "rollout   6, trainer   2: 10.00 s a step  (best)" in text
+    with pytest.raises(ConfigError, match="for step 99"):
+        splits_at(deciding.lines, 99)
+
+
+def test_what_is_pinned_or_over_or_not_measured_moves_nothing(deciding: Deciding):
+    deciding.pinned = True
+    deciding.step(60.0, 20.0)
+    assert deciding.lines[-1]["moves"] and deciding.lines[-1]["held"] == "rollout or the trainer is pinned"
+    deciding.pinned = False
+    deciding.step(0.0, 20.0)
+    assert work_of(figures(0.0, 20.0)) is None and len(deciding.lines) == 1
+    deciding.step(60.0, 20.0, last=True)
+    assert deciding.pool.moves.move is None
+    deciding.step(60.0, 20.0)
+    assert deciding.pool.moves.move is not None
+
+
+def test_an_observer_moves_nothing(tmp_path: Path):
+    deciding = Deciding(tmp_path, carries_out=False)
+    deciding.step(60.0, 20.0)
+    assert deciding.pool.moves.move is None and deciding.lines[-1]["moves"]
+    deciding.loop.close()
