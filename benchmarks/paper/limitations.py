@@ -81,9 +81,16 @@ LIMITATIONS = (
     ),
     Limitation(
         "the stages' parallelisms are not chosen together",
-        "no",
-        "earl replay decides for several stages together; a run decides for each stage by itself.",
-        (f"{SHARED}test_the_policy_keeps_its_promises_for_all_stages_at_once",),
+        "partly",
+        "A run divides a pool's devices between rollout and trainer by what it measures; within its devices "
+        "each stage decides by itself. earl replay decides for several stages together.",
+        (
+            "tests/unit/scheduler/parallelism/test_split_loop.py::"
+            "test_devices_follow_the_work_and_the_decision_is_written_down",
+            "tests/unit/scheduler/parallelism/test_device_moves.py::"
+            "test_the_giver_takes_back_what_the_other_could_not_take",
+            f"{SHARED}test_the_policy_keeps_its_promises_for_all_stages_at_once",
+        ),
     ),
     Limitation(
         "the best layout depends on the context length alone",
