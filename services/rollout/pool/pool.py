@@ -341,7 +341,7 @@ class EnginePool:
                 epoch=command.epoch, parallelism=new, message=f"its parallelism is {new} already"
             )
 
-        if new.devices != old.devices:
+        if self._devices.most and new.devices != old.devices:
             return await self._resize(command)
 
         def warm(stats: Sequence[EngineStats]) -> bool:

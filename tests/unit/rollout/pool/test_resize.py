@@ -6,6 +6,7 @@ import pytest
 
 from earl.errors import EngineError, IllegalParallelism, StaleEpoch
 from earl.parallelism import Parallelism
+from services.rollout.pool.devices import PoolDevices
 from tests.support.pool import published, settle
 from tests.unit.rollout.pool.test_switch import assert_whole, command, generating
 
@@ -95,3 +96,12 @@ async def test_what_a_pool_cannot_become_is_refused():
     async with generating() as (pool, _, _):
         with pytest.raises(IllegalParallelism, match="does not fit the 2 devices"):
             await pool.reparallelize(to(3))
+
+
+async def test_engines_that_share_one_device_are_replaced_and_not_resized(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(PoolDevices, "check", lambda devices, parallelism: None)
+    async with generating() as (pool, made, turns):
+        outcome = await pool.reparallelize(to(1))
+        assert not outcome.rolled_back, outcome.message
+        assert [engine.gone.is_set() for engine in made] == [True, True, False]
+        await assert_whole(turns)
