@@ -63,6 +63,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "earl/cli/show/explain.py",
         "earl/cli/show/unexplained.py",
         "earl/cli/lib/decisions.py",
+        "earl/cli/lib/splits.py",
         "earl/cli/lib/switches.py",
         "earl/cli/lib/wrapped.py",
         "tools/terminal_picture.py",
