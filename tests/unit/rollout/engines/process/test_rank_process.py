@@ -45,7 +45,7 @@ async def test_one_that_was_started_ahead_serves_at_the_usual_priority() -> None
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     # The kernel removes a thread that has ended a moment after it was joined.
     async with asyncio.timeout(10):
-        while priorities(waiting.process.pid) != {usual}:
+        while priorities(waiting.process.pid) != {usual}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await waiting.end()
     assert not waiting.ready
