@@ -17,6 +17,12 @@ that has learned enough ends an episode early, by a wrong answer, rather than pa
 
 Legal actions, for a warm-up by random play: the right digit and `choices` - 1 others. They are not part of
 what the agent reads; with few of them a warm-up teaches more than the form.
+
+`relay/recite` asks for many digits at once: {"digits": 4, "answer": 32, "choices": 2}. Its one turn shows
+`digits` digits, and the agent counts on from the last one for `answer` digits: a short context to read and a
+long answer to write, where `relay/digits` with many digits and one turn is the reverse. Reward and metric
+`right`: the part of the digits that is right in its place. An answer that ends early, or that a limit of
+tokens ends before its bracket, counts as far as it goes.
 """
 
 from __future__ import annotations
@@ -35,6 +41,11 @@ _TASK: dict[str, Setting] = {
     "digits": Whole(3, 1, 1_000),
     "choices": Whole(10, 1, 10),
     "least_turns": Whole(0, 0, 100_000),
+}
+_RECITE: dict[str, Setting] = {
+    "digits": Whole(4, 1, 1_000),
+    "answer": Whole(32, 1, 10_000),
+    "choices": Whole(2, 1, 10),
 }
 _PENALTY: dict[str, Setting] = {"free_turns": Whole(16, 0, 100_000), "penalty": Number(0.05, 0.0, 1.0)}
 
@@ -102,6 +113,32 @@ class PenalisedRelay(Relay):
         return replace(result, reward=result.reward - self._penalty) if turn > self._free else result
 
 
+class Recite(Environment):
+    """A digit in, the digits that come after it out, in one answer."""
+
+    name = "relay/recite"
+    description = "Answer with the digits that come after the last one shown, in brackets; 0 comes after 9."
+    reward_range = (0.0, 1.0)
+    blocking = False
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """ValueError for a bad task."""
+        settings = checked(task, _RECITE)
+        draw = random.Random(f"recite/{seed}")
+        shown = [draw.randrange(10) for _ in range(settings["digits"])]
+        self._answer = [(shown[-1] + place) % 10 for place in range(1, settings["answer"] + 1)]
+        others = [[draw.randrange(10) for _ in self._answer] for _ in range(settings["choices"] - 1)]
+        choices = sorted(f"[{''.join(map(str, digits))}]" for digits in (self._answer, *others))
+        return Observation(" ".join(map(str, shown)), choices)
+
+    def step(self, action: str) -> StepResult:
+        """The answer is what follows the last opening bracket."""
+        digits = [int(word) for word in re.findall("[0-9]", action.rpartition("[")[2].partition("]")[0])]
+        right = sum(map(int.__eq__, digits, self._answer)) / len(self._answer)
+        metrics = {"win": float(right == 1), "right": right}
+        return StepResult(Observation("."), right, done=True, metrics=metrics)
+
+
 def environments() -> list[type[Environment]]:
     """Lists the environments that a host serves from this module."""
-    return [Relay, PenalisedRelay]
+    return [Relay, PenalisedRelay, Recite]

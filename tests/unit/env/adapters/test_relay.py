@@ -87,3 +87,36 @@ def test_turns_past_the_free_ones_cost_the_penalty():
         observation = result.observation
     assert rewards == [0.25, 0.25, -0.25]
     assert relay.step("wrong").reward == -0.5
+
+
+def recited(text, seed=5, **task):
+    """The observation, and the result of the answer that `text` makes of its last digit."""
+    recite = load("earl.env.adapters.relay:environments")["relay/recite"]()
+    observation = recite.reset(seed, task)
+    return observation, recite.step(text(int(observation.text.split()[-1])))
+
+
+def counted(last, digits):
+    return "".join(str((last + place) % 10) for place in range(1, digits + 1))
+
+
+def test_many_digits_are_one_answer_and_each_counts_in_its_place():
+    observation, result = recited(lambda last: f"hm [{counted(last, 12)}]", digits=3, answer=12)
+    assert len(observation.text.split()) == 3 and result.done
+    assert result.reward == 1.0 and result.metrics == {"win": 1.0, "right": 1.0}
+    # An answer that a limit has ended counts as far as it goes.
+    assert recited(lambda last: f"[{counted(last, 9)}", answer=12)[1].reward == 0.75
+    assert recited(lambda last: f"[{last}{counted(last, 11)}]", answer=12)[1].reward == 0.0
+    assert recited(lambda last: "no bracket", answer=12)[1].reward == 0.0
+    # More digits than were asked for earn nothing.
+    assert recited(lambda last: f"[{counted(last, 40)}]", answer=12)[1].metrics["win"] == 1.0
+
+
+def test_the_right_recital_is_among_the_choices():
+    for seed in range(10):
+        observation, _ = recited(str, seed, answer=5, choices=3)
+        last = int(observation.text.split()[-1])
+        assert len(observation.legal_actions) == 3
+        assert f"[{counted(last, 5)}]" in observation.legal_actions
+    with pytest.raises(ValueError, match="answer"):
+        recited(str, answer=0)
