@@ -39,9 +39,15 @@ def split_lines(line: Mapping[str, Any]) -> Iterator[str]:
     """One decision as an engineer reads it: what was measured, every division, the verdict."""
     yield f"devices, decided for step {line['step']}: {line['sentence']}"
     yield (
-        f"  a batch takes {line['rollout_device_s']:.2f} device-seconds of rollout and "
+        f"  the last batch took {line['rollout_device_s']:.2f} device-seconds of rollout and "
         f"{line['trainer_device_s']:.2f} of the trainer"
     )
+    # Runs of before knew no expectation.
+    if "expected_rollout_device_s" in line:
+        yield (
+            f"  expected once devices have moved: {line['expected_rollout_device_s']:.2f} and "
+            f"{line['expected_trainer_device_s']:.2f}"
+        )
     for candidate in line["candidates"]:
         devices = {"rollout": candidate["rollout"], "trainer": candidate["trainer"]}
         marks = [name for name in ("here", "best") if line[name] == devices]

@@ -65,7 +65,7 @@ class SplitLoop:
             return
         costs_s = self._pool.moves.costs_s
         cost_s = median(costs_s) if costs_s else self._first_cost_s
-        verdict = self.last = self._policy.decide(here, work, cost_s)
+        verdict = self.last = self._policy.decide(committed, here, work, cost_s)
         number, held = 0, ""
         if verdict.moves and self._carries_out and not last:
             number, held = self._carry_out(verdict, committed + 1, now)
@@ -120,8 +120,10 @@ def encode(verdict: SplitVerdict, step: int, cost_s: float, move: int, held: str
         "moves": verdict.moves,
         "move": move,
         "held": held,
-        "rollout_device_s": round(verdict.work.rollout_s, 4),
-        "trainer_device_s": round(verdict.work.trainer_s, 4),
+        "rollout_device_s": round(verdict.measured.rollout_s, 4),
+        "trainer_device_s": round(verdict.measured.trainer_s, 4),
+        "expected_rollout_device_s": round(verdict.work.rollout_s, 4),
+        "expected_trainer_device_s": round(verdict.work.trainer_s, 4),
         "steps": verdict.steps,
         "lost_s": round(verdict.lost_s, 4),
         "threshold_s": round(verdict.threshold_s, 4),

@@ -1,7 +1,8 @@
 """The division of one pool of devices between rollout and trainer. Pure.
 
-    a committed step ─► device-seconds of rollout and of the trainer for a batch ─► seconds of a step in every
-    division ─► is another quicker? ─► what staying has lost in the steps in a row > what a move costs ─► move
+    a committed step ─► device-seconds of rollout and of the trainer for a batch ─► those to expect when
+    devices have moved ─► seconds of a step in every division ─► is another quicker? ─► what staying has lost
+    in the steps in a row > what a move costs ─► move
 
 Both stages work at once, so a step takes as long as the slower of the two: W_r / E or W_t / R, with W the
 device-seconds of a batch and E + R devices in the pool. The threshold is the rule of switch_threshold.py, for
@@ -15,9 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.scheduler.selector.switch_threshold import ERROR
-
-# Steps that the work of a batch is averaged over.
-WINDOW = 2
+from services.scheduler.selector.work_trend import STEPS, expected
 
 # Devices of rollout and of the trainer.
 Split = tuple[int, int]
@@ -25,7 +24,7 @@ Split = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SplitWork:
-    """Device-seconds that a batch took: its episodes in rollout, its training in the trainer."""
+    """Device-seconds of a batch, above 0: its episodes in rollout, its training in the trainer."""
 
     rollout_s: float
     trainer_s: float
@@ -35,12 +34,14 @@ class SplitWork:
 class SplitVerdict:
     """A decision for a step. here: the division in use; best: the quickest one. moves: whether to go there.
 
-    candidates: seconds of a step in every division. steps: for how many in a row the best has been the
-    quicker; lost_s: in those by staying; threshold_s: what that must exceed.
+    measured: in the last step; work: expected of the steps that the decision is for. candidates: seconds of a
+    step in every division. steps: for how many in a row the best has been the quicker; lost_s: in those by
+    staying; threshold_s: what that must exceed.
     """
 
     here: Split
     best: Split
+    measured: SplitWork
     work: SplitWork
     candidates: dict[Split, float]
     moves: bool = False
@@ -68,7 +69,8 @@ class SplitPolicy:
 
     def __init__(self, splits: Sequence[Split]) -> None:
         self._splits = tuple(splits)
-        self._works: deque[SplitWork] = deque(maxlen=WINDOW)
+        # (step, work) of those that were measured.
+        self._works: deque[tuple[int, SplitWork]] = deque(maxlen=STEPS)
         # For how many steps in a row a division has been quicker than the present one, and what those lost.
         self._better: dict[Split, tuple[int, float]] = {}
 
@@ -76,14 +78,17 @@ class SplitPolicy:
         """Another division is in use: what was lost by the former one no longer counts."""
         self._better = {}
 
-    def decide(self, here: Split, work: SplitWork, cost_s: float) -> SplitVerdict:
-        """Decides after a step in the division `here` that took so much work. cost_s: of a move."""
-        self._works.append(work)
-        mean = SplitWork(
-            sum(each.rollout_s for each in self._works) / len(self._works),
-            sum(each.trainer_s for each in self._works) / len(self._works),
+    def decide(self, step: int, here: Split, work: SplitWork, cost_s: float) -> SplitVerdict:
+        """Decides after a step in the division `here` that took so much work. cost_s: of a move.
+
+        Steps ascend; those that are no measure are left out.
+        """
+        self._works.append((step, work))
+        coming = SplitWork(
+            expected([(number, each.rollout_s) for number, each in self._works]),
+            expected([(number, each.trainer_s) for number, each in self._works]),
         )
-        candidates = {split: step_s(mean, split) for split in dict.fromkeys((here, *self._splits))}
+        candidates = {split: step_s(coming, split) for split in dict.fromkeys((here, *self._splits))}
         now_s = candidates[here]
         better: dict[Split, tuple[int, float]] = {}
         for split, seconds in candidates.items():
@@ -94,10 +99,12 @@ class SplitPolicy:
         # Among divisions that are alike, the one with the fewest devices to move.
         best = min(candidates, key=lambda split: (candidates[split], abs(split[0] - here[0])))
         if best == here:
-            return SplitVerdict(here, here, mean, candidates)
+            return SplitVerdict(here, here, work, coming, candidates)
         steps, lost_s = better[best]
         threshold_s = cost_s + ERROR * now_s
-        return SplitVerdict(here, best, mean, candidates, lost_s > threshold_s, steps, lost_s, threshold_s)
+        return SplitVerdict(
+            here, best, work, coming, candidates, lost_s > threshold_s, steps, lost_s, threshold_s
+        )
 
 
 def step_s(work: SplitWork, split: Split) -> float:
