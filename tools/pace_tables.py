@@ -6,6 +6,9 @@ fig3        EARL (arXiv 2510.05943), Fig. 3: what TP8 generates on a device rela
             paper's ratio.
 slow-link   A table of ours: small devices whose link is slow, so that tensor parallelism costs speed and pays
             in memory alone. All of it is a formula. Its contexts are those of a small run.
+compute-bound
+            A table of ours for one pool of eight devices. Whatever the number of a stage's devices, each of
+            rollout generates as many tokens a second; one of the trainer trains as many, fewer of long ones.
 
 A row's `source` says which of the two its rate is. Without --write only differences are printed; exit code 1
 if there are any.
@@ -94,7 +97,18 @@ def train_rate(cp: int, length: int) -> float:
     return 1 / (token_s + 0.012 * (cp - 1) / length)
 
 
-TEXTS = {"fig3": fig3, "slow-link": slow_link}
+def compute_bound() -> Iterator[Row]:
+    """Eight devices that change between rollout and trainer, each with a whole model: computation alone
+    bounds them, so that a stage of twice as many is twice as quick. A token of the trainer costs more the
+    longer its sequence is, and one of rollout does not: long prompts are work for the trainer, long answers
+    for rollout."""
+    for length in LENGTHS:
+        for share in SHARES:
+            yield ("rollout", 8, 1, 1, 1, length, 8 * share, "550", "formula")
+        yield ("trainer", 8, 1, 1, 1, length, 8 * 16, f"{10_200 / (1 + length / 64):.4g}", "formula")
+
+
+TEXTS = {"fig3": fig3, "slow-link": slow_link, "compute-bound": compute_bound}
 
 
 def main() -> int:

@@ -1,0 +1,222 @@
+"""A run whose devices follow a load that drifts, against every static division of the same devices.
+
+round 1   the pool ─► the seven static divisions, the even one first; one that takes LONGEST times the best's
+          seconds is stopped there: it cannot be the best any more
+round 2…  the pool and the quickest static divisions, in turns, each round with a seed of its own
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.goals import missed_goals
+from benchmarks.growing_context import one_run
+from benchmarks.learning import published
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.paced_growth import interval_figures, runs_ratio
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.progress import counted
+from earl.cli.compare.figures import figures as compared_figures
+from earl.cli.lib.splits import read_splits
+from earl.cli.report.curves import TRAIN
+from earl.cli.report.data import RecordedRun
+from earl.cli.run.launch import overrides_of
+from earl.config.load import Override, load_run
+from earl.config.paced_check import paced_text
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+from earl.obs.metrics import read_lines
+from services.scheduler.selector.split_policy import Split, SplitWork, step_s
+
+app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services",
+    "earl/dispatch",
+    "earl/models",
+    "earl/env",
+    "earl/stack",
+    "earl/pacing",
+    "examples/pool.toml",
+    "benchmarks/pool.py",
+)
+RUN_FILE = ROOT / "examples" / "pool.toml"
+COMPARES = (
+    "SIMULATED TIMES: the run file's devices are paced (docs/paced.md); services, data plane, ledger, moves, "
+    "weights and sampling are real. Seconds of training of one run file, from the end of its first step to "
+    "the end of its last one: with devices that move between rollout and trainer by the scheduler's own "
+    "decisions, moves included, and in every static division of the same devices. The tasks of the mixture "
+    "drift, and with them the best division. vs_best_static: seconds of the best of all static divisions "
+    "over those of the pool, in rounds of one seed, with a 95 % interval of the logarithm (Student's t). "
+    "Round 1 runs all; a static division is stopped there once it has taken so much longer than the best "
+    "that it cannot be it. Later rounds run the pool and the quickest ones. limit: what the best division in "
+    "each step, without moves, would gain over that static one, by the work that its run measured; "
+    "share_of_limit: the part of that gain that the pool reached. lost_max: episodes that were dropped, or "
+    "ended for lack of memory, in any run; unaccounted_max: episodes that the ledger cannot account for."
+)
+GOALS = {
+    "vs_best_static": 1.25,
+    "vs_best_static_low": 1.0,
+    "over_pace_max": 0.05,
+    "lost_max": 0.0,
+    "unaccounted_max": 0.0,
+    "rolled_back_max": 0.0,
+}
+OURS = "pool"
+# Times the best division's seconds at which another one is stopped.
+LONGEST = 1.25
+# Static divisions that later rounds repeat.
+REPEATED = 2
+
+
+@app.command(
+    cls=RecordedOverridableCommand,
+    epilog="Any key of examples/pool.toml: --section.key VALUE, e.g. --scheduler.steps 40",
+)
+def pool(
+    ctx: typer.Context,
+    repetitions: Annotated[int, typer.Option(min=2, help="Runs of the pool and of its best rivals.")] = 3,
+    runs_dir: Annotated[str, typer.Option(help="Directory of runs instead of the run file's.")] = "",
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """Compare devices that move between rollout and trainer with every static division of them."""
+    given = overrides_of(ctx, runs_dir=runs_dir)
+    config = load_run(RUN_FILE, given)
+    ways = ways_of(config)
+    runs: list[dict[str, Any]] = []
+
+    def once(way: str, number: int, *keys: Override) -> None:
+        overrides = [*given, *ways[way], ("seed", str(config.seed + number)), *keys]
+        runs.append({"way": way, "repetition": number, **run_figures(one_run(RUN_FILE, overrides, way))})
+
+    about = {
+        "compares": COMPARES,
+        "paced": paced_text(config),
+        "goals": GOALS,
+        "settings": config.model_dump(mode="json", exclude={"name", "runs_dir"}, exclude_defaults=True),
+    }
+    with published("pool", about, runs, lambda _: summary(runs), results, as_json=as_json):
+        for way in counted("runs, each way once", list(ways)):
+            done = [run["train_s"] for run in runs if run["whole"] and run["way"] != OURS]
+            once(way, 0, *([("scheduler.train_limit_s", f"{LONGEST * min(done):.0f}")] if done else []))
+        kept = [OURS, *quickest(runs)]
+        turns = [(way, number) for number in range(1, repetitions) for way in kept[:: (-1) ** number]]
+        for way, number in counted("runs of the pool and of its best rivals", turns):
+            once(way, number)
+
+
+def ways_of(config: RunConfig) -> dict[str, list[Override]]:
+    """The pool, and the static divisions of its devices, the most even ones first. Raises ConfigError for a
+    run file without a pool of paced devices."""
+    devices = config.stack.pool_devices
+    if not devices or config.pace is None:
+        raise ConfigError(
+            f"{RUN_FILE.name} has no pool of paced devices, which this compares",
+            "give it stack.pool_devices and paced.table",
+        )
+    ways: dict[str, list[Override]] = {OURS: [("scheduler.selector", "on")]}
+    for rollout in sorted(range(1, devices), key=lambda rollout: abs(2 * rollout - devices)):
+        # An observer writes down what it would decide, and moves nothing.
+        ways[split_text((rollout, devices - rollout))] = [
+            ("scheduler.selector", "observe"),
+            ("rollout.engines", str(rollout)),
+            ("trainer.ranks", str(devices - rollout)),
+        ]
+    return ways
+
+
+def split_text(split: Split) -> str:
+    return f"{split[0]}:{split[1]}"
+
+
+def run_figures(run: RecordedRun) -> dict[str, Any]:
+    """The figures of a run. whole: every step was trained; works: of each step that was measured."""
+    ends_s = dict(run.points("time_s", phase=TRAIN))
+    moves = list(read_lines(run.directory / "moves.jsonl"))
+    result = run.result
+    kept = {figure.key: figure.of(run) for figure in compared_figures() if figure.key == "over_pace"}
+    over_pace = kept["over_pace"]
+    account = [float(result.get(name, 0)) for name in ("trained", "evaluated", "dropped", "live")]
+    return {
+        "directory": run.directory.name,
+        "steps": len(ends_s),
+        "whole": len(ends_s) == run.config.scheduler.steps,
+        "train_s": round(max(ends_s.values()) - min(ends_s.values()), 3) if ends_s else None,
+        "tokens": sum(value for _, value in run.points("tokens", phase=TRAIN)),
+        "over_pace": getattr(over_pace, "value", None),
+        "lost": sum(ending.get("out_of_memory", 0) for ending in run.endings) + result.get("dropped", 0),
+        "unaccounted": abs(result.get("issued", 0) - sum(account)) if result else None,
+        "moves": [
+            {key: move[key] for key in ("step", "before", "after", "holds", "stall_s", "seconds")}
+            | {"rolled_back": bool(move.get("rolled_back"))}
+            for move in moves
+        ],
+        "works": [
+            [line["step"], line["rollout_device_s"], line["trainer_device_s"]]
+            for line in read_splits(run.directory)
+        ],
+    }
+
+
+def quickest(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The static divisions that were quickest in round 1, REPEATED at most."""
+    whole = [run for run in runs if run["whole"] and run["way"] != OURS]
+    return [run["way"] for run in sorted(whole, key=lambda run: run["train_s"])[:REPEATED]]
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures and the goals that they miss."""
+    of: dict[str, dict[int, int]] = {}
+    for index, run in enumerate(runs):
+        of.setdefault(run["way"], {})[run["repetition"]] = index
+    whole = {way: all(runs[i]["whole"] for i in places.values()) for way, places in of.items()}
+    seconds = {
+        way: statistics.fmean(runs[i]["train_s"] or 0.0 for i in places.values())
+        for way, places in of.items()
+    }
+    rounds = len(of.get(OURS, ()))
+    rivals = [way for way in of if way != OURS and whole[way] and len(of[way]) == rounds]
+    best = min(rivals, key=lambda way: seconds[way], default=None) if whole.get(OURS) else None
+    ratio = best and runs_ratio(
+        of, best, OURS, lambda rival, ours: runs[rival]["train_s"] / runs[ours]["train_s"]
+    )
+    bound = limit([runs[i] for i in of[best].values()], best) if best else None
+    gain = ratio["value"] if ratio else None
+    shares = [run["over_pace"] for run in runs if run["over_pace"] is not None]
+    unaccounted = [run["unaccounted"] for run in runs]
+    figures: dict[str, Any] = {
+        **interval_figures("vs_best_static", ratio or None),
+        "best_static": best,
+        "limit": bound,
+        "share_of_limit": (gain - 1) / (bound - 1) if gain and bound and bound > 1 else None,
+        "train_s": seconds,
+        "stopped": [way for way in of if not whole[way]],
+        "moves": [len(runs[i]["moves"]) for i in of.get(OURS, {}).values()],
+        "move_s": middle([move["seconds"] for run in runs for move in run["moves"]]),
+        "move_stall_s": middle([move["stall_s"] for run in runs for move in run["moves"]]),
+        "over_pace_max": max(shares, default=None),
+        "lost_max": float(max((run["lost"] for run in runs), default=0)),
+        "unaccounted_max": None if None in unaccounted else float(max(unaccounted, default=0)),
+        "rolled_back_max": float(sum(move["rolled_back"] for run in runs for move in run["moves"])),
+    }
+    return {**figures, "missed": missed_goals(figures, GOALS)}
+
+
+def middle(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 3) if values else None
+
+
+def limit(runs: Sequence[Mapping[str, Any]], way: str) -> float | None:
+    """Returns what the best division in each step gains over a static one, by the work its runs measured;
+    None if they measured none."""
+    rollout, trainer = map(int, way.split(":"))
+    works = [SplitWork(work[1], work[2]) for run in runs for work in run["works"]]
+    splits = [(count, rollout + trainer - count) for count in range(1, rollout + trainer)]
+    free_s = sum(min(step_s(work, split) for split in splits) for work in works)
+    return sum(step_s(work, (rollout, trainer)) for work in works) / free_s if free_s else None
