@@ -154,7 +154,7 @@ def figures_of(run: RecordedRun) -> dict[str, Any]:
     }
     curves["truncated"] = [round(step["truncated_episodes"] / step["sequences"], 4) for step in steps]
     return {
-        "complete": bool(run.result.get("complete")),
+        "complete": whole["outcome"] == "complete",
         # What did not end as it should is worth nothing.
         "score": run.result.get("win_rate") or 0.0,
         "score_low": run.result.get("win_low"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.growing_context import EXAMPLE
 from benchmarks.paper import fig1
 from benchmarks.paper.settings import PaperSettings
+from earl.cli.report.data import RecordedRun
 from earl.config.load import load_run
 from earl.env.serve import load
 
@@ -108,3 +110,21 @@ def test_a_limited_policy_that_never_errs_has_its_ceiling():
     # 8 turns of 12 tokens in 100, of tasks of 1 to 20 turns.
     assert fig1.ceiling(fig1.LIMIT, 100) == 0.4 and fig1.ceiling(fig1.FREE, 100) == 1.0
     assert fig1.of_ceiling({"arm": fig1.LIMIT, "score": 0.4}, 100) == 1.0
+
+
+def test_a_run_with_its_final_evaluation_is_complete(tmp_path: Path):
+    metrics = [
+        {"phase": "train", "step": step, "time_s": float(step), "length_mean": 20.0, "turns_mean": 2.0,
+         "reward_mean": 0.1, "win_rate": 0.2, "truncated_episodes": 1, "sequences": 4}
+        for step in (1, 2)
+    ]  # fmt: skip
+    # result.json of a launch, which has no word for its own end.
+    result = {"win_rate": 0.5, "win_low": 0.4, "win_high": 0.6}
+    config = load_run(EXAMPLE, [("scheduler.steps", "3")])
+    evaluations = [{"name": "start", "version": 1}, {"name": "final", "version": 4}]
+    run = RecordedRun(tmp_path, config, metrics, evaluations, {}, result)
+    figures = fig1.figures_of(run)
+    assert figures["complete"] is True and figures["score"] == 0.5
+    assert figures["curves"]["truncated"] == [0.25, 0.25]
+    early = fig1.figures_of(RecordedRun(tmp_path, config, metrics, evaluations[:1], {}, {}))
+    assert early["complete"] is False and early["score"] == 0.0
