@@ -132,9 +132,9 @@ class RunConfig(ConfigSection):
 
     @property
     def keeps_standby(self) -> bool:
-        """Returns whether rollout workers keep processes ready for engines of another parallelism."""
+        """Returns whether rollout workers keep processes ready for engines to come."""
         standby = self.rollout.standby
-        return self.selects_layouts if standby == "auto" else standby
+        return self.scheduler.selector == "on" if standby == "auto" else standby
 
     @property
     def pace(self) -> Pace | None:

@@ -129,11 +129,14 @@ def pool_devices(
 
 
 def standby_processes(config: RunConfig, devices: PoolDevices) -> StandbyProcesses | None:
-    """The processes that a worker keeps ready for its next engines, one for each device; None for none, and
-    where its devices allow no other parallelism. Raises EngineNotInstalled."""
-    if not config.keeps_standby or len(devices.legal) < 2:
+    """The processes that a worker keeps ready for its next engines, one for each device that those may have
+    beside the present ones; None for none, and where its devices allow no other parallelism. Raises
+    EngineNotInstalled."""
+    replaced = devices.initial.devices if len(devices.legal) > 1 else 0
+    count = max(replaced, devices.most - devices.initial.devices)
+    if not config.keeps_standby or not count:
         return None
-    return StandbyProcesses(RankKind.of(devices.base), devices.initial.devices)
+    return StandbyProcesses(RankKind.of(devices.base), count)
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:

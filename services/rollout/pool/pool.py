@@ -371,6 +371,7 @@ class EnginePool:
         canary = Canary(f"canary {command.epoch}", self._devices.model.vocab, context)
         change = PoolResize(command, self.router, devices, canary, self._publish_lock, self._reading)
         outcome = await change.run()
+        self._fill_standby()
         if not outcome.rolled_back:
             self._devices, self.epoch = devices, command.epoch
         self._changes.tell()

@@ -38,3 +38,14 @@ async def test_one_for_each_device_where_the_selector_switches(
     assert (standby is not None) == kept
     if standby is not None:
         assert standby.count == 2 and standby.pids == []
+
+
+@pytest.mark.parametrize(("most", "count"), [(2, 2), (3, 2), (7, 5)])
+def test_as_many_as_a_pool_of_devices_may_still_give(tmp_path: Path, most: int, count: int) -> None:
+    directory = tmp_path / "model"
+    write_scratch(directory, SCRATCH, 3, "float32")
+    base = EngineSpec(name="e", model_dir=str(directory))
+    devices = PoolDevices(base, 2, load_spec(str(directory)), most=most)
+    sections = {"scheduler": {"selector": "on"}, "stack": {"pool_devices": most + 1}}
+    standby = standby_processes(tictactoe(tmp_path, **sections), devices)
+    assert standby is not None and standby.count == count
