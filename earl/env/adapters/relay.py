@@ -128,7 +128,7 @@ class Recite(Environment):
         shown = [draw.randrange(10) for _ in range(settings["digits"])]
         self._answer = [(shown[-1] + place) % 10 for place in range(1, settings["answer"] + 1)]
         others = [[draw.randrange(10) for _ in self._answer] for _ in range(settings["choices"] - 1)]
-        choices = sorted(f"[{''.join(map(str, digits))}]" for digits in (self._answer, *others))
+        choices = sorted(f"[{' '.join(map(str, digits))}]" for digits in (self._answer, *others))
         return Observation(" ".join(map(str, shown)), choices)
 
     def step(self, action: str) -> StepResult:

@@ -97,7 +97,7 @@ def recited(text, seed=5, **task):
 
 
 def counted(last, digits):
-    return "".join(str((last + place) % 10) for place in range(1, digits + 1))
+    return " ".join(str((last + place) % 10) for place in range(1, digits + 1))
 
 
 def test_many_digits_are_one_answer_and_each_counts_in_its_place():
@@ -106,7 +106,9 @@ def test_many_digits_are_one_answer_and_each_counts_in_its_place():
     assert result.reward == 1.0 and result.metrics == {"win": 1.0, "right": 1.0}
     # An answer that a limit has ended counts as far as it goes.
     assert recited(lambda last: f"[{counted(last, 9)}", answer=12)[1].reward == 0.75
-    assert recited(lambda last: f"[{last}{counted(last, 11)}]", answer=12)[1].reward == 0.0
+    assert recited(lambda last: f"[{last} {counted(last, 11)}]", answer=12)[1].reward == 0.0
+    # Spaces do not count.
+    assert recited(lambda last: f"[{counted(last, 12).replace(' ', '')}]", answer=12)[1].reward == 1.0
     assert recited(lambda last: "no bracket", answer=12)[1].reward == 0.0
     # More digits than were asked for earn nothing.
     assert recited(lambda last: f"[{counted(last, 40)}]", answer=12)[1].metrics["win"] == 1.0
