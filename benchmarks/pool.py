@@ -69,7 +69,7 @@ GOALS = {
 }
 OURS = "pool"
 # Times the best division's seconds at which another one is stopped.
-LONGEST = 1.25
+LONGEST = 1.15
 # Static divisions that later rounds repeat.
 REPEATED = 2
 
