@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,10 @@ def paper(
     gbps: Annotated[float, typer.Option(min=0.01, help="fig4: Gbit/s of each host's link.")] = 0.25,
     sizes: Annotated[str, typer.Option(help="fig4: MiB a worker, separated by commas.")] = "46,93,187",
     rounds: Annotated[int, typer.Option(min=1, help="fig4: rounds of each size.")] = 3,
+    runs_of: Annotated[
+        Path | None,
+        typer.Option(metavar="RESULT.json", help="fig1: sum up the runs of a saved result, make none."),
+    ] = None,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
@@ -71,7 +76,7 @@ def paper(
     unknown = [name for name in figure or () if name not in FIGURES]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(FIGURES)}", param_hint="figure")
-    settings = PaperSettings(hosts, gbps, sizes_mib, rounds)
+    settings = PaperSettings(hosts, gbps, sizes_mib, rounds, runs_of)
     names = list(dict.fromkeys(figure)) if figure else list(FIGURES)
     state, machine = checkout(), described()
     made: dict[str, dict[str, Any]] = {}

@@ -9,6 +9,7 @@ An agent that learns plays longer episodes, because each right answer is followe
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 import time
@@ -23,6 +24,7 @@ from benchmarks.record.progress import counted
 from earl.cli.report.curves import TRAIN
 from earl.cli.report.data import RecordedRun
 from earl.config.load import Override, load_run
+from earl.errors import ConfigError
 from earl.models.create import create_model
 from earl.parallelism import Parallelism
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
@@ -72,12 +74,10 @@ COMPARES = (
 
 
 def figure(settings: PaperSettings) -> PaperFigure:
-    return PaperFigure(
-        "fig1",
-        {"seeds": list(SEEDS), "steps": STEPS, "episodes": EPISODES, "lr": LR, "most_turns": MOST_TURNS},
-        measure,
-        GOALS,
-    )
+    chosen = {"seeds": list(SEEDS), "steps": STEPS, "episodes": EPISODES, "lr": LR, "most_turns": MOST_TURNS}
+    if (saved := settings.runs_of) is not None:
+        return PaperFigure("fig1", chosen | {"runs_of": saved.name}, lambda: summed_anew(saved), GOALS)
+    return PaperFigure("fig1", chosen, measure, GOALS)
 
 
 def measure() -> dict[str, Any]:
@@ -93,6 +93,18 @@ def measure() -> dict[str, Any]:
 
         runs = [run(seed, arm) for seed, arm in counted("runs of fig1", list(turns(SEEDS)))]
     return {"compares": COMPARES, "limit_tokens": limit, **summary(runs, limit), "runs": runs}
+
+
+def summed_anew(path: Path) -> dict[str, Any]:
+    """The figure of the runs that a result has saved. A run is complete if it has its final evaluation, as in
+    `earl compare`. Raises ConfigError for a file that is no result of this figure."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        limit, runs = saved["limit_tokens"], saved["runs"]
+        runs = [run | {"complete": run["score_low"] is not None} for run in runs]
+        return {"compares": COMPARES, "limit_tokens": limit, **summary(runs, limit), "runs": runs}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no result of fig1: {error}", "name a paper-fig1-….json") from None
 
 
 def turns(seeds: Sequence[int]) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.paper.settings import PaperSettings
 from earl.cli.report.data import RecordedRun
 from earl.config.load import load_run
 from earl.env.serve import load
+from earl.errors import ConfigError
 
 
 def a_run(arm: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -128,3 +130,19 @@ def test_a_run_with_its_final_evaluation_is_complete(tmp_path: Path):
     assert figures["curves"]["truncated"] == [0.25, 0.25]
     early = fig1.figures_of(RecordedRun(tmp_path, config, metrics, evaluations[:1], {}, {}))
     assert early["complete"] is False and early["score"] == 0.0
+
+
+def test_saved_runs_are_summed_up_anew(tmp_path: Path):
+    saved = tmp_path / "paper-fig1-x.json"
+    wrong = [run | {"complete": False, "score_low": 0.1} for run in runs()]
+    saved.write_text(json.dumps({"limit_tokens": 200, "runs": wrong}))
+    figure = fig1.figure(PaperSettings(runs_of=saved))
+    assert figure.settings["runs_of"] == saved.name
+    values = figure.made()
+    assert values["not_complete_max"] == 0 and values["seeds"] == fig1.summary(runs(), 200)["seeds"]
+    wrong[0]["score_low"] = None
+    saved.write_text(json.dumps({"limit_tokens": 200, "runs": wrong}))
+    assert figure.made()["not_complete_max"] == 1
+    saved.write_text("{}")
+    with pytest.raises(ConfigError, match="is no result of fig1"):
+        figure.made()
