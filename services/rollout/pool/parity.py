@@ -11,13 +11,51 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from earl.errors import EngineError
 from services.rollout.engines.contract.engine import Engine, GenerateRequest
 
 PROMPTS, PROMPT_TOKENS = 4, 12
 # Tokens of the session: more than one block of any engine's prefix cache.
 SESSION_TOKENS = 48
+
+
+class ParityLost(EngineError):
+    """New engines give other log-probs than the old ones with the same weights."""
+
+
+@dataclass(slots=True)
+class ParityCheck:
+    """The comparisons of one change of engines. tolerance: of a log-prob, in nats. about: the change, and
+    consequence, for the error's text.
+
+    largest_difference: of the log-probs compared so far, in nats; compared: how many those are.
+    """
+
+    tolerance: float
+    about: str
+    consequence: str
+    largest_difference: float = 0.0
+    compared: int = 0
+
+    def check(self, engine: str, what: str, before: float, after: float) -> None:
+        """Compares a log-prob of an old engine with a new one's. Raises ParityLost."""
+        apart = difference(before, after)
+        self.largest_difference = max(apart, self.largest_difference)
+        self.compared += 1
+        if apart > self.tolerance:
+            raise ParityLost(
+                f"{self.about}: engine {engine} differs by {apart:.3g} in the log-prob of "
+                f"{what}, more than {self.tolerance:g}",
+                f"{self.consequence}; its kernels or its weights are wrong",
+            )
+
+    def prompts(self, engine: str, before: Sequence[float], after: Sequence[float]) -> None:
+        """Compares the log-probs of the canary prompts. Raises ParityLost."""
+        for old, new in zip(before, after, strict=True):
+            self.check(engine, "a canary prompt", old, new)
 
 
 @dataclass(frozen=True, slots=True)

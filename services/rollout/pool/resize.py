@@ -14,24 +14,23 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from earl.config.scheduler import SwitchStage
 from earl.errors import DeadlineExceeded, EarlError, EngineError
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from earl.waiting import deadline
 from services.rollout.pool.devices import PoolDevices
-from services.rollout.pool.parity import Canary, difference
+from services.rollout.pool.parity import Canary, ParityCheck
 from services.rollout.pool.replicas import EngineReplica
 from services.rollout.pool.router import RequestRouter
-from services.rollout.pool.switch import ParityLost
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PoolResize:
-    """One change of a pool's number of engines. devices: of the pool afterwards.
+    """One change of a pool's number of engines. devices: of the pool afterwards. check: what was compared.
 
     publish_lock, reading: as in SwitchParts.
     """
@@ -42,6 +41,12 @@ class PoolResize:
     canary: Canary
     publish_lock: asyncio.Lock
     reading: Callable[[int, float], AbstractAsyncContextManager[None]]
+    check: ParityCheck = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.check = ParityCheck(
+            self.command.logprob_tolerance, str(self.command.parallelism), "the engine does not join"
+        )
 
     async def run(self) -> SwitchOutcome:
         """Carries it out. Raises nothing but cancellation, after which no engine that joined is left."""
@@ -66,6 +71,8 @@ class PoolResize:
             stall_s=0.0,
             seconds=time.monotonic() - began_s,
             sequences_continued=self.router.continued - continued,
+            max_logprob_difference=self.check.largest_difference,
+            logprobs_compared=self.check.compared,
         )
 
     async def _join(self, count: int) -> None:
@@ -95,13 +102,7 @@ class PoolResize:
         before = await self.canary.score_prompts(old[0])
         scores = await asyncio.gather(*map(self.canary.score_prompts, new))
         for engine, after in zip(new, scores, strict=True):
-            apart = max(map(difference, before, after), default=0.0)
-            if not apart <= self.command.logprob_tolerance:
-                raise ParityLost(
-                    f"engine {engine.spec.name} differs by {apart:.3g} in the log-prob of a canary prompt, "
-                    f"more than {self.command.logprob_tolerance:g}",
-                    "its kernels or its weights are wrong",
-                )
+            self.check.prompts(engine.spec.name, before, after)
 
     async def _leave(self, count: int) -> None:
         replicas = self.router.replicas

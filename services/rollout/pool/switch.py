@@ -29,10 +29,10 @@ from earl.waiting import deadline
 from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.pool.kv_handover import KvHandover
 from services.rollout.pool.kv_placement import Rates
-from services.rollout.pool.parity import Canary
+from services.rollout.pool.parity import Canary, ParityLost
 from services.rollout.pool.replicas import RETRY_S, EngineReplica, EngineReplicas, Publication
 from services.rollout.pool.router import RequestRouter, forget
-from services.rollout.pool.switch_parity import ParityLost, SwitchParity
+from services.rollout.pool.switch_parity import SwitchParity
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ class PoolSwitch:
         self._note(
             sequences_continued=self._router.continued - continued,
             seconds=time.monotonic() - began,
-            max_logprob_difference=self._parity.largest_difference,
-            logprobs_compared=self._parity.compared,
+            max_logprob_difference=self._parity.check.largest_difference,
+            logprobs_compared=self._parity.check.compared,
         )
         return self._outcome
 

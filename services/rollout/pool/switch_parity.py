@@ -16,31 +16,26 @@ from collections.abc import Mapping, Sequence
 from earl.errors import EngineError, EngineLost
 from earl.reparallelize import SwitchCommand
 from services.rollout.engines.contract.engine import Engine
-from services.rollout.pool.parity import Canary, CanaryScores, difference
+from services.rollout.pool.parity import Canary, CanaryScores, ParityCheck
 from services.rollout.pool.replicas import EngineReplicas
 from services.rollout.pool.router import forget
 
 
-class ParityLost(EngineError):
-    """New engines give other log-probs than the old ones with the same weights."""
-
-
 class SwitchParity:
-    """Compares the engines of one switch.
-
-    largest_difference: of the log-probs compared so far, in nats; compared: how many those are.
-    """
+    """Compares the engines of one switch. check: what was compared so far."""
 
     def __init__(
         self, command: SwitchCommand, canary: Canary, old: EngineReplicas, new: EngineReplicas
     ) -> None:
-        self._command, self._canary = command, canary
-        self._old, self._new = old, new
+        self._canary, self._old, self._new = canary, old, new
         self._scoring: asyncio.Task[CanaryScores | None] | None = None
         self._old_scores: CanaryScores | None = None
         self._new_scores: Sequence[tuple[float, ...]] = ()
-        self.largest_difference = 0.0
-        self.compared = 0
+        self.check = ParityCheck(
+            command.logprob_tolerance,
+            str(command.parallelism),
+            "this parallelism is not used again in this run",
+        )
 
     async def ask_old(self) -> None:
         """Asks an old engine for its scores, in the background: it answers between the steps of its turns.
@@ -100,7 +95,7 @@ class SwitchParity:
             *(self._canary.score_session(engine, scores.follow) for engine in engines)
         )
         for engine, logprob in zip(engines, logprobs, strict=True):
-            self._check(engine.spec.name, "the canary session", difference(scores.session, logprob))
+            self.check.check(engine.spec.name, "the canary session", scores.session, logprob)
 
     async def warm_up(self, sequences: Mapping[int, int]) -> None:
         """Computes in new engines as many tokens as a decode step of their sequences does, so that the first
@@ -149,16 +144,4 @@ class SwitchParity:
 
     def _compare(self, old_scores: CanaryScores) -> None:
         for engine, logprobs in zip(self._new.engines, self._new_scores, strict=True):
-            for before, after in zip(old_scores.prompts, logprobs, strict=True):
-                self._check(engine.spec.name, "a canary prompt", difference(before, after))
-
-    def _check(self, engine: str, what: str, apart: float) -> None:
-        self.largest_difference = max(apart, self.largest_difference)
-        self.compared += 1
-        if apart > self._command.logprob_tolerance:
-            parallelism = self._command.parallelism
-            raise ParityLost(
-                f"{parallelism}: engine {engine} differs by {apart:.3g} in the log-prob of "
-                f"{what}, more than {self._command.logprob_tolerance:g}",
-                "this parallelism is not used again in this run; its kernels or its weights are wrong",
-            )
+            self.check.prompts(engine.spec.name, old_scores.prompts, logprobs)
