@@ -103,7 +103,7 @@ def compute_bound() -> Iterator[Row]:
     longer its sequence is, and one of rollout does not: long prompts are work for the trainer, long answers
     for rollout."""
     for length in LENGTHS:
-        for share in SHARES[2:]:
+        for share in SHARES[3:]:
             yield ("rollout", 8, 1, 1, 1, length, 8 * share, "550", "formula")
         yield ("trainer", 8, 1, 1, 1, length, 8 * 16, f"{10_200 / (1 + length / 64):.4g}", "formula")
 
