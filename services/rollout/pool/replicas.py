@@ -159,17 +159,20 @@ class EngineReplicas:
         self._watches[replica] = watch
 
     async def join(self, specs: Sequence[EngineSpec]) -> list[EngineReplica]:
-        """Starts further engines beside the others and brings them to the newest weights; they get no turns
-        before `admit`. If one fails, none is left. Raises what start raises, ProcessFailed."""
+        """Starts further engines beside the others; they get no turns before `admit`. If one fails, none is
+        left. Raises what start raises."""
         joined = [EngineReplica(spec, joining=True) for spec in specs]
         try:
             await asyncio.gather(*(self._start(replica) for replica in joined))
-            self.all += joined
-            await asyncio.gather(*(self._catch_up(replica) for replica in joined))
         except BaseException:
             await self.leave(joined)
             raise
+        self.all += joined
         return joined
+
+    async def bring(self, joined: Sequence[EngineReplica]) -> None:
+        """Brings engines that joined to the newest weights. Raises ProcessFailed."""
+        await asyncio.gather(*(self._catch_up(replica) for replica in joined))
 
     def admit(self, joined: Sequence[EngineReplica]) -> None:
         """Lets engines that joined have turns, and replaces them when they die."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from earl.config.scheduler import SwitchStage
@@ -42,6 +42,8 @@ class PoolResize:
     publish_lock: asyncio.Lock
     reading: Callable[[int, float], AbstractAsyncContextManager[None]]
     check: ParityCheck = field(init=False)
+    # Seconds of the outcome's phases.
+    _phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.check = ParityCheck(
@@ -73,16 +75,32 @@ class PoolResize:
             sequences_continued=self.router.continued - continued,
             max_logprob_difference=self.check.largest_difference,
             logprobs_compared=self.check.compared,
+            **self._phases_s,
         )
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Notes the block's seconds as those of a phase of the outcome, also where the block fails."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._phases_s[phase] = round(time.monotonic() - began_s, 4)
 
     async def _join(self, count: int) -> None:
         replicas = self.router.replicas
         specs = self.devices.specs(self.command.parallelism, self.command.epoch)[-count:]
-        async with self._within(SwitchStage.PREPARE):
-            prepare_s = self.command.deadlines.prepare_s
-            async with self.reading(replicas.target.version, prepare_s):
-                joined = await replicas.join(specs)
+        joined: list[EngineReplica] = []
         try:
+            prepare_s = self.command.deadlines.prepare_s
+            async with (
+                self._within(SwitchStage.PREPARE),
+                self.reading(replicas.target.version, prepare_s),
+            ):
+                with self._timed("start_s"):
+                    joined = await replicas.join(specs)
+                with self._timed("weights_s"):
+                    await replicas.bring(joined)
             async with self._within(SwitchStage.VERIFY), self.publish_lock:
                 await self._verify(joined)
         except BaseException:
@@ -115,7 +133,8 @@ class PoolResize:
                 await self.router.hand_over(leaving, self.devices)
         except EarlError as error:
             log.warning("an engine leaves in mid-turn: %s", error)
-        await replicas.leave(leaving)
+        with self._timed("end_s"):
+            await replicas.leave(leaving)
 
     def _within(self, stage: SwitchStage) -> AbstractAsyncContextManager[None]:
         seconds = stage.deadline_s(self.command.deadlines)

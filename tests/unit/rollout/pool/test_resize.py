@@ -21,6 +21,9 @@ async def test_engines_join_and_the_others_are_not_interrupted():
         assert not outcome.rolled_back, outcome.message
         assert (outcome.parallelism, outcome.epoch, outcome.stall_s) == (Parallelism(4), 1, 0.0)
         assert outcome.sequences_continued == 0
+        # Four prompts on each of two engines.
+        assert outcome.logprobs_compared == 8 and outcome.max_logprob_difference == 0.0
+        assert 0 < outcome.start_s + outcome.weights_s <= outcome.seconds
         assert (pool.parallelism, pool.epoch, pool.live) == (Parallelism(4), 1, 4)
         assert [engine.spec.name for engine in made[2:]] == ["e/engine-2-epoch-1", "e/engine-3-epoch-1"]
         assert not any(engine.gone.is_set() for engine in made)
