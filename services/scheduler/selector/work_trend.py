@@ -21,6 +21,8 @@ MEAN = 3
 SURE = 3.0
 # Steps from the last one measured to the first one in another division.
 AHEAD = 2
+# The work is expected to change by this factor at most meanwhile: a jump among the steps makes a steep line.
+MOST = 2.0
 
 
 def expected(points: Sequence[tuple[int, float]]) -> float:
@@ -38,4 +40,5 @@ def expected(points: Sequence[tuple[int, float]]) -> float:
     error = math.sqrt(apart / (len(logs) - 2) / spread)
     if abs(slope) <= SURE * error:
         return math.exp(fmean(logs[-MEAN:]))
-    return math.exp(base + slope * (steps[-1] + AHEAD))
+    change = min(math.log(MOST), max(-math.log(MOST), slope * AHEAD))
+    return math.exp(base + slope * steps[-1] + change)

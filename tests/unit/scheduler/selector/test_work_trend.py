@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.selector.work_trend import AHEAD, FEWEST, MEAN, STEPS, expected
+from services.scheduler.selector.work_trend import AHEAD, FEWEST, MEAN, MOST, STEPS, expected
 
 
 @given(st.floats(0.8, 1.25), st.floats(1e-3, 1e3), st.integers(0, 10_000))
@@ -24,8 +24,15 @@ def test_a_drift_is_extrapolated_to_the_step_that_devices_have_moved_for(
 
 
 def test_steps_that_were_left_out_do_not_make_a_drift_steeper():
-    points = [(number, 2.0**number) for number in (0, 1, 4, 5, 6, 9)]
-    assert expected(points) == pytest.approx(2.0 ** (9 + AHEAD))
+    points = [(number, 1.3**number) for number in (0, 1, 4, 5, 6, 9)]
+    assert expected(points) == pytest.approx(1.3 ** (9 + AHEAD))
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+def test_no_more_than_a_doubling_is_expected(factor: float):
+    points = [(number, factor**number) for number in range(STEPS)]
+    change = MOST if factor > 1 else 1 / MOST
+    assert expected(points) == pytest.approx(points[-1][1] * change)
 
 
 def test_few_steps_or_noise_are_averaged():
