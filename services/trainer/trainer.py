@@ -4,7 +4,7 @@
        ▲         └── no: abandon the plan, ask again                                             │
        └─ is the checkpoint in flight written? then rank 0 records it ◄──────────────────────────┘
     switch: the same ranks in another parallelism (reshard/), then on as before
-    reform: a checkpoint, then other processes are the ranks (reform.py)
+    reform: a checkpoint, then other processes are the ranks (stage/reform.py)
     where rollout and trainer take turns: state to the device ─► train … publish ─► state out of it ─► ask
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
     Where the process ends or somebody asked for it, a checkpoint is waited for.
@@ -50,11 +50,11 @@ from services.trainer.ranks.activity import (
     memory_fraction,
 )
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.reform import Reform, begin_reform
-from services.trainer.reshard.trainer_state import TrainerChange
+from services.trainer.reshard.trainer_state import TrainerChange, canary_logprobs
 from services.trainer.retry_budget import RetryBudget
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
+from services.trainer.stage.reform import Reform, begin_reform
 from services.trainer.stage.stage_rank0 import carry_out_switch
 from services.trainer.step.batch import Columns
 from services.trainer.step.digest import batch_digests, weights_digest
@@ -346,8 +346,9 @@ class TrainerRank:
         self._leave_device()
 
     def _reform(self, body: bytes) -> bool:
-        stage = self._rank0.stage if self._rank0 is not None else None
-        self.reform = begin_reform(body, self._stepper, self._save, stage)
+        stage, stepper = self._rank0.stage if self._rank0 is not None else None, self._stepper
+        former, canaries = self._mesh.parallelism, lambda: canary_logprobs(stepper)
+        self.reform = begin_reform(body, self._group, former, self._save, canaries, stage)
         return self.reform is not None
 
     # --- what lasts ---------------------------------------------------------------------------

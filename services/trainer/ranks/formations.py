@@ -1,12 +1,12 @@
-"""Formations of a trainer: the processes that are its ranks, from one step boundary to another.
+"""Formations of a stage: the processes that are its ranks, from one boundary of its work to another.
 
     processes          0 1 2 3 4 5 6       a pool of 8 devices: rollout keeps one at least
     formation 1, dp2   r r · · · · ·       · waits: no group, no part of the model
-    formation 2, dp5   r r r r r · ·       begins with the checkpoint of the boundary between them
+    formation 2, dp5   r r r r r · ·       begins with what was saved at the boundary between them
 
 Rank 0 decides, and is a rank of every formation. The others read each formation in the store of torchrun's
-agent, where every formation's group has a prefix of its own. A trainer whose devices stay its own has a
-single formation: the group that the environment names.
+agent, where every formation's group has a prefix of its own. A stage whose devices stay its own has a single
+formation: the group that the environment names.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Formation:
 
 
 class Formations:
-    """The formations of this process's trainer, one after the other. first: its parallelism.
+    """The formations of this process's stage, one after the other. first: its parallelism.
 
-    store: None where the trainer keeps its ranks.
+    store: None where the stage keeps its ranks.
     """
 
     def __init__(self, first: Parallelism, store: Store | None = None) -> None:
@@ -51,7 +51,7 @@ class Formations:
 
     @classmethod
     def open(cls, first: Parallelism, pooled: bool) -> Formations:
-        """The formations of a trainer whose ranks may change (pooled), or do not."""
+        """The formations of a stage whose ranks may change (pooled), or do not."""
         address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         if not pooled or not address:
             return cls(first)

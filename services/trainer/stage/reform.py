@@ -1,34 +1,39 @@
-"""Ranks join or leave the trainer at a step boundary: a new group of ranks takes over from a checkpoint.
+"""Ranks join or leave a stage at a boundary of its work: a new group of ranks takes over.
 
-    boundary: checkpoint · canaries' log-probs ─► the group ends ─► formations.py: the next one's ranks
-        ─► load the checkpoint ─► canaries again ─► within tolerance: reconcile, publish, train
-                                                 └► beyond it: the former ranks again, from that checkpoint
+    boundary: what lasts is saved · canaries' log-probs ─► the group ends ─► the next formation's ranks
+        ─► load what was saved ─► canaries again ─► within tolerance: they work
+                                                 └► beyond it: the former ranks again, from the same
 
-Promise: parameters, moments and counts are those of the boundary, with the tickets that they were trained on,
-so nothing is trained twice and nothing is lost. A rank that dies between the two groups ends all processes:
-the trainer starts again from the same checkpoint, with the ranks that it had last.
+The trainer saves a checkpoint; the reference stage has its frozen weights on disk. Promise: the new ranks
+compute with what the former ones had, so nothing is trained twice and nothing is lost. A rank that dies
+between the two groups ends all processes: the stage starts again from what was saved, with the ranks that it
+had last.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from earl.errors import CheckpointError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.codec import command_from_rank0
-from services.trainer.reshard.trainer_state import canary_logprobs
+from services.trainer.ranks.process_group import Group
 from services.trainer.stage.stage_rank0 import StageRank0
-from services.trainer.step.step import Stepper
+
+# Log-probs of the canaries as the present ranks compute them, float32[tokens]. A collective.
+Canaries = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Reform:
-    """A change of the trainer's ranks that has begun. former: the parallelism before it.
+    """A change of a stage's ranks that has begun. former: the parallelism before it.
 
     canaries: their log-probs before it, float32[tokens]. began_s: of the boundary, by time.monotonic().
     reason: why the former ranks take over again; "" on the way to the new ones. difference: of the log-probs.
@@ -46,11 +51,10 @@ class Reform:
         """The parallelism of the ranks that take over."""
         return self.former if self.reason else self.command.parallelism
 
-    def checked(self, after: np.ndarray) -> Reform:
+    def checked(self, difference: float) -> Reform:
         """The same change once the new ranks have computed the canaries: with a reason if their log-probs
-        differ too much. after: as `canaries`."""
-        tolerance, difference = self.command.logprob_tolerance, float(np.abs(after - self.canaries).max())
-        # Written so that NaN counts as too far apart.
+        differ too much. difference: the largest, of any rank; inf where one is no number."""
+        tolerance = self.command.logprob_tolerance
         agrees = difference <= tolerance
         reason = (
             "" if agrees else f"log-probs of canaries differ by {difference:.3g}, more than {tolerance:g}"
@@ -72,32 +76,45 @@ class Reform:
         )
 
 
-def stands(stepper: Stepper, reform: Reform | None) -> tuple[Reform | None, bool]:
+def stands(
+    group: Group, present: Parallelism, canaries: Canaries, reform: Reform | None
+) -> tuple[Reform | None, bool]:
     """(the change as far as this rank knows it, whether the ranks that took over stay). A collective.
 
-    reform: what led to them, on rank 0, whose word counts.
+    present: their parallelism. reform: what led to them, on rank 0, whose word counts.
     """
-    after = canary_logprobs(stepper)
+    after = canaries()
+    sent = group.broadcast(reform.canaries.tobytes() if reform is not None else b"")
+    before = np.frombuffer(sent, after.dtype)
+    # Each rank compares its own: replicas of the reference stage compute apart from each other.
+    apart = float(np.abs(after - before).max()) if before.size else 0.0
+    largest = group.max(torch.tensor([math.inf if math.isnan(apart) else apart], dtype=torch.float64))
     if reform is not None and not reform.reason:
-        reform = reform.checked(after)
-    stays = reform is None or reform.target == stepper.mesh.parallelism
-    return reform, bool(stepper.group.broadcast(b"stays" if stays else b""))
+        reform = reform.checked(float(largest[0]))
+    stays = reform is None or reform.target == present
+    return reform, bool(group.broadcast(b"stays" if stays else b""))
 
 
 def begin_reform(
-    body: bytes, stepper: Stepper, save: Callable[[], None], rank0: StageRank0 | None
+    body: bytes,
+    group: Group,
+    former: Parallelism,
+    save: Callable[[], None],
+    canaries: Canaries,
+    rank0: StageRank0 | None,
 ) -> Reform | None:
     """Saves what the next ranks begin with; None if these ranks stay, and the caller of the change has been
-    told why. A collective."""
+    told why. A collective. former: their parallelism. save: may raise CheckpointError, on every rank alike.
+    """
     began_s = time.monotonic()
-    command, former = command_from_rank0(body), stepper.mesh.parallelism
+    command = command_from_rank0(body)
     prepare_s = command.deadlines.prepare_s
     reason = f"no step boundary came within {prepare_s:g} s"
-    if stepper.group.agree(began_s < command.requested_s + prepare_s):
+    if group.agree(began_s < command.requested_s + prepare_s):
         try:
             save()
-            return Reform(command, former, canary_logprobs(stepper), began_s)
-        except CheckpointError as error:  # on every rank alike
+            return Reform(command, former, canaries(), began_s)
+        except CheckpointError as error:
             reason = str(error)
     if rank0 is not None:
         seconds = time.monotonic() - command.requested_s
