@@ -72,10 +72,13 @@ class RunRecorder:
     ) -> StepFigures:  # fmt: skip
         """A batch is trained: writes its line; what the step was."""
         tokens = [result.total_tokens for result in committed.results]
+        read_for = ledger.rules.reference_for
+        labelled = zip(tokens, committed.environments, strict=True)
         observed = self.monitor.step(
             workers=ledger.tables.workers.values(),
             device_slots=self._device_slots,
             batch_tokens=tokens,
+            reference_tokens=[count for count, label in labelled if read_for is None or label in read_for],
             trainer=trainer,
             now_s=now_s,
         )

@@ -203,12 +203,14 @@ class Monitor:
         batch_tokens: Sequence[int],
         trainer: Mapping[str, float],
         now_s: float,
+        reference_tokens: Sequence[int] | None = None,
     ) -> StepFigures:
         """A training step is committed: what it was, and the next begins.
 
         workers: who takes part. device_slots: sequences that engines hold for each of their devices; what is
-        leased beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
-        trainer: its report on the batch, of all its ranks.
+        leased beyond those of all waits. batch_tokens: lengths of the batch's trajectories;
+        reference_tokens: of those that the reference stage reads, None for all. trainer: its report on the
+        batch, of all its ranks.
         """
         self._forget({worker.name for worker in workers})
         running = stage_parallelism(workers)
@@ -236,9 +238,13 @@ class Monitor:
                 TRAINER: trainer.get("train_tokens_per_s"),
                 REFERENCE: self._sum(REFERENCE, "tokens_per_s"),
             }
+            read = batch_tokens if reference_tokens is None else reference_tokens
+            batches = {TRAINER: batch, REFERENCE: _workload_of(read) if read else None}
             for stage in rates.keys() & running.keys():
-                load = batch.concurrency
-                observed[stage] = self._observed(stage, batch, load, rates[stage], running[stage])
+                work = batches[stage]
+                if work is not None:
+                    load = work.concurrency
+                    observed[stage] = self._observed(stage, work, load, rates[stage], running[stage])
         episodes, turns = self.lengths.episodes.summary(), self.lengths.turns.summary()
         self.lengths.step()
         self._begin()

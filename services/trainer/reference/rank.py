@@ -15,9 +15,11 @@ import json
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from earl.dispatch.read.reader import SequenceRead
 from earl.errors import DataPlaneError, OutOfMemory
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 LOADING, COMPUTING = "loading", "computing"
 READ_SLACK_S = 10.0
 CALL_S = 30.0
+# Leases that the rate is taken over: single ones differ with the sequences that happened to wait.
+MEASURED = 16
 
 
 class ReferenceRank:
@@ -67,6 +71,8 @@ class ReferenceRank:
         # Names what this life of the stage publishes.
         self._life = self._group.broadcast(secrets.token_hex(8).encode()).decode()
         self._leases = 0
+        # (tokens, device-seconds) of the last leases.
+        self._computed: deque[tuple[int, float]] = deque(maxlen=MEASURED)
 
     def run(self) -> None:
         """Works until the run has ended or a stop was requested. Raises the first failure."""
@@ -152,7 +158,9 @@ class ReferenceRank:
                     raise
                 log.warning("a lease of %d sequences is given up: %s", len(kept), error)
                 fits = False
-        seconds = time.perf_counter() - started
+        seconds = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+        # A rank without a sequence of this lease adds nothing.
+        device_s = float(self._group.sum(seconds)[0])
         self._io.run(self._logprobs.publish(), CALL_S)
         full, given_up = self._gathered([] if placed else [0]), self._gathered([] if fits else [0])
         self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
@@ -175,9 +183,11 @@ class ReferenceRank:
         for item in results if tracing.active() else ():
             parent = self._tickets.parent(item.ticket_id)
             tracing.record("reference logprobs", parent, began_ns, time.time_ns(), attributes)
-        tokens = sum(item.total_tokens for item in results)
+        self._computed.append((sum(item.total_tokens for item in results), device_s))
+        tokens, busy_s = map(sum, zip(*self._computed, strict=True))
         self._activity.gauges |= {
-            "tokens_per_s": tokens / max(seconds, 1e-9),
+            # While all ranks compute.
+            "tokens_per_s": self._group.size * tokens / max(busy_s, 1e-9),
             "arena_used_fraction": self._logprobs.used_fraction,
             "memory_fraction": memory,
         }

@@ -156,6 +156,18 @@ def kv(used: float, total: float = 100.0) -> dict[str, float]:
     return {"kv_used_tokens": used, "kv_committed_tokens": used + 5, "kv_tokens": total}
 
 
+def test_the_reference_stages_step_is_what_it_reads_of_the_batch() -> None:
+    monitor = Monitor()
+    monitor.reported("reference", "ref", {"tokens_per_s": 200.0})
+    members = (ROLLOUT, REFERENCE, TRAINER)
+    every = committed(monitor, 1.0, *members).stages["reference"]
+    assert every.workload == Workload(25.0, 40.0, 40.0, 4.0) and every.tokens_per_device_s == 100.0
+    protected = committed(monitor, 2.0, *members, reference_tokens=[10, 30]).stages
+    assert protected["reference"].workload == Workload(20.0, 30.0, 30.0, 2.0)
+    assert protected["trainer"].workload == every.workload
+    assert "reference" not in committed(monitor, 3.0, *members, reference_tokens=[]).stages
+
+
 def test_kv_and_memory_are_the_highest_of_the_step() -> None:
     monitor = Monitor()
     monitor.observe(10, [10])
