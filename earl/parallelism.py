@@ -9,6 +9,11 @@ from earl.errors import IllegalParallelism
 
 # The stages that have a parallelism of their own, in the order in which they work on a trajectory.
 ROLLOUT, REFERENCE, TRAINER = STAGES = ("rollout", "reference", "trainer")
+# The stages that may draw on one pool of devices, in the order in which records of it count their devices:
+# two numbers in a run without a reference stage.
+POOLED = (ROLLOUT, TRAINER, REFERENCE)
+# Devices by stage, in that order.
+Division = tuple[int, ...]
 # The parallelism of a replica, (tp, cp, pp); of stages that share devices, one after the other.
 Replica = tuple[int, ...]
 _DEGREES = ("dp", "tp", "cp", "pp")

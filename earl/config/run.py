@@ -58,11 +58,11 @@ class StackConfig(ConfigSection):
     # Set true for a small model on a single GPU, where memory holds all stages at once, and "alternate" where
     # it does not.
     share: Annotated[bool | Literal["alternate"], Takes('true, false or "alternate"')] = False
-    # Devices that rollout and trainer draw on together: they may go from one stage to the other while both
-    # work (docs/reparallelize.md). The run begins with rollout.engines x tp and trainer.ranks of them. 0:
-    # each stage keeps its own.
+    # Devices that rollout, trainer and, in a run that has one, the reference stage draw on together: they may
+    # go from one stage to another while all work (docs/reparallelize.md). The run begins with rollout.engines
+    # x tp, trainer.ranks and reference.dp x tp of them. 0: each stage keeps its own.
     #
-    # Set it to the sum of both where the better division is not known before, or drifts. Paced devices and
+    # Set it to their sum where the better division is not known before, or drifts. Paced devices and
     # processors only: GPUs do not move yet.
     pool_devices: int = Field(default=0, ge=0)
 
@@ -145,13 +145,6 @@ class RunConfig(ConfigSection):
     def alternates(self) -> bool:
         """Returns whether rollout and trainer take turns on their devices."""
         return self.stack.share == "alternate"
-
-    @property
-    def trainer_processes(self) -> int:
-        """The trainer's processes: of a run with one pool, as many as could ever be ranks, all of which start
-        with it; the others wait."""
-        pool = self.stack.pool_devices
-        return pool - self.rollout.tp if pool else self.trainer.ranks
 
     @property
     def episode_s(self) -> float:

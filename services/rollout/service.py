@@ -21,6 +21,7 @@ import msgspec
 from earl.bus import Bus
 from earl.bus.reader_leases import ReaderLeases
 from earl.config.deadlines import load_seconds, start_seconds
+from earl.config.device_pool import most_devices
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.memory.arena_growth import arena_growth
@@ -33,6 +34,7 @@ from earl.episode_contract import SAMPLED_COLUMNS
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.obs.tracing import exporting
+from earl.parallelism import ROLLOUT
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
@@ -122,9 +124,7 @@ def pool_devices(
     base = msgspec.structs.replace(base, start_s=start_s)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     shared_gpus = len(visible.split(",")) if config.stack.share and visible else 0
-    pool = config.stack.pool_devices
-    # The trainer keeps what one replica of it needs.
-    most = pool - config.trainer.tp * config.trainer.cp if pool else 0
+    most = most_devices(config, ROLLOUT) if config.stack.pool_devices else 0
     return PoolDevices(base, rollout.engines, spec, shared_gpus, most=most)
 
 
@@ -173,7 +173,9 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 def as_divided(config: RunConfig, run_dir: Path) -> RunConfig:
     """The run file with as many engines as rollout's part of the pool holds. Raises ConfigError."""
-    engines = device_split(config, run_dir).rollout // config.rollout.tp
+    if not config.stack.pool_devices:
+        return config
+    engines = device_split(config, run_dir)[ROLLOUT] // config.rollout.tp
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": engines})})
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from earl.parallelism import TRAINER
 from services.trainer.rank_process import stage_main
 
 if __name__ == "__main__":
-    sys.exit(stage_main("trainer", "services.trainer", lambda config: config.trainer_processes, __doc__))
+    sys.exit(stage_main(TRAINER, "services.trainer", __doc__))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from earl.bulk_import import bulk_import
+from earl.config.device_pool import most_devices
 from earl.config.run import RunConfig
 from earl.config.service import service_run
 from earl.errors import EarlError
@@ -30,13 +31,13 @@ log = logging.getLogger(__name__)
 Serve = Callable[[RunConfig, Path, str, StageRequests], None]
 
 
-def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], about: str | None) -> int:
+def stage_main(stage: str, module: str, about: str | None) -> int:
     """Runs a rank of a stage in this process, which then ends; or starts all ranks and returns their exit
     code.
 
     stage: "trainer" or "reference", also the process's name unless another is given. module: what
-    `python -m` starts; its submodule `service` has the function `serve`. ranks_of: how many a run file asks
-    for. about: for --help.
+    `python -m` starts; its submodule `service` has the function `serve`. about: for --help. Of a stage that
+    draws on a pool, as many processes start as could ever be its ranks; those that are none wait.
     """
     arguments = service_arguments(module, about, stage, f"the {stage}'s name, unique in the run")
     rank = int(os.environ.get("RANK", "0"))
@@ -46,8 +47,9 @@ def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], ab
         config, directory = service_run(arguments.run, stage)
         # Threads that wait must not spin: engines and environments share this machine's cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        if ranks_of(config) > 1 and "RANK" not in os.environ:
-            return launch(sys.argv[1:], ranks_of(config), module)
+        processes = most_devices(config, stage)
+        if processes > 1 and "RANK" not in os.environ:
+            return launch(sys.argv[1:], processes, module)
     except EarlError as error:
         return ended_by(error)
     with bulk_import():  # after the configuration was read

@@ -14,7 +14,7 @@ from pathlib import Path
 from earl.config.deadlines import load_seconds
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, load_spec
-from earl.parallelism import Parallelism
+from earl.parallelism import TRAINER, Parallelism
 from earl.stack.device_split import device_split
 from services.trainer.api.servicer import TrainerServicer
 from services.trainer.checkpoint.frozen_weights import FrozenWeights, frozen_bytes
@@ -29,7 +29,6 @@ from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reshard.trainer_state import canary_logprobs
 from services.trainer.stage.formed_process import (
     FormedProcess,
-    first_parallelism,
     possible_ranks,
     work_in_formations,
 )
@@ -42,7 +41,8 @@ from services.trainer.trainer import TrainerRank
 def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
     """Runs one rank until the run has ended or `requests.stop` is set. Raises EarlError for what failed."""
     settle(config)
-    first = first_parallelism(config.trainer.parallelism, device_split(config, run_dir).trainer)
+    first = config.trainer.parallelism.over(device_split(config, run_dir)[TRAINER])
+    assert first is not None, "a division is one of whole replicas"
     formations = Formations.open(first, pooled=config.stack.pool_devices > 0)
     with ExitStack() as stack:
         formed = FormedProcess(stack, config.trainer.device, config, run_dir, name, requests)
@@ -96,9 +96,7 @@ class FormedTrainer:
     def _check(self, parallelism: Parallelism) -> None:
         """Raises IllegalParallelism for what the trainer cannot become."""
         assert self._stage is not None
-        ranks = self._stage.parallelism.devices
-        if self._config.stack.pool_devices:
-            ranks = possible_ranks(parallelism, ranks, self._config.trainer_processes)
+        ranks = possible_ranks(parallelism, self._stage.parallelism.devices, self._config, TRAINER)
         check_rank_mesh(parallelism, ranks, self._spec)
 
 

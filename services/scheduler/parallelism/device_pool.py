@@ -14,7 +14,7 @@ from pathlib import Path
 
 from earl.errors import LedgerError
 from earl.parallelism import Parallelism
-from earl.stack.device_split import DeviceSplit, keep_split
+from earl.stack.device_split import keep_split
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.parallelism.device_moves import POOLED, DeviceMoves, moved_text
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
@@ -110,7 +110,7 @@ class DevicePool:
         if move is None or move.holds == self._kept:
             return True
         try:
-            keep_split(self._directory, DeviceSplit(*move.holds))
+            keep_split(self._directory, dict(zip(POOLED, move.holds, strict=True)))
         except OSError as error:
             if not self._warned:
                 log.warning("moves of devices wait, devices.json cannot be written: %s", error)

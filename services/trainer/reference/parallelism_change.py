@@ -59,14 +59,7 @@ class ReferenceChange(ParallelismChange):
         return moving_tensors(moves, self.group)
 
     def canaries(self, *, new: bool) -> np.ndarray:
-        tokens = canary_tokens(self.policy.spec.vocab)
-        values = np.zeros(tokens.size, np.float32)
-        if self._loaded:
-            mask = (np.arange(tokens.shape[1]) > 0).astype(np.uint8)
-            sequences = [MaskedTrajectory(f"canary/{n}", row, mask) for n, row in enumerate(tokens)]
-            policy = self._made[1] if new else self.policy
-            policy.logprobs(sequences, Box.whole(values.shape), values)
-        return values
+        return canary_logprobs(self._made[1] if new else self.policy, loaded=self._loaded)
 
     def keep(self) -> None:
         self.mesh.close()
@@ -79,6 +72,18 @@ class ReferenceChange(ParallelismChange):
     def _made(self) -> tuple[ReferenceMesh, ReferencePolicy]:
         assert self._new is not None
         return self._new
+
+
+def canary_logprobs(policy: ReferencePolicy, *, loaded: bool) -> np.ndarray:
+    """Log-probs of the canaries, float32[tokens]: zeros while the policy has no weights. A collective of the
+    ranks of a replica."""
+    tokens = canary_tokens(policy.spec.vocab)
+    values = np.zeros(tokens.size, np.float32)
+    if loaded:
+        mask = (np.arange(tokens.shape[1]) > 0).astype(np.uint8)
+        sequences = [MaskedTrajectory(f"canary/{n}", row, mask) for n, row in enumerate(tokens)]
+        policy.logprobs(sequences, Box.whole(values.shape), values)
+    return values
 
 
 def _memory(policy: ReferencePolicy, name: str, box: Box, item_bytes: int, *, made: bool) -> TensorMemory:

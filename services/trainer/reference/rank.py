@@ -3,9 +3,11 @@
     lease ─► each replica reads its trajectories' tokens and masks from the rollout arenas
           ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the scheduler
     and the trainer's ranks read the slices straight from these arenas.
+    switch: the same ranks in another parallelism · reform: other processes are the ranks (stage/reform.py)
 
 Promise: what cannot be read is reported lost, what finds no room waits; nothing of a rank that died
-is ever reported, for then the whole stage ends, starts again, and is leased the same work again.
+is ever reported, for then the whole stage ends, starts again, and is leased the same work again. Ranks change
+between two leases, and what former ranks computed stays in their processes' arenas until it is trained.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ from services.trainer.ranks.activity import READING, gather_devices, gather_tran
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
-from services.trainer.reference.parallelism_change import ReferenceChange
+from services.trainer.reference.parallelism_change import ReferenceChange, canary_logprobs
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.reference.reference_client import LogprobColumn, ReferenceItem, decode_lease
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
+from services.trainer.stage.reform import Reform, begin_reform
 from services.trainer.stage.stage_rank0 import carry_out_switch
 
 log = logging.getLogger(__name__)
@@ -73,14 +76,29 @@ class ReferenceRank:
         self._leases = 0
         # (tokens, device-seconds) of the last leases.
         self._computed: deque[tuple[int, float]] = deque(maxlen=MEASURED)
+        self.reform: Reform | None = None
+
+    def load(self) -> None:
+        """Reads the weights, if the ranks before these had them. A collective. Raises as they are read."""
+        had = self._rank0 is not None and self._rank0.has_weights
+        if self._group.broadcast(b"weights" if had else b""):
+            self._load(())
+
+    def canary_logprobs(self) -> np.ndarray:
+        """Log-probs of the canaries as these ranks compute them, float32[tokens]. A collective."""
+        return canary_logprobs(self._policy, loaded=self._loaded)
 
     def run(self) -> None:
-        """Works until the run has ended or a stop was requested. Raises the first failure."""
+        """Works until the run has ended, a stop was requested, or other ranks take over: `reform` has how.
+
+        Raises the first failure.
+        """
         handlers = {
             RankCommand.VOID: lambda _: self._void(),
             RankCommand.READ: lambda body: self._load(json.loads(body)),
             RankCommand.COMPUTE: self._compute,
             RankCommand.SWITCH: self._switch,
+            RankCommand.REFORM: self._reform,
             RankCommand.LEAVE: lambda _: self._leave(),
         }
         run_commands(self._group, self._next_command, handlers)
@@ -103,7 +121,8 @@ class ReferenceRank:
     def _void(self) -> None:
         """Drops the weights: warm-up begins again, and reinforcement learning starts from another policy."""
         self._loaded = False
-        if self._group.leads:
+        if self._rank0 is not None:
+            self._rank0.has_weights = False
             self._origin.forget()
         self._group.barrier()
 
@@ -133,6 +152,13 @@ class ReferenceRank:
         change = ReferenceChange(self._mesh, self._policy, loaded=self._loaded)
         carry_out_switch(body, change, self._activity, self._rank0.stage if self._rank0 is not None else None)
         self._mesh, self._policy = change.mesh, change.policy
+
+    def _reform(self, body: bytes) -> bool:
+        stage = self._rank0.stage if self._rank0 is not None else None
+        former = self._mesh.parallelism
+        # What lasts is on the disk: the frozen weights.
+        self.reform = begin_reform(body, self._group, former, lambda: None, self.canary_logprobs, stage)
+        return self.reform is not None
 
     # --- work ---------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ class ReferenceRank0:
         self._keys: tuple[str, ...] = ()
         self._voided = False
         self._failures = 0
+        # Whether the ranks have the weights.
+        self.has_weights = False
         # The last lease had nothing of what waits.
         self._refused = False
 
@@ -112,6 +114,7 @@ class ReferenceRank0:
 
     def loaded(self, ok: bool) -> None:
         """Counts reads of the weights that failed in a row. Raises TrainerError after READS of them."""
+        self.has_weights = ok
         self._failures = 0 if ok else self._failures + 1
         if self._failures >= READS:
             raise TrainerError(

@@ -1,6 +1,9 @@
 """A rank of the reference stage: starts the parts in order, stops them in reverse.
 
-group ─► policy ─► bus, data plane, arena ─► rank 0: server, membership ─► bus followed ─► loop
+    formation ─► group ─► policy ─► (weights) ─► loop ─► (the next formation)
+                   └─ the first time: bus, data plane, arena, on rank 0 also server and membership; they stay
+
+A process that is no rank of a formation waits for the next one (ranks/formations.py).
 """
 
 from __future__ import annotations
@@ -14,57 +17,104 @@ from earl.config.reference import reference_bytes
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_growth import arena_growth
 from earl.models.spec import load_spec
+from earl.parallelism import REFERENCE, Parallelism
+from earl.stack.device_split import device_split
 from services.trainer.api.servicer import StageServicer
+from services.trainer.ranks.formations import Formation, Formations
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle_reference
 from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reference.logprob_store import LogprobStore
-from services.trainer.reference.mesh import make_reference_mesh
+from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.origin import Origin
 from services.trainer.reference.parallelism_change import check_reference_mesh
 from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
-from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankProcess, RankResources
+from services.trainer.stage.formed_process import FormedProcess, possible_ranks, work_in_formations
+from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 
 
 def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
     """Runs one rank until the run has ended or `requests.stop` is set. Raises EarlError for what failed."""
-    reference = config.reference
     settle_reference(config)
-    spec = load_spec(run_dir / "model")
+    first = Parallelism(config.reference.dp, config.reference.tp)
+    pooled = config.stack.pool_devices > 0
+    if pooled:
+        divided = first.over(device_split(config, run_dir)[REFERENCE])
+        assert divided is not None, "a division is one of whole replicas"
+        first = divided
+    formations = Formations.open(first, pooled=pooled)
     with ExitStack() as stack:
-        process = RankProcess(stack, reference.device)
-        group, io = process.group, process.io
-        mesh = make_reference_mesh(group, reference.dp, reference.tp)
-        policy = ReferencePolicy(spec, mesh.tensor, group.device, config)
-        resources = RankResources(stack, process, config, run_dir, name, requests)
+        formed = FormedProcess(stack, config.reference.device, config, run_dir, name, requests)
+        work_in_formations(formations, requests, FormedReference(formed).work)
+
+
+class FormedReference:
+    """One process of the reference stage, a rank of some formations.
+
+    Its log-probs stay in its arena, and are freed, while it is no rank too.
+    """
+
+    def __init__(self, formed: FormedProcess) -> None:
+        self._formed, self._config = formed, formed.config
+        self._spec = load_spec(formed.run_dir / "model")
+        self._origin = Origin.of(formed.config, formed.run_dir)
+        self._logprobs: LogprobStore | None = None
+        self._rank0: ReferenceRank0 | None = None
+
+    def work(self, formation: Formation) -> Parallelism | None:
+        """Works as a rank of a formation until that ends; returns the parallelism of the ranks that take
+        over, None if the stage ends with it. Rank 0's answer counts."""
+        formed = self._formed
+        group = formed.group(formation)
+        mesh = make_reference_mesh(group, formation.parallelism.dp, formation.parallelism.tp)
+        policy = ReferencePolicy(self._spec, mesh.tensor, group.device, self._config)
+        resources = formed.resources(group)
+        logprobs = self._open(resources, mesh)
+        rank0 = self._rank0
+        rank = ReferenceRank(resources, mesh, policy, logprobs, self._origin, rank0)
+        rank.load()
+        following = formed.takes_over(formation, group, mesh.parallelism, rank.canary_logprobs)
+        if following is None:
+            formed.started(rank0.stage if rank0 is not None else None)
+            rank.run()
+            formed.reform = rank.reform
+            following = rank.reform.target if rank.reform is not None else None
+        group.close()
+        return following
+
+    def _open(self, resources: RankResources, mesh: ReferenceMesh) -> LogprobStore:
+        """This process's log-probs, and on rank 0 its server and membership; opened the first time."""
+        if self._logprobs is not None:
+            return self._logprobs
+        config, reference, io = self._config, self._config.reference, resources.io
         size_bytes = reference.arena_bytes or 2 * reference_bytes(config, config.planned_context)
         longest_bytes = 0 if reference.arena_bytes else 2 * reference_bytes(config, config.context_tokens)
         store = io.run(resources.open_store(size_bytes, arena_growth(longest_bytes)), OPEN_S)
-        stack.callback(lambda: io.run(store.close(), CLOSE_S))
-        logprobs, origin = LogprobStore(store), Origin.of(config, run_dir)
+        resources.stack.callback(lambda: io.run(store.close(), CLOSE_S))
+        self._logprobs = LogprobStore(store)
         after = io.run(resources.bus.last_id(), OPEN_S)
-        rank0 = None
-        if group.leads:
-            switches = SwitchRequests(
-                mesh.parallelism, lambda parallelism: check_reference_mesh(parallelism, group.size, spec)
-            )
-            rank0 = _serve_rank0(resources, switches, origin, after)
-        io.spawn(_follow(resources.bus, after, logprobs, rank0))
-        rank = ReferenceRank(resources, mesh, policy, logprobs, origin, rank0)
-        if rank0 is not None:
-            rank0.stage.announce()
-        rank.run()
-        group.close()
+        if resources.group.leads:
+            switches = SwitchRequests(mesh.parallelism, self._check)
+            self._rank0 = _serve_rank0(resources, switches, self._origin, after)
+        io.spawn(_follow(resources.bus, after, self._logprobs, self._rank0))
+        return self._logprobs
+
+    def _check(self, parallelism: Parallelism) -> None:
+        """Raises IllegalParallelism for what the stage cannot become."""
+        assert self._rank0 is not None
+        ranks = self._rank0.stage.parallelism.devices
+        ranks = possible_ranks(parallelism, ranks, self._config, REFERENCE)
+        check_reference_mesh(parallelism, ranks, self._spec)
 
 
 def _serve_rank0(
     resources: RankResources, switches: SwitchRequests, origin: Origin, after: str
 ) -> ReferenceRank0:
     """Rank 0, knowing what was published so far. after: id of the bus's last event before it was followed."""
-    stage = StageRank0(resources, "reference", switches)
+    stage = StageRank0(resources, REFERENCE, switches)
     rank0 = ReferenceRank0(resources, stage, origin)
     servicer = StageServicer(resources.activity, stage.scheduler, switches)
     membership = stage.serve(servicer, resources.config.reference.bind)

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from earl.config.device_pool import most_devices
 from earl.config.run import RunConfig
-from earl.errors import ConfigError, IllegalParallelism
+from earl.errors import IllegalParallelism
 from earl.models.return_pages import return_pages
 from earl.parallelism import Parallelism
 from services.trainer.ranks.formations import Formation, Formations
@@ -105,26 +106,17 @@ def work_in_formations(
             formations.ended(following)
 
 
-def first_parallelism(given: Parallelism, devices: int) -> Parallelism:
-    """The parallelism that a stage begins with on so many devices: the replicas that its run file gives.
+def possible_ranks(parallelism: Parallelism, ranks: int, config: RunConfig, stage: str) -> int:
+    """The ranks that a stage of so many has in another parallelism: as many, unless it draws on a pool.
 
-    Raises ConfigError where they do not divide the devices.
+    Raises IllegalParallelism where it has fewer processes.
     """
-    first = given.over(devices)
-    if first is None:
-        raise ConfigError(
-            f"{devices} devices cannot be split into replicas of {Parallelism(1, *given.replica)}",
-            "remove devices.json from the run: it then begins with the division of its run file",
-        )
-    return first
-
-
-def possible_ranks(parallelism: Parallelism, ranks: int, processes: int) -> int:
-    """The number of ranks that a stage of `ranks` ranks would have in another parallelism, for which it has
-    this many processes. Raises IllegalParallelism where they are too few."""
-    if parallelism.devices > max(ranks, processes):
+    if not config.stack.pool_devices:
+        return ranks
+    processes = most_devices(config, stage)
+    if parallelism.devices > processes:
         raise IllegalParallelism(
-            f"{parallelism} has {parallelism.devices} ranks, and the stage {processes} processes",
-            "every other stage of the pool keeps the devices of one replica at least",
+            f"{parallelism} has {parallelism.devices} ranks, and the {stage} {processes} processes",
+            "every other stage of the pool keeps the devices of one replica",
         )
     return parallelism.devices

@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 
 from earl.config.check import check_pool
+from earl.config.device_pool import most_devices, pooled_stages
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
-from earl.stack.device_split import FILE, DeviceSplit, device_split, keep_split
+from earl.stack.device_split import FILE, device_split, keep_split
 from earl.stack.plan import profiles
 
 POOL = {
     "stack": {"pool_devices": 8},
     "rollout": {"engines": 6, "device": "cpu"},
     "trainer": {"ranks": 2, "device": "cpu"},
+    "scheduler": {"selector": "static"},
+}
+# A pool of three stages: 6 + 2 + 4 devices.
+REFERRED = {
+    "stack": {"pool_devices": 12},
+    "rollout": {"engines": 3, "tp": 2, "device": "cpu"},
+    "trainer": {"ranks": 2, "device": "cpu", "kl_coefficient": 0.1},
+    "reference": {"dp": 2, "tp": 2, "device": "cpu"},
     "scheduler": {"selector": "static"},
 }
 
@@ -28,8 +37,19 @@ def config(**sections: Any) -> RunConfig:
 def test_a_pool_of_processors_is_taken_and_a_run_without_one_is_not_asked():
     check_pool(config(**POOL))
     check_pool(config(rollout={"device": "cuda"}))
-    assert config(**POOL).trainer_processes == 7
-    assert config(trainer={"ranks": 3}).trainer_processes == 3
+    assert most_devices(config(**POOL), "trainer") == 7
+    assert most_devices(config(trainer={"ranks": 3}), "trainer") == 3
+
+
+def test_a_reference_stage_is_one_of_the_pools_stages():
+    with_it = config(**REFERRED)
+    check_pool(with_it)
+    assert pooled_stages(config(**POOL)) == ("rollout", "trainer")
+    assert pooled_stages(with_it) == ("rollout", "trainer", "reference")
+    # Each of the others keeps the devices of one replica.
+    most = {stage: most_devices(with_it, stage) for stage in pooled_stages(with_it)}
+    assert most == {"rollout": 9, "trainer": 8, "reference": 9}
+    assert most_devices(config(reference={"dp": 2, "tp": 2}), "reference") == 4
 
 
 def test_a_selector_moves_devices_of_a_pool_and_changes_layouts_elsewhere():
@@ -43,6 +63,16 @@ def test_a_selector_moves_devices_of_a_pool_and_changes_layouts_elsewhere():
     ("sections", "message", "remedy"),
     [
         ({"stack": {"pool_devices": 7}}, "6 for rollout and 2 for the trainer", "the sum"),
+        (
+            {"trainer": {"ranks": 2, "device": "cpu", "kl_coefficient": 0.1}},
+            "6 for rollout, 2 for the trainer and 1 for the reference stage",
+            "rollout.engines x tp, trainer.ranks and reference.dp x tp",
+        ),
+        (
+            REFERRED | {"reference": {"dp": 2, "tp": 2}},
+            "reference.device = 'auto'",
+            'reference.device = "cpu"',
+        ),
         ({"rollout": {"engines": 6}}, "rollout.device = 'auto'", 'rollout.device = "cpu"'),
         ({"trainer": {"ranks": 2, "device": "cuda"}}, "trainer.device = 'cuda'", 'trainer.device = "cpu"'),
         (
@@ -72,11 +102,23 @@ def test_what_cannot_have_a_pool_is_refused_with_a_remedy(sections, message, rem
 
 def test_a_stage_begins_with_what_it_had_last(tmp_path: Path):
     pooled = config(**POOL)
-    assert device_split(pooled, tmp_path) == DeviceSplit(6, 2)
-    keep_split(tmp_path, DeviceSplit(3, 5))
-    assert device_split(pooled, tmp_path) == DeviceSplit(3, 5)
+    assert device_split(pooled, tmp_path) == {"rollout": 6, "trainer": 2}
+    keep_split(tmp_path, {"rollout": 3, "trainer": 5})
+    assert device_split(pooled, tmp_path) == {"rollout": 3, "trainer": 5}
     # Without a pool the file says nothing.
-    assert device_split(config(), tmp_path) == DeviceSplit(1, 1)
+    assert device_split(config(), tmp_path) == {"rollout": 1, "trainer": 1}
+
+
+def test_a_reference_stage_begins_with_what_it_had_last(tmp_path: Path):
+    pooled = config(**REFERRED)
+    keep_split(tmp_path, {"rollout": 2, "trainer": 4, "reference": 6})
+    assert device_split(pooled, tmp_path) == {"rollout": 2, "trainer": 4, "reference": 6}
+    # A file of a version whose reference stage kept its own devices.
+    keep_split(tmp_path, {"rollout": 4, "trainer": 4})
+    assert device_split(pooled, tmp_path) == {"rollout": 4, "trainer": 4, "reference": 4}
+    keep_split(tmp_path, {"rollout": 4, "trainer": 3, "reference": 5})
+    with pytest.raises(ConfigError, match="no division of 12 devices"):
+        device_split(pooled, tmp_path)
 
 
 @pytest.mark.parametrize("text", ['{"rollout": 7, "trainer": 2}', '{"rollout": 8, "trainer": 0}', "{}", "no"])

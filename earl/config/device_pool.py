@@ -1,0 +1,44 @@
+"""The stages that draw on one pool of devices: what each begins with, keeps in any case, and may have.
+
+They are rollout, trainer, and the reference stage where the run has one (`stack.pool_devices`).
+"""
+
+from __future__ import annotations
+
+from earl.config.run import RunConfig
+from earl.parallelism import POOLED, REFERENCE, ROLLOUT, TRAINER
+
+
+def pooled_stages(config: RunConfig) -> tuple[str, ...]:
+    """The stages of a run that draw on its pool, if it has one: the first ones of POOLED."""
+    return POOLED if config.trainer.uses_reference else POOLED[:2]
+
+
+def first_devices(config: RunConfig) -> dict[str, int]:
+    """The devices that each stage of the pool begins with, by the run file."""
+    return {stage: _first_devices(config)[stage] for stage in pooled_stages(config)}
+
+
+def fewest_devices(config: RunConfig) -> dict[str, int]:
+    """The devices that each stage of the pool keeps in any case: those of one replica."""
+    trainer = config.trainer
+    devices = {ROLLOUT: config.rollout.tp, TRAINER: trainer.tp * trainer.cp, REFERENCE: config.reference.tp}
+    return {stage: devices[stage] for stage in pooled_stages(config)}
+
+
+def most_devices(config: RunConfig, stage: str) -> int:
+    """The devices that a stage could ever have in a run: those that the others need not keep. Without a pool
+    those that it begins with."""
+    pool = config.stack.pool_devices
+    if not pool:
+        return _first_devices(config)[stage]
+    return pool - sum(count for other, count in fewest_devices(config).items() if other != stage)
+
+
+def _first_devices(config: RunConfig) -> dict[str, int]:
+    rollout, reference = config.rollout, config.reference
+    return {
+        ROLLOUT: rollout.workers * rollout.engines * rollout.tp,
+        TRAINER: config.trainer.ranks,
+        REFERENCE: reference.dp * reference.tp,
+    }
