@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from earl.message_fields import from_message
+from earl.parallelism import POOLED
 from earl.parallelism_codec import decode_parallelism, figures_of
 from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.stack.status import (
     ConfidenceBounds,
-    DeviceCounts,
     DeviceMoveState,
     EvaluationStatus,
     Gain,
@@ -120,9 +120,13 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
 
 
 def decode_move(move: scheduler_pb2.DeviceMove) -> DeviceMoveState:
-    names = ("before", "after", "holds")
-    counts = {name: from_message(DeviceCounts, getattr(move, name)) for name in names}
-    return from_message(DeviceMoveState, move, **counts)
+    def division(split: scheduler_pb2.DeviceSplit) -> dict[str, int]:
+        """The devices of the stages that the run has."""
+        devices = {stage: getattr(split, stage) for stage in POOLED}
+        return {stage: count for stage, count in devices.items() if count}
+
+    before, after, holds = map(division, (move.before, move.after, move.holds))
+    return from_message(DeviceMoveState, move, before=before, after=after, holds=holds)
 
 
 def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> EvaluationStatus:

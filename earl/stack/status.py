@@ -107,25 +107,17 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCounts:
-    """Devices of the two stages that draw on one pool."""
-
-    rollout: int
-    trainer: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceMoveState:
-    """A move of devices between rollout and trainer.
+    """A move of devices from one stage of a pool to another.
 
-    holds: what each has for sure. phase: "giving", "given", "taking", "returning" or "ended". stall_s: for
-    which the trainer stood still.
+    before, after: devices by stage, in the order of POOLED. holds: what each has for sure. phase: "giving",
+    "given", "taking", "returning" or "ended". stall_s: for which the ranks of giver and taker stood still.
     """
 
     number: int
-    before: DeviceCounts
-    after: DeviceCounts
-    holds: DeviceCounts
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    holds: Mapping[str, int]
     reason: str
     phase: str
     rolled_back: bool

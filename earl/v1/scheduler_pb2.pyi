@@ -866,12 +866,14 @@ class MoveDevicesResponse(_message.Message):
     def __init__(self, move: _Optional[_Union[DeviceMove, _Mapping]] = ...) -> None: ...
 
 class DeviceSplit(_message.Message):
-    __slots__ = ("rollout", "trainer")
+    __slots__ = ("rollout", "trainer", "reference")
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     TRAINER_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
     rollout: int
     trainer: int
-    def __init__(self, rollout: _Optional[int] = ..., trainer: _Optional[int] = ...) -> None: ...
+    reference: int
+    def __init__(self, rollout: _Optional[int] = ..., trainer: _Optional[int] = ..., reference: _Optional[int] = ...) -> None: ...
 
 class DeviceMove(_message.Message):
     __slots__ = ("number", "before", "after", "holds", "reason", "phase", "rolled_back", "message", "stall_s", "seconds")

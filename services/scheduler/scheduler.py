@@ -347,7 +347,7 @@ class Scheduler:
         return await self.loop.parallelism.set(stage, request, pin, wait_s)
 
     async def move_devices(self, giver: str, taker: str, devices: int, wait_s: float) -> DeviceMove | None:
-        """Moves devices between rollout and trainer, and waits: see ParallelismController.move."""
+        """Moves devices from one stage to another, and waits: see ParallelismController.move."""
         return await self.loop.parallelism.move(giver, taker, devices, wait_s)
 
     def _next_batch(self) -> Batch | None:

@@ -1,4 +1,5 @@
-"""Devices go from rollout to the trainer and back in a whole run of real processes, by the command for it."""
+"""Devices go from one stage to another and back in whole runs of real processes, by the command for it and by
+the scheduler's own decisions."""
 
 from __future__ import annotations
 
@@ -22,10 +23,17 @@ POOLED = {
     "scheduler__steps": "80",
     "scheduler__staleness": "1",
 }
+# With a reference stage: six devices in one pool of three stages.
+REFERRED = POOLED | {
+    "stack__pool_devices": "6",
+    "trainer__kl_coefficient": "0.05",
+    "reference__dp": "2",
+    "reference__device": "cpu",
+}
 
 
-def counts(rollout: int, trainer: int) -> dict[str, int]:
-    return {"rollout": rollout, "trainer": trainer}
+def counts(rollout: int, trainer: int, reference: int = 0) -> dict[str, int]:
+    return {"rollout": rollout, "trainer": trainer} | ({"reference": reference} if reference else {})
 
 
 def move(launched: Launched, *words: str) -> subprocess.CompletedProcess[str]:
@@ -89,3 +97,46 @@ def test_a_run_divides_its_devices_by_what_it_measures(tmp_path: Path):
             [sys.executable, "-m", "earl.cli.main", *words], capture_output=True, text=True, cwd=ROOT
         )
         assert json.loads(done.stdout)["splits"] == splits[-1:], done.stderr
+
+
+def test_devices_of_the_reference_stage_move_while_all_stages_work(tmp_path: Path):
+    with launch_in(tmp_path, forked=True) as launched:
+        launched.start(**REFERRED).until(r"\] train [1-9]")
+        there = moved(launched, "1", "reference", "rollout")
+        assert not there["rolled_back"], there
+        assert (there["before"], there["after"]) == (counts(3, 1, 2), counts(4, 1, 1))
+        assert 0 < there["stall_s"] <= there["seconds"]
+        assert json.loads((launched.run_directory / "devices.json").read_text()) == counts(4, 1, 1)
+        refused = move(launched, "1", "reference", "trainer")
+        assert refused.returncode != 0 and "keeps one device" in refused.stderr
+        back = moved(launched, "2", "rollout", "reference")
+        assert back["holds"] == counts(2, 1, 3) and not back["rolled_back"], back
+        other = moved(launched, "1", "reference", "trainer")
+        assert other["holds"] == counts(2, 2, 2) and not other["rolled_back"], other
+        code, figures = launched.finish()
+        assert code == 0, launched.said
+        assert_ledger_adds_up(figures)
+        assert figures["dropped"] == 0
+        metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+        steps = [line["step"] for line in metrics if line["phase"] == "train"]
+        assert steps == list(range(1, 81)), "every step once"
+        assert {line["parallelism"]["reference"]["dp"] for line in metrics} >= {2, 3}
+
+
+def test_a_reference_stage_that_is_the_slowest_gets_devices(tmp_path: Path):
+    lines = ["stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s"]
+    for stage, rate in (("rollout", 20_000), ("trainer", 20_000), ("reference", 100)):
+        lines += [f"{stage},1,1,1,1,{tokens},8,{rate}" for tokens in (16, 128)]
+    table = tmp_path / "pace.csv"
+    table.write_text("\n".join(lines) + "\n")
+    with launch_in(tmp_path, forked=True) as launched:
+        chosen = {"scheduler__selector": "on", "scheduler__steps": "12", "paced__table": str(table)}
+        code, figures = launched.start(**REFERRED | chosen).finish()
+        assert code == 0, launched.said
+        assert_ledger_adds_up(figures)
+        assert figures["dropped"] == 0
+        splits = [json.loads(line) for line in (launched.run_directory / "splits.jsonl").open()]
+        moves = [json.loads(line) for line in (launched.run_directory / "moves.jsonl").open()]
+        assert moves and not any(move["rolled_back"] for move in moves)
+        assert moves[0]["by"] == "selector" and moves[-1]["holds"] == counts(1, 1, 4)
+        assert all(split["reference_device_s"] > 0 for split in splits)

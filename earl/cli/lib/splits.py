@@ -38,28 +38,27 @@ def splits_at(lines: Sequence[Mapping[str, Any]], step: int | None) -> list[Mapp
 def split_lines(line: Mapping[str, Any]) -> Iterator[str]:
     """One decision as an engineer reads it: what was measured, every division, the verdict."""
     yield f"devices, decided for step {line['step']}: {line['sentence']}"
-    yield (
-        f"  the last batch took {line['rollout_device_s']:.2f} device-seconds of rollout and "
-        f"{line['trainer_device_s']:.2f} of the trainer"
-    )
+    stages = list(line["here"])
+    yield f"  the last batch took {_seconds_text(line, stages, '{}_device_s')}"
     # Runs of before knew no expectation.
     if "expected_rollout_device_s" in line:
-        yield (
-            f"  expected once devices have moved: {line['expected_rollout_device_s']:.2f} and "
-            f"{line['expected_trainer_device_s']:.2f}"
-        )
+        yield f"  expected once devices have moved: {_seconds_text(line, stages, 'expected_{}_device_s')}"
     for candidate in line["candidates"]:
-        devices = {"rollout": candidate["rollout"], "trainer": candidate["trainer"]}
+        devices = {stage: candidate[stage] for stage in stages}
         marks = [name for name in ("here", "best") if line[name] == devices]
         note = f"  ({', '.join(marks)})" if marks else ""
-        yield (
-            f"  rollout {devices['rollout']:>3}, trainer {devices['trainer']:>3}: "
-            f"{candidate['step_s']:.2f} s a step{note}"
-        )
+        counts = ", ".join(f"{stage} {count:>3}" for stage, count in devices.items())
+        yield f"  {counts}: {candidate['step_s']:.2f} s a step{note}"
     if line["held"]:
         yield f"  not carried out: {line['held']}"
     elif line["move"]:
         yield f"  carried out by move {line['move']}"
+
+
+def _seconds_text(line: Mapping[str, Any], stages: Sequence[str], key: str) -> str:
+    """The device-seconds of each stage in words. key: of a stage's, with {} for its name."""
+    seconds = [f"{line[key.format(stage)]:.2f} device-seconds of {stage}" for stage in stages]
+    return ", ".join(seconds)
 
 
 def moves_listed(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:

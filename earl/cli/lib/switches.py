@@ -11,13 +11,15 @@ from typing import Any
 from earl.errors import IllegalParallelism
 from earl.json_fields import from_json
 from earl.obs.metrics import plain, read_lines
-from earl.parallelism import Parallelism
+from earl.parallelism import REFERENCE, TRAINER, Parallelism
 from earl.stack.status import DeviceMoveState, StageState
 from earl.switch_figures import StageSwitch, SwitchFigures
 
 FILE = "switches.jsonl"
 # What requested a switch, where its stored name is not what people are shown.
 REQUESTED_BY = {"mend": "realignment"}
+# Stages whose ranks stand still while their number changes, in words.
+RANKS = {TRAINER: "trainer", REFERENCE: "reference stage"}
 # The parallelism of a stage whose workers have different ones.
 UNEVEN = "mixed parallelism"
 
@@ -82,10 +84,17 @@ def move_text(move: DeviceMoveState) -> str:
     """A move of devices in words, for example "rollout 6 → 5, trainer 2 → 3 in 4.20 s, the trainer stood
     still for 1.31 s (move 3)"."""
     before, after = move.before, move.after
-    change = f"rollout {before.rollout} → {after.rollout}, trainer {before.trainer} → {after.trainer}"
+    changed = [stage for stage in before if before[stage] != after[stage]]
+    change = ", ".join(f"{stage} {before[stage]} → {after[stage]}" for stage in changed)
     if move.running:
         return f"devices are moving: {change} ({move.phase}, move {move.number}): {move.reason}"
     if move.rolled_back:
         return f"devices stayed, rolled back from {change} (move {move.number}): {move.message}"
-    stall = f", the trainer stood still for {move.stall_s:.2f} s" if move.stall_s else ""
+    ranks = " and ".join(f"the {name}" for stage, name in RANKS.items() if stage in changed)
+    stall = f", {ranks} stood still for {move.stall_s:.2f} s" if move.stall_s else ""
     return f"{change} in {move.seconds:.2f} s{stall} (move {move.number})"
+
+
+def devices_text(devices: Mapping[str, int]) -> str:
+    """The devices of each stage of a pool in words, for example "rollout 6, trainer 2"."""
+    return ", ".join(f"{stage} {count}" for stage, count in devices.items())

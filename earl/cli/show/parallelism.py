@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from earl.cli.lib import completion
 from earl.cli.lib.find_run import CALL_S, RUNNING, directory_of, with_run
-from earl.cli.lib.switches import UNEVEN, move_text, switch_text
+from earl.cli.lib.switches import UNEVEN, devices_text, move_text, switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import STAGES, Parallelism
 from earl.rpc.token_file import READERS
@@ -146,7 +146,7 @@ def move(
     run: Run = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move devices between rollout and trainer while both work, in a run with stack.pool_devices.
+    """Move devices from one stage to another while all work, in a run with stack.pool_devices.
 
     Ends with code 1 if the move was rolled back.
     """
@@ -161,7 +161,7 @@ def move(
         print(move_text(moved))
     if moved is not None and moved.rolled_back:
         raise ReshapeRefused(
-            f"rollout has {moved.holds.rollout} devices, the trainer {moved.holds.trainer}: {moved.message}",
+            f"the devices are divided {devices_text(moved.holds)}: {moved.message}",
             "see the scheduler's log",
         )
 

@@ -24,7 +24,7 @@ from earl.v1 import common_pb2, scheduler_pb2
 from earl.worker_report import WorkerDevice
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.codec_numbers import ENDINGS, PURPOSES
-from services.scheduler.state.device_move import DeviceMove
+from services.scheduler.state.device_move import DeviceMove, by_stage
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
@@ -192,8 +192,8 @@ def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, P
 
 
 def encode_move(move: DeviceMove) -> scheduler_pb2.DeviceMove:
-    pairs = {
-        name: scheduler_pb2.DeviceSplit(rollout=devices[0], trainer=devices[1])
-        for name, devices in (("before", move.before), ("after", move.after), ("holds", move.holds))
+    divisions = {
+        name: scheduler_pb2.DeviceSplit(**by_stage(division))
+        for name, division in (("before", move.before), ("after", move.after), ("holds", move.holds))
     }
-    return to_message(scheduler_pb2.DeviceMove, move, phase=move.phase.value, **pairs)
+    return to_message(scheduler_pb2.DeviceMove, move, phase=move.phase.value, **divisions)

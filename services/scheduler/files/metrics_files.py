@@ -27,7 +27,7 @@ from services.scheduler.ledger.evaluation import (
 from services.scheduler.monitor.length_sketch import histogram
 from services.scheduler.monitor.remaining import Remaining
 from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
-from services.scheduler.state.device_move import DeviceMove
+from services.scheduler.state.device_move import DeviceMove, by_stage, division_text
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.switch_records import SwitchRecord
 
@@ -139,8 +139,8 @@ class RunReport:
     def moved(self, move: DeviceMove, now_ns: int) -> None:
         """A move of devices ended now (Unix nanoseconds)."""
         devices = {
-            name: dict(zip(("rollout", "trainer"), pair, strict=True))
-            for name, pair in (("before", move.before), ("after", move.after), ("holds", move.holds))
+            name: by_stage(division)
+            for name, division in (("before", move.before), ("after", move.after), ("holds", move.holds))
         }
         self._moves.write(
             {
@@ -157,8 +157,7 @@ class RunReport:
             }
         )
         begin_ns = now_ns - int(move.seconds * 1e9)
-        what = f"rollout {move.holds[0]}, trainer {move.holds[1]}"
-        self.spans("device moves", [BusySpan(what, begin_ns, now_ns)])
+        self.spans("device moves", [BusySpan(division_text(move.holds), begin_ns, now_ns)])
 
     def evaluations(self, evaluations: Collection[EvaluationRecord], time_s: float) -> None:
         """Writes those that are finished and not yet written with these results; they are too dear to be lost

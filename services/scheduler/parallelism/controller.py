@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from earl.config.device_pool import pooled_stages
 from earl.config.run import RunConfig
 from earl.errors import EarlError, LedgerError
 from earl.parallelism import ROLLOUT, STAGES, Parallelism
@@ -21,7 +22,7 @@ from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workload import Monitor, StepFigures
-from services.scheduler.parallelism.device_moves import POOLED, DeviceMoves
+from services.scheduler.parallelism.device_moves import DeviceMoves
 from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
@@ -60,7 +61,8 @@ class ParallelismController:
         self.switching = Switching(tables, config.switch)
         self.layouts = LegalLayouts(config, directory)
         self._switch_ended = Wakeup()
-        moves = DeviceMoves(tables, self.switching, config.switch, config.stack.pool_devices)
+        stages = pooled_stages(config)
+        moves = DeviceMoves(tables, self.switching, config.switch, config.stack.pool_devices, stages)
         self.pool = DevicePool(moves, self.switching, self.layouts, directory, report, self._switch_ended)
         self._devices = ReportedDevices(tables.workers)
         # Devices of a pool move between stages instead of layouts that change within them.
@@ -99,7 +101,7 @@ class ParallelismController:
             self.splits.close()
 
     def _any_pinned(self) -> bool:
-        return any(self.switching.stage(stage).pinned for stage in POOLED)
+        return any(self.switching.stage(stage).pinned for stage in self.pool.moves.stages)
 
     # --- events of the run; now: monotonic seconds ------------------------------------------
 

@@ -1,10 +1,10 @@
-"""Devices go from one stage to another while both work. Pure.
+"""Devices of a pool go from one stage to another while all work. Pure.
 
     ask ─► GIVING: the giver's switch ─► GIVEN ─► TAKING: the taker's switch ─────► ENDED, as asked
                └─ failed: ENDED, rolled back         └─ failed ─► RETURNING: the giver takes them back
                                                                       └────────────► ENDED, rolled back
 
-Promise: at no time do both stages together have more devices than the pool. A stage gets devices only after
+Promise: at no time do all stages together have more devices than the pool. A stage gets devices only after
 the other's worker has reported that it gave them up, and after `holds` tells so, which a stage that is
 started again begins with. A stage is judged by the devices that its worker reports, so that one which died
 in the middle and came back needs no case of its own. Every phase ends: a switch has deadlines, and the wait
@@ -16,27 +16,38 @@ Time is an argument (monotonic seconds). All but clocks is in the tables.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from msgspec.structs import replace
 
 from earl.config.scheduler import SwitchConfig
 from earl.errors import EarlError, LedgerError
-from earl.parallelism import ROLLOUT, TRAINER
+from earl.parallelism import Division
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.device_move import DeviceMove, MovePhase
+from services.scheduler.state.device_move import DeviceMove, MovePhase, by_stage, division_text
 from services.scheduler.state.switch_records import By
 
-POOLED = (ROLLOUT, TRAINER)
 # Moves whose cost is remembered.
 COSTS = 8
 
 
 class DeviceMoves:
-    """The moves of a run whose rollout and trainer draw on one pool of so many devices; 0: there is none."""
+    """The moves of a run whose stages draw on one pool of so many devices; 0: there is none.
 
-    def __init__(self, tables: LedgerTables, switching: Switching, limits: SwitchConfig, pool: int) -> None:
+    stages: the first two of POOLED, or all.
+    """
+
+    def __init__(
+        self,
+        tables: LedgerTables,
+        switching: Switching,
+        limits: SwitchConfig,
+        pool: int,
+        stages: Sequence[str],
+    ) -> None:
+        self.stages = tuple(stages)
         self._tables, self._switching = tables, switching
         self._total_s, self._retry_s, self.pool = limits.total_s, limits.retry_s, pool
         # The last moves that ended as asked count; of a former scheduler's, only the last one.
@@ -59,15 +70,12 @@ class DeviceMoves:
         return list(self._costs_s)
 
     @property
-    def devices(self) -> tuple[int, int]:
-        """Devices of rollout and trainer, as their workers report them; 0 for a stage without one."""
-        rollout, trainer = (sum(self._switching.devices(stage)) for stage in POOLED)
-        return rollout, trainer
+    def devices(self) -> Division:
+        """Devices of each stage, as its worker reports them; 0 for a stage without one."""
+        return tuple(map(self._has, self.stages))
 
-    def ask(
-        self, after: tuple[int, int], *, by: By, reason: str, now: float, step: int = 0
-    ) -> DeviceMove | None:
-        """Begins a move to so many devices of rollout and trainer; None if they have them.
+    def ask(self, after: Division, *, by: By, reason: str, now: float, step: int = 0) -> DeviceMove | None:
+        """Begins a move to another division; None if the stages have it.
 
         Raises LedgerError (no pool, no worker, a move or a switch in progress, more devices than there are)
         and IllegalParallelism.
@@ -83,19 +91,20 @@ class DeviceMoves:
                 "wait until that has ended: earl parallelism",
             )
         if not all(before):
-            raise LedgerError("rollout or trainer has no worker now", "wait until both have joined")
+            alone = [stage for stage in self.stages if not self._has(stage)]
+            raise LedgerError(f"{' and '.join(alone)} has no worker now", "wait until all have joined")
         if min(after) < 1 or sum(after) > self.pool:
             raise LedgerError(
-                f"rollout {after[0]} and trainer {after[1]} are no division of {self.pool} devices",
+                f"{division_text(after)} is no division of {self.pool} devices",
                 "each stage keeps one device at least, and together they have no more than the pool",
             )
         if after == before:
             return None
-        more = [new > old for new, old in zip(after, before, strict=True)]
-        if sum(more) != 1:
+        pairs = list(zip(after, before, strict=True))
+        if sum(new > old for new, old in pairs) != 1 or sum(new < old for new, old in pairs) > 1:
             raise LedgerError(
-                f"rollout {after[0]} and trainer {after[1]}, from {before[0]} and {before[1]}, is no move",
-                "one stage takes devices, which the other gives or which are idle",
+                f"{division_text(after)}, from {division_text(before)}, is no move",
+                "one stage takes devices, which another one gives or which are idle",
             )
         move = DeviceMove(
             number=(move.number if move is not None else 0) + 1,
@@ -109,7 +118,7 @@ class DeviceMoves:
         if self._switching.stage(move.taker).switch is not None:
             raise LedgerError(f"{move.taker} is switching", "wait until that has ended: earl parallelism")
         self._began_s = now
-        if self._of(after, move.giver) == self._of(before, move.giver):
+        if not move.giver:
             self._change(move, now, phase=MovePhase.GIVEN)
         else:
             epoch = self._resize(move, move.giver, self._of(after, move.giver), now)
@@ -174,6 +183,9 @@ class DeviceMoves:
             self._return(move, now, f"{move.taker} took none: {self._failure(move, move.taker)}")
 
     def _return(self, move: DeviceMove, now: float, reason: str) -> None:
+        if not move.giver:
+            self._end(move, now, reason)
+            return
         try:
             epoch = self._resize(move, move.giver, self._of(move.before, move.giver), now)
         except EarlError as error:
@@ -196,11 +208,11 @@ class DeviceMoves:
     def _correct(self, move: DeviceMove, now: float) -> None:
         """Takes devices from a stage that has more than it holds: one that was given up as lost, and had
         carried its part out after all."""
-        for stage in POOLED:
-            if self._has(stage) <= self._of(move.holds, stage) or now < self._correct_s:
+        for stage, devices in by_stage(move.holds).items():
+            if self._has(stage) <= devices or now < self._correct_s:
                 continue
             try:
-                self._resize(move, stage, self._of(move.holds, stage), now)
+                self._resize(move, stage, devices, now)
             except EarlError:
                 pass  # it is switching: again, later
             self._correct_s = now + self._retry_s
@@ -248,21 +260,20 @@ class DeviceMoves:
         return message or f"it has {self._has(stage)}"
 
     def _stalled(self, move: DeviceMove) -> float:
-        """Seconds for which the trainer stood still."""
-        last = self._switching.stage(TRAINER).last
-        return last.stall_s if last is not None and last.resizes else 0.0
+        """Seconds for which the ranks of giver and taker stood still, one after the other."""
+        lasts = [self._switching.stage(stage).last for stage in move.changes]
+        return sum(last.stall_s for last in lasts if last is not None and last.resizes)
 
     def _has(self, stage: str) -> int:
-        return self._of(self.devices, stage)
+        return sum(self._switching.devices(stage))
 
-    def _between(self, move: DeviceMove) -> tuple[int, int]:
-        """The devices of both stages while nobody has those that move."""
-        rollout, trainer = (min(pair) for pair in zip(move.before, move.after, strict=True))
-        return rollout, trainer
+    def _between(self, move: DeviceMove) -> Division:
+        """The devices of all stages while nobody has those that move."""
+        return tuple(min(pair) for pair in zip(move.before, move.after, strict=True))
 
     @staticmethod
-    def _of(devices: tuple[int, int], stage: str) -> int:
-        return devices[POOLED.index(stage)]
+    def _of(division: Division, stage: str) -> int:
+        return by_stage(division)[stage]
 
 
 def _is_done(move: DeviceMove | None) -> TypeGuard[DeviceMove]:
@@ -272,5 +283,5 @@ def _is_done(move: DeviceMove | None) -> TypeGuard[DeviceMove]:
 
 def moved_text(move: DeviceMove) -> str:
     """A move in words: "rollout 6 → 5, trainer 2 → 3"."""
-    pairs = zip(POOLED, move.before, move.after, strict=True)
-    return ", ".join(f"{stage} {before} → {after}" for stage, before, after in pairs)
+    before, after = by_stage(move.before), by_stage(move.after)
+    return ", ".join(f"{stage} {before[stage]} → {after[stage]}" for stage in move.changes)

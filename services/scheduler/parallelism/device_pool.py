@@ -1,25 +1,26 @@
-"""The pool of devices that rollout and trainer draw on: requests, devices.json, reports of moves.
+"""The pool of devices that a run's stages draw on: requests, devices.json, reports of moves.
 
     earl parallelism move ─► ask ─► DeviceMoves ─► Switching
                        advance: devices.json is written ─► the move's next step
 
-Promise: a stage is commanded to take devices only once the file tells that the other gave them up.
+Promise: a stage is commanded to take devices only once the file tells that another gave them up.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from itertools import product
 from pathlib import Path
 
 from earl.errors import LedgerError
-from earl.parallelism import Parallelism
+from earl.parallelism import Division, Parallelism
 from earl.stack.device_split import keep_split
 from services.scheduler.files.metrics_files import RunReport
-from services.scheduler.parallelism.device_moves import POOLED, DeviceMoves, moved_text
+from services.scheduler.parallelism.device_moves import DeviceMoves, moved_text
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.device_move import DeviceMove
+from services.scheduler.state.device_move import DeviceMove, by_stage
 from services.scheduler.state.switch_records import By
 from services.scheduler.wakeup import Wakeup
 
@@ -42,45 +43,50 @@ class DevicePool:
         self._switching, self._layouts, self._directory = switching, layouts, directory
         self._report, self._ended = report, ended
         # What devices.json holds, as far as this process knows.
-        self._kept: tuple[int, int] | None = None
+        self._kept: Division | None = None
         self._warned = False
 
-    def after(self, giver: str, taker: str, devices: int) -> tuple[int, int]:
-        """Returns the devices of rollout and trainer after a move of so many. Raises LedgerError for stages
-        that have no pool."""
-        if {giver, taker} != set(POOLED) or devices < 1:
+    def after(self, giver: str, taker: str, devices: int) -> Division:
+        """Returns the division after a move of so many devices. Raises LedgerError for stages that are not
+        two of the pool's."""
+        stages = self.moves.stages
+        if giver == taker or not {giver, taker} <= set(stages) or devices < 1:
             raise LedgerError(
                 f"{devices} devices cannot go from {giver} to {taker}",
-                f"move at least one from {POOLED[0]} to {POOLED[1]} or back",
+                f"move at least one between two of {', '.join(stages)}",
             )
-        change = devices if taker == POOLED[0] else -devices
-        rollout, trainer = self.moves.devices
-        return rollout + change, trainer - change
+        change = {giver: -devices, taker: devices}
+        return tuple(
+            count + change.get(stage, 0) for stage, count in zip(stages, self.moves.devices, strict=True)
+        )
 
     def ask(
-        self, after: tuple[int, int], *, now: float, by: By = By.OPERATOR,
+        self, after: Division, *, now: float, by: By = By.OPERATOR,
         reason: str = "an operator asked for it", step: int = 0,
     ) -> DeviceMove | None:  # fmt: skip
-        """Begins a move to so many devices of rollout and of the trainer. Raises as DeviceMoves.ask, and
-        IllegalParallelism for numbers of devices that a stage cannot have."""
-        for stage, count in zip(POOLED, after, strict=True):
+        """Begins a move to another division. Raises as DeviceMoves.ask, and IllegalParallelism for numbers of
+        devices that a stage cannot have."""
+        for stage, count in zip(self.moves.stages, after, strict=True):
             running = self._switching.running(stage)
             if running is not None and count > 0:
                 self._layouts.check(stage, [count], 0, Parallelism(1, *running.replica))
         return self.moves.ask(after, by=by, reason=reason, now=now, step=step)
 
-    def splits(self) -> list[tuple[int, int]]:
-        """The divisions of the whole pool that both stages can have, in the replicas that they have now."""
-        pool, replicas = self.moves.pool, [self._switching.running(stage) for stage in POOLED]
-        return [
-            (rollout, pool - rollout)
-            for rollout in range(1, pool)
-            if all(
-                running is not None
-                and any(legal.replica == running.replica for legal in self._layouts.legal(stage, [count]))
-                for stage, running, count in zip(POOLED, replicas, (rollout, pool - rollout), strict=True)
-            )
+    def splits(self) -> list[Division]:
+        """The divisions of the whole pool that all stages can have, in the replicas that they have now."""
+        pool, stages = self.moves.pool, self.moves.stages
+        possible = [
+            [count for count in range(1, pool - len(stages) + 2) if self._can_have(stage, count)]
+            for stage in stages
         ]
+        return [division for division in product(*possible) if sum(division) == pool]
+
+    def _can_have(self, stage: str, devices: int) -> bool:
+        """Returns whether a stage can have so many devices in its present replicas."""
+        running = self._switching.running(stage)
+        return running is not None and any(
+            legal.replica == running.replica for legal in self._layouts.legal(stage, [devices])
+        )
 
     def is_running(self, number: int) -> bool:
         """Returns whether the move of that number is in progress."""
@@ -110,7 +116,7 @@ class DevicePool:
         if move is None or move.holds == self._kept:
             return True
         try:
-            keep_split(self._directory, dict(zip(POOLED, move.holds, strict=True)))
+            keep_split(self._directory, by_stage(move.holds))
         except OSError as error:
             if not self._warned:
                 log.warning("moves of devices wait, devices.json cannot be written: %s", error)

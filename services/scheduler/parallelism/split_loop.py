@@ -9,7 +9,7 @@ run; what cannot be carried out is logged, once for each reason. Time is an argu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,16 +19,19 @@ from earl.obs.metrics import LineFile
 from earl.parallelism import ROLLOUT, TRAINER
 from services.scheduler.monitor.workload import StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
-from services.scheduler.selector.split_policy import Split, SplitPolicy, SplitVerdict, SplitWork
+from services.scheduler.selector.split_policy import SplitPolicy, SplitVerdict, SplitWork
+from services.scheduler.state.device_move import by_stage
 from services.scheduler.state.switch_records import By
 
 log = logging.getLogger(__name__)
 
 NAME = "splits.jsonl"
+# Candidates that are written down, at most; with two stages all of a pool of so many devices.
+CANDIDATES = 64
 
 
 class SplitLoop:
-    """Decides how rollout and trainer divide their devices. last: the latest verdict; None before the first.
+    """Decides how the stages of a pool divide its devices. last: the latest verdict; None before the first.
 
     first_cost_s: of a move, before one was measured. carries_out: whether devices follow the decisions.
     pinned: whether an operator keeps a stage as it is.
@@ -46,7 +49,7 @@ class SplitLoop:
         self.last: SplitVerdict | None = None
         self._pool, self._first_cost_s = pool, first_cost_s
         self._carries_out, self._pinned = carries_out, pinned
-        # Made once both stages work, of the divisions that they can have.
+        # Made once all stages work, of the divisions that they can have.
         self._policy: SplitPolicy | None = None
         self._file = LineFile(directory / NAME)
         # The last move that a step knew of, and whether it was running then.
@@ -56,20 +59,21 @@ class SplitLoop:
 
     def step(self, committed: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """Training step `committed` is done: decides for the next one. last: there will be none."""
-        work, here, moved = work_of(observed), self._pool.moves.devices, self._disturbed()
+        moves = self._pool.moves
+        work, here, moved = work_of(observed, moves.stages), moves.devices, self._disturbed()
         if self._policy is None and all(here):
             self._policy = SplitPolicy(self._pool.splits())
         if self._policy is None or work is None or moved:
             if self._policy is not None and moved:
                 self._policy.begin()
             return
-        costs_s = self._pool.moves.costs_s
+        costs_s = moves.costs_s
         cost_s = median(costs_s) if costs_s else self._first_cost_s
         verdict = self.last = self._policy.decide(committed, here, work, cost_s)
         number, held = 0, ""
         if verdict.moves and self._carries_out and not last:
             number, held = self._carry_out(verdict, committed + 1, now)
-        self._file.write(encode(verdict, committed + 1, cost_s, number, held))
+        self._file.write(encode(verdict, moves.stages, committed + 1, cost_s, number, held))
 
     def close(self) -> None:
         self._file.close()
@@ -83,9 +87,9 @@ class SplitLoop:
     def _carry_out(self, verdict: SplitVerdict, step: int, now: float) -> tuple[int, str]:
         """(number of the move that carries the decision out, 0 if none does; the reason)."""
         if self._pinned():
-            return 0, "rollout or the trainer is pinned"
+            return 0, "a stage of the pool is pinned"
         try:
-            move = self._pool.ask(verdict.best, by=By.SELECTOR, reason=verdict.sentence, now=now, step=step)
+            move = self._pool.ask(verdict.after, by=By.SELECTOR, reason=verdict.sentence, now=now, step=step)
         except EarlError as error:
             if error.message not in self._logged:
                 self._logged.add(error.message)
@@ -95,41 +99,43 @@ class SplitLoop:
         return (move.number if move is not None else 0), ""
 
 
-def work_of(observed: StepFigures) -> SplitWork | None:
-    """Device-seconds of a batch in both stages; None where a stage's rate was not measured."""
-    rollout, trainer = observed.stages.get(ROLLOUT), observed.stages.get(TRAINER)
-    if rollout is None or trainer is None:
-        return None
-    if not rollout.tokens_per_device_s or not trainer.tokens_per_device_s:
-        return None
-    tokens = trainer.workload.mean_tokens * trainer.workload.concurrency
-    return SplitWork(tokens / rollout.tokens_per_device_s, tokens / trainer.tokens_per_device_s)
+def work_of(observed: StepFigures, stages: Sequence[str]) -> SplitWork | None:
+    """Device-seconds of a batch in each of the stages; None where a stage's rate was not measured."""
+    trainer, seconds = observed.stages.get(TRAINER), []
+    for stage in stages:
+        # What rollout played meanwhile may be another number of tokens: the batch counts.
+        batch = trainer if stage == ROLLOUT else observed.stages.get(stage)
+        rate = figures.tokens_per_device_s if (figures := observed.stages.get(stage)) is not None else None
+        if batch is None or not rate:
+            return None
+        seconds.append(batch.workload.mean_tokens * batch.workload.concurrency / rate)
+    return SplitWork(*seconds)
 
 
-def encode(verdict: SplitVerdict, step: int, cost_s: float, move: int, held: str) -> dict[str, Any]:
+def encode(
+    verdict: SplitVerdict, stages: Sequence[str], step: int, cost_s: float, move: int, held: str
+) -> dict[str, Any]:
     """A decision as splits.jsonl has it. move: number of the move that carries it out, 0 for none; held: why
-    none does."""
-
-    def named(split: Split) -> dict[str, int]:
-        return {"rollout": split[0], "trainer": split[1]}
-
+    none does. Of many candidates those that are quickest, and the division in use."""
+    quickest = sorted(verdict.candidates, key=lambda split: verdict.candidates[split])[:CANDIDATES]
     return {
         "step": step,
-        "here": named(verdict.here),
-        "best": named(verdict.best),
+        "here": by_stage(verdict.here),
+        "best": by_stage(verdict.best),
+        "after": by_stage(verdict.after),
         "moves": verdict.moves,
         "move": move,
         "held": held,
-        "rollout_device_s": round(verdict.measured.rollout_s, 4),
-        "trainer_device_s": round(verdict.measured.trainer_s, 4),
-        "expected_rollout_device_s": round(verdict.work.rollout_s, 4),
-        "expected_trainer_device_s": round(verdict.work.trainer_s, 4),
+        **{f"{stage}_device_s": round(s, 4) for stage, s in zip(stages, verdict.measured, strict=False)},
+        **{f"expected_{stage}_device_s": round(s, 4) for stage, s in zip(stages, verdict.work, strict=False)},
         "steps": verdict.steps,
         "lost_s": round(verdict.lost_s, 4),
         "threshold_s": round(verdict.threshold_s, 4),
         "cost_s": round(cost_s, 4),
         "candidates": [
-            {**named(split), "step_s": round(seconds, 4)} for split, seconds in verdict.candidates.items()
+            {**by_stage(split), "step_s": round(seconds, 4)}
+            for split, seconds in verdict.candidates.items()
+            if split in quickest or split == verdict.here
         ],
         "sentence": verdict.sentence,
     }

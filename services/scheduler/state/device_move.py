@@ -1,4 +1,4 @@
-"""The record of a move of devices between rollout and trainer: plain values, stored with the counters."""
+"""The record of a move of devices between two stages of a pool: plain values, stored with the counters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from earl.parallelism import ROLLOUT, TRAINER
+from earl.parallelism import POOLED, Division
 from services.scheduler.state.switch_records import By
 
 
@@ -22,17 +22,17 @@ class MovePhase(StrEnum):
 
 
 class DeviceMove(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One move. before, after: devices of rollout and of the trainer.
+    """One move. before, after: devices of the pool's stages, two or three of them, as a Division.
 
     holds: what each has for sure, as it is to begin if it is started again. epoch: of the switch of a stage
     that carries the present phase out. rolled_back: it did not end as asked, and message gives the reason.
-    stall_s: for which the trainer stood still. seconds: from the request to the end.
+    stall_s: for which the ranks of giver and taker stood still. seconds: from the request to the end.
     """
 
     number: int
-    before: tuple[int, int]
-    after: tuple[int, int]
-    holds: tuple[int, int]
+    before: Division
+    after: Division
+    holds: Division
     by: By
     reason: str
     step: int = 0
@@ -44,22 +44,41 @@ class DeviceMove(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     seconds: float = 0.0
 
     @property
+    def changes(self) -> dict[str, int]:
+        """The devices that each stage has more afterwards, below 0 for fewer; stages that change alone."""
+        changes = {
+            stage: after - before
+            for stage, before, after in zip(POOLED, self.before, self.after, strict=False)
+        }
+        return {stage: change for stage, change in changes.items() if change}
+
+    @property
     def taker(self) -> str:
         """The stage that has more devices afterwards."""
-        return TRAINER if self.after[1] > self.before[1] else ROLLOUT
+        return next(stage for stage, change in self.changes.items() if change > 0)
 
     @property
     def giver(self) -> str:
-        """The stage that has fewer devices afterwards, or as many if idle ones are taken."""
-        return ROLLOUT if self.taker == TRAINER else TRAINER
+        """The stage that has fewer devices afterwards; "" where idle ones are taken."""
+        return next((stage for stage, change in self.changes.items() if change < 0), "")
 
     @property
     def cost_s(self) -> float:
-        """Seconds of a step that the move cost: the trainer's stall, and of the rest the part of the devices
-        that nobody used."""
-        moved = abs(self.after[0] - self.before[0])
+        """Seconds of a step that the move cost: the stall, and of the rest the part of the devices that
+        nobody used."""
+        moved = max(abs(change) for change in self.changes.values())
         return self.stall_s + (self.seconds - self.stall_s) * moved / sum(self.before)
 
     @property
     def running(self) -> bool:
         return self.phase is not MovePhase.ENDED
+
+
+def by_stage(division: Division) -> dict[str, int]:
+    """The devices of each stage by its name."""
+    return dict(zip(POOLED, division, strict=False))
+
+
+def division_text(division: Division) -> str:
+    """A division in words: "rollout 6, trainer 2"."""
+    return ", ".join(f"{stage} {devices}" for stage, devices in by_stage(division).items())

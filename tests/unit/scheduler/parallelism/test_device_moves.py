@@ -1,4 +1,4 @@
-"""Moves of devices between two stages whose workers obey, fail, die, and begin again with what they hold."""
+"""Moves of devices between stages whose workers obey, fail, die, and begin again with what they hold."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from earl.errors import IllegalParallelism, LedgerError
-from earl.parallelism import Parallelism
+from earl.parallelism import POOLED, Division, Parallelism
 from earl.reparallelize import SwitchOutcome
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.parallelism.device_moves import POOLED, DeviceMoves, moved_text
+from services.scheduler.parallelism.device_moves import DeviceMoves, moved_text
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.device_move import DeviceMove, MovePhase
+from services.scheduler.state.device_move import DeviceMove, MovePhase, by_stage
 from services.scheduler.state.switch_records import By, WorkerCommand
 from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image
 from tests.support.switching import LIMITS, TOTAL_S
 
 POOL = 8
-NUMBERS = {"rollout": 1, "trainer": 3}
+NUMBERS = {"rollout": 1, "trainer": 3, "reference": 2}
 
 
 @dataclass
@@ -41,12 +41,18 @@ class Worker:
 
 
 class World:
-    """A scheduler, which forgets all but what it stored, and the two workers."""
+    """A scheduler, which forgets all but what it stored, and the workers: two, or three with a reference
+    stage."""
 
-    def __init__(self, rollout: int = 6, trainer: int = 2, pool: int = POOL, tp: int = 1) -> None:
+    def __init__(
+        self, rollout: int = 6, trainer: int = 2, pool: int = POOL, tp: int = 1, reference: int = 0
+    ) -> None:
         self.now, self.pool = 1000.0, pool
+        self.stages = POOLED if reference else POOLED[:2]
         self.image = Image()
         self.workers = {"rollout": Worker("rollout", rollout, tp), "trainer": Worker("trainer", trainer)}
+        if reference:
+            self.workers["reference"] = Worker("reference", reference)
         self.ended: list[DeviceMove] = []
         self.restart()
         for worker in self.workers.values():
@@ -56,7 +62,7 @@ class World:
         records = [(kind, name, data) for (kind, name), data in self.image.records.items()]
         self.ledger = Ledger.restored(RULES, records, self.now)
         self.switching = Switching(self.ledger.tables, LIMITS)
-        self.moves = DeviceMoves(self.ledger.tables, self.switching, LIMITS, self.pool)
+        self.moves = DeviceMoves(self.ledger.tables, self.switching, LIMITS, self.pool, self.stages)
 
     def join(self, worker: Worker) -> None:
         parallelism = worker.parallelism
@@ -66,8 +72,8 @@ class World:
         )  # fmt: skip
         self.ledger.membership.join(member, self.now)
 
-    def ask(self, rollout: int, trainer: int) -> DeviceMove | None:
-        return self.moves.ask((rollout, trainer), by=By.OPERATOR, reason="why", now=self.now)
+    def ask(self, *devices: int) -> DeviceMove | None:
+        return self.moves.ask(devices, by=By.OPERATOR, reason="why", now=self.now)
 
     def commands(self) -> list[WorkerCommand]:
         """The commands of now; stored, as the driver does it."""
@@ -89,7 +95,7 @@ class World:
             command,
             SwitchOutcome(
                 epoch=command.switch.epoch, parallelism=worker.parallelism, rolled_back=bool(failure),
-                message=failure, stall_s=0.5,
+                message=failure, stall_s=0.0 if command.stage == "rollout" else 0.5,
             ),
             self.now,
         )  # fmt: skip
@@ -104,7 +110,7 @@ class World:
         move = self.moves.move
         worker.incarnation, worker.alive, worker.epoch = worker.incarnation + 1, True, 0
         if move is not None:
-            worker.devices = move.holds[POOLED.index(stage)]
+            worker.devices = by_stage(move.holds)[stage]
         self.join(worker)
 
     def settle(self, failing: str = "") -> None:
@@ -116,8 +122,8 @@ class World:
                 self.tell(command, fails)
 
     @property
-    def devices(self) -> tuple[int, int]:
-        return self.workers["rollout"].devices, self.workers["trainer"].devices
+    def devices(self) -> Division:
+        return tuple(self.workers[stage].devices for stage in self.stages)
 
 
 def test_devices_go_to_the_trainer_and_back():
@@ -221,18 +227,80 @@ def test_what_cannot_be_is_refused_and_changes_nothing():
         World(pool=0).ask(5, 3)
 
 
+def test_devices_go_between_any_two_of_three_stages():
+    world = World(4, 2, reference=2)
+    move = world.ask(5, 2, 1)
+    assert move is not None and (move.giver, move.taker) == ("reference", "rollout")
+    world.settle()
+    ended = world.ended[-1]
+    assert not ended.rolled_back and ended.holds == (5, 2, 1) == world.devices
+    # The reference stage's ranks changed; the trainer's last switch, had there been one, is no part of it.
+    assert (ended.stall_s, moved_text(ended)) == (0.5, "rollout 4 → 5, reference 2 → 1")
+    world.ask(5, 1, 2)
+    world.settle()
+    assert world.devices == (5, 1, 2) and world.ended[-1].stall_s == 1.0
+    world.ask(6, 1, 1)
+    world.settle(failing="rollout")
+    assert world.ended[-1].rolled_back and world.devices == (5, 1, 2)
+    for after, text in (((3, 2, 3), "is no move"), ((6, 2, 0), "no division")):
+        with pytest.raises(LedgerError, match=text):
+            world.ask(*after)
+    world.die("reference")
+    with pytest.raises(LedgerError, match="reference has no worker now"):
+        world.ask(4, 2, 2)
+
+
+def test_idle_devices_that_could_not_be_taken_stay_idle():
+    world = World(4, 1, reference=1)
+    move = world.ask(4, 1, 3)
+    assert move is not None and (move.giver, move.phase) == ("", MovePhase.GIVEN)
+    world.settle(failing="reference")
+    ended = world.ended[-1]
+    assert ended.rolled_back and "reference took none" in ended.message
+    assert ended.holds == (4, 1, 1) == world.devices
+
+
+def test_a_record_of_two_stages_is_continued_by_a_scheduler_of_three():
+    world = World(5, 3)
+    world.ask(4, 4)
+    world.settle()
+    world.stages, world.pool = POOLED, POOL + 2
+    world.workers["reference"] = Worker("reference", 2)
+    world.restart()
+    world.join(world.workers["reference"])
+    world.settle()
+    assert world.devices == (4, 4, 2)
+    move = world.ask(4, 5, 1)
+    assert move is not None and move.number == 2
+    world.settle()
+    assert world.devices == (4, 5, 1) and not world.ended[-1].rolled_back
+
+
+# Of two stages, where the last is 0, and of three.
+DIVISIONS = [
+    (rollout, trainer, POOL - rollout - trainer)
+    for rollout in range(1, POOL)
+    for trainer in range(1, POOL - rollout + 1)
+]
+
+
 class Moves(RuleBasedStateMachine):
     """Whatever fails and whenever: the pool is never exceeded, and every move ends."""
 
-    @initialize(trainer=st.integers(1, POOL - 1))
-    def begin(self, trainer: int) -> None:
-        self.world = World(POOL - trainer, trainer)
+    @initialize(devices=st.sampled_from(DIVISIONS))
+    def begin(self, devices: Division) -> None:
+        rollout, trainer, reference = devices
+        self.world = World(rollout, trainer, reference=reference)
         self.open: list[WorkerCommand] = []
 
-    @rule(trainer=st.integers(1, POOL - 1))
-    def ask(self, trainer: int) -> None:
+    @rule(giver=st.sampled_from(POOLED), taker=st.sampled_from(POOLED), devices=st.integers(1, POOL))
+    def ask(self, giver: str, taker: str, devices: int) -> None:
+        after = by_stage(self.world.moves.devices)
+        if giver not in after or taker not in after:
+            return
+        after[giver], after[taker] = after[giver] - devices, after[taker] + devices
         try:
-            self.world.ask(POOL - trainer, trainer)
+            self.world.ask(*after.values())
         except LedgerError:
             pass
         self.turn()
@@ -259,6 +327,8 @@ class Moves(RuleBasedStateMachine):
 
     @rule(stage=st.sampled_from(POOLED))
     def die_or_come_back(self, stage: str) -> None:
+        if stage not in self.world.workers:
+            return
         if self.world.workers[stage].alive:
             self.world.die(stage)
             self.open = [command for command in self.open if command.stage != stage]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from earl.cli.lib.splits import moves_listed, read_splits, split_lines, splits_at
 from earl.errors import ConfigError
-from earl.parallelism import Parallelism
+from earl.parallelism import POOLED, Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
@@ -23,21 +24,21 @@ from tests.unit.scheduler.parallelism.test_device_moves import POOL, World
 BATCH = Workload(100.0, 120.0, 150.0, 64.0)
 
 
-def figures(rollout_s: float, trainer_s: float) -> StepFigures:
-    """A step whose batch took so many device-seconds of each stage."""
+def figures(*device_s: float) -> StepFigures:
+    """A step whose batch took so many device-seconds of each stage, of two or three."""
     tokens = BATCH.mean_tokens * BATCH.concurrency
     stages = {
         stage: ObservedWorkload(BATCH, BATCH.concurrency, tokens / seconds if seconds else None)
-        for stage, seconds in (("rollout", rollout_s), ("trainer", trainer_s))
+        for stage, seconds in zip(POOLED, device_s, strict=False)
     }
     return StepFigures({}, stages, 0.0, Quantiles(0, 0, 0, 0), Quantiles(0, 0, 0, 0))
 
 
 class Deciding:
-    """A world of two workers whose division a loop decides."""
+    """A world of workers, two of them if none else is given, whose division a loop decides."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
-        self.world, self.directory, self.pinned = World(4, 4), directory, False
+    def __init__(self, directory: Path, world: World | None = None, **options: Any) -> None:
+        self.world, self.directory, self.pinned = world or World(4, 4), directory, False
         layouts: Any = SimpleNamespace(
             check=lambda *_: None, legal=lambda stage, counts: [Parallelism(counts[0])]
         )
@@ -49,9 +50,9 @@ class Deciding:
         )
         self.steps = 0
 
-    def step(self, rollout_s: float, trainer_s: float, *, last: bool = False) -> None:
+    def step(self, *device_s: float, last: bool = False) -> None:
         self.steps += 1
-        self.loop.step(self.steps, figures(rollout_s, trainer_s), now=self.world.now, last=last)
+        self.loop.step(self.steps, figures(*device_s), now=self.world.now, last=last)
 
     @property
     def lines(self) -> list:
@@ -92,10 +93,10 @@ def test_devices_follow_the_work_and_the_decision_is_written_down(deciding: Deci
 def test_what_is_pinned_or_over_or_not_measured_moves_nothing(deciding: Deciding):
     deciding.pinned = True
     deciding.step(60.0, 20.0)
-    assert deciding.lines[-1]["moves"] and deciding.lines[-1]["held"] == "rollout or the trainer is pinned"
+    assert deciding.lines[-1]["moves"] and deciding.lines[-1]["held"] == "a stage of the pool is pinned"
     deciding.pinned = False
     deciding.step(0.0, 20.0)
-    assert work_of(figures(0.0, 20.0)) is None and len(deciding.lines) == 1
+    assert work_of(figures(0.0, 20.0), POOLED[:2]) is None and len(deciding.lines) == 1
     deciding.step(60.0, 20.0, last=True)
     assert deciding.pool.moves.move is None
     deciding.step(60.0, 20.0)
@@ -107,3 +108,25 @@ def test_an_observer_moves_nothing(tmp_path: Path):
     deciding.step(60.0, 20.0)
     assert deciding.pool.moves.move is None and deciding.lines[-1]["moves"]
     deciding.loop.close()
+
+
+def test_a_reference_stage_is_measured_too_and_the_move_that_gains_most_is_made_first(tmp_path: Path):
+    deciding = Deciding(tmp_path, World(4, 2, reference=2))
+    assert work_of(figures(20.0, 30.0), POOLED) is None, "no rate of the reference stage"
+    assert len(deciding.pool.splits()) == 21
+    # 20 / 4, 44 / 2 and 24 / 2 seconds; 20 / 2, 44 / 4 and 24 / 2 are best: a move of two devices.
+    deciding.step(20.0, 44.0, 24.0)
+    [line] = deciding.lines
+    assert line["best"] == line["after"] == {"rollout": 2, "trainer": 4, "reference": 2}
+    assert (line["reference_device_s"], line["move"]) == (24.0, 1)
+    text = "\n".join(split_lines(line))
+    assert "24.00 device-seconds of reference" in text and "rollout   2, trainer   4, reference   2:" in text
+    deciding.loop.close()
+
+
+def test_what_protected_environments_do_not_send_to_the_reference_stage_is_not_counted():
+    step = figures(20.0, 30.0, 10.0)
+    protected = Workload(100.0, 120.0, 150.0, 16.0)
+    stages = dict(step.stages) | {"reference": ObservedWorkload(protected, 16.0, 640.0)}
+    work = work_of(replace(step, stages=stages), POOLED)
+    assert work == pytest.approx((20.0, 30.0, 2.5))
