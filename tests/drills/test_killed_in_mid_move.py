@@ -2,7 +2,7 @@
 in the middle.
 
 Where in the move the kill falls follows from when it comes. Whatever is killed: the move ends as asked or is
-rolled back, both stages soon work with the devices that they hold, which are never more than the pool,
+rolled back, all stages soon work with the devices that they hold, which are never more than the pool,
 training goes on, and at the end the ledger adds up.
 """
 
@@ -34,6 +34,11 @@ VICTIMS: dict[str, tuple[str, int | None]] = {
     "the trainer": ("services.trainer ", None),
     "the scheduler": ("services.scheduler ", None),
 }
+REFERENCE_VICTIMS: dict[str, tuple[str, int | None]] = {
+    "a process of the reference stage": ("services.trainer.reference ", -1),
+    "the reference stage": ("services.trainer.reference ", None),
+    "the scheduler": ("services.scheduler ", None),
+}
 
 
 @pytest.fixture
@@ -44,12 +49,24 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_move_ends_or_is_rolled_back_and_training_goes_on(launched: Launched, victim: str) -> None:
-    part, child = VICTIMS[victim]
+    moves_with_kills(launched, POOL, "trainer", *VICTIMS[victim])
+
+
+@pytest.mark.parametrize("victim", REFERENCE_VICTIMS)
+def test_so_does_a_move_of_the_reference_stages_devices(launched: Launched, victim: str) -> None:
+    keys = {"trainer__kl_coefficient": "0.05", "reference__dp": "2", "reference__device": "cpu"}
+    moves_with_kills(launched, POOL + 2, "reference", *REFERENCE_VICTIMS[victim], **keys)
+
+
+def moves_with_kills(
+    launched: Launched, pool: int, stage: str, part: str, child: int | None, **keys: str
+) -> None:
+    """A run in which a device goes from `stage` to rollout and back, and something is killed each time."""
     launched.start(
         scheduler__steps="99999",
         scheduler__selector="static",
         scheduler__staleness="1",
-        stack__pool_devices=str(POOL),
+        stack__pool_devices=str(pool),
         stack__restarts="99",
         rollout__engines="2",
         rollout__device="cpu",
@@ -57,27 +74,28 @@ def test_a_move_ends_or_is_rolled_back_and_training_goes_on(launched: Launched, 
         trainer__device="cpu",
         evaluation__episodes="0",
         switch__retry_s="0",
+        **keys,
     )
     launched.until(r"train [1-9]\d*/")
     fleet = Fleet(launched)
-    left_alone = fleet.moved(fleet.move("trainer", "rollout", 1))
+    left_alone = fleet.moved(fleet.move(stage, "rollout", 1))
     assert not left_alone.rolled_back and 0 < left_alone.seconds < SETTLE_S
-    rollout = left_alone.holds.rollout
+    rollout = left_alone.holds["rollout"]
 
     for moment in MOMENTS:
         # A step may have been trained, and the move have ended, without what was killed last.
         fleet.process(part)
-        giver, taker = ("rollout", "trainer") if rollout == 3 else ("trainer", "rollout")
+        giver, taker = ("rollout", stage) if rollout == 3 else (stage, "rollout")
         number = fleet.move(giver, taker, 1)
         time.sleep(moment * left_alone.seconds)
         fleet.kill(part, child)
         move = fleet.moved(number)
         held = move.holds if move.rolled_back else move.after
         assert move.number == number and move.holds == held, move
-        assert move.holds.rollout + move.holds.trainer <= POOL, move
-        rollout = move.holds.rollout
+        assert sum(move.holds.values()) <= pool, move
+        rollout = move.holds["rollout"]
         kept = json.loads((launched.run_directory / "devices.json").read_text())
-        assert kept == {"rollout": move.holds.rollout, "trainer": move.holds.trainer}
+        assert kept == move.holds
 
     assert launched.process is not None
     launched.process.send_signal(signal.SIGINT)

@@ -11,6 +11,7 @@ import pytest
 
 from earl.cli.lib.find_run import with_run
 from earl.errors import DeadlineExceeded, ServiceUnavailable
+from earl.parallelism import Parallelism
 from earl.stack.codec import OperatorClient
 from earl.stack.status import DeviceMoveState, RunStatus, StageState
 from tests.support.launched import Launched
@@ -74,7 +75,7 @@ class Fleet:
         return begun.number
 
     def moved(self, number: int) -> DeviceMoveState:
-        """The move once it has ended, both stages work with what they hold, and a step was trained after it;
+        """The move once it has ended, all stages work with what they hold, and a step was trained after it;
         fails if that does not come."""
         ends, since, status = time.monotonic() + SETTLE_S, -1, RunStatus()
         while time.monotonic() < ends:
@@ -85,7 +86,7 @@ class Fleet:
                 continue
             move, running = status.move, {stage.name: stage.running for stage in status.stages}
             if move is not None and move.number >= number and not move.running:
-                held = {"rollout": f"dp{move.holds.rollout}", "trainer": f"dp{move.holds.trainer}"}
+                held = {stage: str(Parallelism(devices)) for stage, devices in move.holds.items()}
                 if running == held:
                     if since >= 0 and status.version > since:
                         return move
