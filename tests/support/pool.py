@@ -64,6 +64,7 @@ class InMemory(Engine):
         self.prefilled = self.skew = 0.0
         self.generated = 0
         self.memory: DeviceMemory | None = None
+        self.busy: list = []
         self._paused = False
         self._aborts = 0
 
@@ -184,7 +185,7 @@ class InMemory(Engine):
             kv_used_fraction=0.0, steps=self.generated, generated_tokens=self.generated,
             prefilled_tokens=1, reused_tokens=0,
             evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
-            memory=self.memory,
+            memory=self.memory, busy=self.busy,
         )  # fmt: skip
 
     def generate(self, request): ...

@@ -18,6 +18,8 @@ from services.rollout.worker.ticket import EpisodeOutcome
 
 # Spans of one engine that one heartbeat carries.
 ENGINE_SPANS = 4
+# The periods in which an engine generates.
+GENERATES = "generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Gauges:
         self.endings: Counter[str] = Counter()
         # Steps on paced devices, and those of them over pace.
         self._paced_steps = self._late_steps = 0
+        # Device-seconds that engines have generated for; None before any engine told.
+        self._busy_s: float | None = None
         self._generated = Rate()
         self._prefilled = Rate()
         self._steps = Rate()
@@ -85,6 +89,9 @@ class Gauges:
             self._late_steps += engine.late_steps
             for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
+                if period.what == GENERATES:
+                    device_s = engine.tp * (period.end_ns - period.start_ns) / 1e9
+                    self._busy_s = (self._busy_s or 0.0) + device_s
 
     async def _stats(self) -> tuple[list[EngineStats], list[EngineStats]]:
         """Stats of the worker's engines that answer, and of its opponent's."""
@@ -129,6 +136,8 @@ class Gauges:
             values["memory_fraction"] = memory
         if self._paced_steps:
             values |= {"paced_steps": float(self._paced_steps), "late_steps": float(self._late_steps)}
+        if self._busy_s is not None:
+            values["busy_device_s"] = self._busy_s
         for ending, count in self.endings.items():
             values[f"episodes_{ending}"] = float(count)
         self.latest = values

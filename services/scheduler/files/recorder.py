@@ -20,7 +20,7 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.workers import WorkerFleet
 from services.scheduler.monitor.workload import Monitor, StepFigures
-from services.scheduler.state.mixture import epoch_at
+from services.scheduler.state.mixture import batch_part_at, epoch_at
 from services.scheduler.state.run import CommittedBatch
 from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
 
@@ -64,7 +64,8 @@ class RunRecorder:
                 epoch,
                 ticket.opponent(self._frozen),
             )
-        self.monitor.observe(result.total_tokens, result.turn_tokens)
+        part = batch_part_at(ledger.rules, ticket.purpose, ticket.index)
+        self.monitor.observe(result.total_tokens, result.turn_tokens, part)
 
     def committed(
         self, ledger: Ledger, columns: ColumnRegistry, committed: CommittedBatch, *,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from statistics import median
 
@@ -106,12 +106,21 @@ class KvUse:
 
 
 @dataclass(frozen=True, slots=True)
+class DoneWork:
+    """The batches that the sequences which ended in a step are part of, and the device-seconds of rollout in
+    it: those in which engines generated, as far as they tell, else all while sequences were played."""
+
+    batches: float
+    device_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedWorkload:
     """The workload of one stage in one step; None where no worker reported it.
 
     concurrency_most: the maximum, where the workload has the mean. tokens_per_device_s: of the sequences'
     tokens, while there were any. memory_fraction: of the fullest device; kv: of all engines, each worker's at
-    its fullest.
+    its fullest. done: of rollout.
     """
 
     workload: Workload
@@ -119,6 +128,7 @@ class ObservedWorkload:
     tokens_per_device_s: float | None = None
     memory_fraction: float | None = None
     kv: KvUse | None = None
+    done: DoneWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +158,18 @@ class Monitor:
         # By stage and worker, from the last heartbeat; of rollout workers also their use of KV.
         self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
         self._kv_reported: dict[str, KvUse] = {}
+        # By rollout worker, the device-seconds that it had generated for at its last heartbeat; and of all
+        # workers since the step before.
+        self._busy_reported: dict[str, float] = {}
+        self._busy_device_s = 0.0
         # By stage, and by rollout worker, the highest of this step.
         self._memory: dict[str, float] = {}
         self._kv: dict[str, KvUse] = {}
 
-    def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
-        """Records the lengths of one accepted trajectory."""
+    def observe(self, total_tokens: int, turn_tokens: Sequence[int], batch_part: float = 0.0) -> None:
+        """Records the lengths of one accepted trajectory, and which part of a batch it is."""
         self.lengths.observe(total_tokens, turn_tokens)
-        self._played.add(total_tokens)
+        self._played.add(total_tokens, batch_part)
 
     def playing(self, sequences: int, now_s: float) -> None:
         """Records that so many sequences are leased as of `now_s`: one for each seat of an episode, since
@@ -168,6 +182,11 @@ class Monitor:
         if "memory_fraction" in gauges:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
         if stage == ROLLOUT:
+            if (busy_s := gauges.get("busy_device_s")) is not None:
+                # A worker that began again counts from 0; of one that is new here the past does not count.
+                known_s = self._busy_reported.get(worker, busy_s)
+                self._busy_device_s += busy_s - known_s if busy_s >= known_s else busy_s
+                self._busy_reported[worker] = busy_s
             kv, before = _kv_of(gauges), self._kv.get(worker)
             self._kv_reported.pop(worker, None)
             if kv is not None:
@@ -229,7 +248,9 @@ class Monitor:
             mean, most = (max(1.0, min(sequences, slots)) for sequences in (self._busy.mean, self._busy.most))
             rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
             workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
-            observed[ROLLOUT] = self._observed(ROLLOUT, workload, most, rate, parallelism)
+            busy_s = self._busy_device_s if self._busy_reported else playing.seconds * parallelism.devices
+            done = DoneWork(played.batches, busy_s)
+            observed[ROLLOUT] = replace(self._observed(ROLLOUT, workload, most, rate, parallelism), done=done)
             self._means.append(lengths[0])
         if batch is not None:
             if "memory_fraction" in trainer:
@@ -268,12 +289,13 @@ class Monitor:
 
     def _forget(self, names: set[str]) -> None:
         """Drops the reports of workers that no longer take part."""
-        for workers in (self._kv_reported, *self._gauges.values()):
+        for workers in (self._kv_reported, self._busy_reported, *self._gauges.values()):
             for name in workers.keys() - names:
                 del workers[name]
 
     def _begin(self) -> None:
-        """Starts the maxima of the next step with the last reported values."""
+        """Starts the maxima of the next step with the last reported values, and its sums with 0."""
+        self._busy_device_s = 0.0
         self._kv = dict(self._kv_reported)
         for stage, workers in self._gauges.items():
             known = [gauges["memory_fraction"] for gauges in workers.values() if "memory_fraction" in gauges]
@@ -298,17 +320,19 @@ class Monitor:
 
 
 class _Played:
-    """Episodes of one step: quantiles as in the sketch, sum and maximum exactly."""
+    """Episodes of one step: quantiles as in the sketch, sums and maximum exactly."""
 
     def __init__(self) -> None:
         self._sketch = LengthSketch()
         self.count = self.tokens = 0
+        self.batches = 0.0
         self._most = 0
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, batch_part: float) -> None:
         self._sketch.add(tokens)
         self.count += 1
         self.tokens += tokens
+        self.batches += batch_part
         self._most = max(self._most, tokens)
 
     @property

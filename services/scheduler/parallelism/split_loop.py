@@ -2,22 +2,26 @@
 
     commit ─► StepFigures ─► work of a batch ─► SplitPolicy.decide ─► DevicePool.ask, splits.jsonl
 
-A step in which devices moved is no measure of either division, and is left out. Promise: no decision ends the
+Rollout's work is that of its engines while they generated, so that devices which wait count as free: over
+DONE_STEPS steps, since episodes end in waves. A step in which devices moved is no measure of either division,
+and is left out. Promise: no decision ends the
 run; what cannot be carried out is logged, once for each reason. Time is an argument (monotonic seconds).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from earl.errors import EarlError
 from earl.obs.metrics import LineFile
-from earl.parallelism import ROLLOUT, TRAINER
-from services.scheduler.monitor.workload import StepFigures
+from earl.parallelism import ROLLOUT
+from services.scheduler.monitor.workload import DoneWork, StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.selector.split_policy import SplitPolicy, SplitVerdict, SplitWork
 from services.scheduler.state.device_move import by_stage
@@ -26,6 +30,8 @@ from services.scheduler.state.switch_records import By
 log = logging.getLogger(__name__)
 
 NAME = "splits.jsonl"
+# Steps that rollout's work is taken over.
+DONE_STEPS = 3
 # Candidates that are written down, at most; with two stages all of a pool of so many devices.
 CANDIDATES = 64
 
@@ -51,6 +57,7 @@ class SplitLoop:
         self._carries_out, self._pinned = carries_out, pinned
         # Made once all stages work, of the divisions that they can have.
         self._policy: SplitPolicy | None = None
+        self._done: deque[DoneWork] = deque(maxlen=DONE_STEPS)
         self._file = LineFile(directory / NAME)
         # The last move that a step knew of, and whether it was running then.
         move = pool.moves.move
@@ -60,7 +67,10 @@ class SplitLoop:
     def step(self, committed: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """Training step `committed` is done: decides for the next one. last: there will be none."""
         moves = self._pool.moves
-        work, here, moved = work_of(observed, moves.stages), moves.devices, self._disturbed()
+        if (rollout := observed.stages.get(ROLLOUT)) is not None and rollout.done is not None:
+            self._done.append(rollout.done)
+        work = work_of(observed, moves.stages, rollout_device_s(self._done))
+        here, moved = moves.devices, self._disturbed()
         if self._policy is None and all(here):
             self._policy = SplitPolicy(self._pool.splits())
         if self._policy is None or work is None or moved:
@@ -99,16 +109,27 @@ class SplitLoop:
         return (move.number if move is not None else 0), ""
 
 
-def work_of(observed: StepFigures, stages: Sequence[str]) -> SplitWork | None:
-    """Device-seconds of a batch in each of the stages; None where a stage's rate was not measured."""
-    trainer, seconds = observed.stages.get(TRAINER), []
+def rollout_device_s(done: Collection[DoneWork]) -> float | None:
+    """Device-seconds of rollout for a batch; None where nothing was done."""
+    batches, device_s = (math.fsum(getattr(each, name) for each in done) for name in ("batches", "device_s"))
+    return device_s / batches if batches > 0 and device_s > 0 else None
+
+
+def work_of(observed: StepFigures, stages: Sequence[str], rollout_s: float | None) -> SplitWork | None:
+    """Device-seconds of a batch in each of the stages; None where a stage's rate was not measured.
+
+    rollout_s: those of rollout.
+    """
+    seconds: list[float] = []
     for stage in stages:
-        # What rollout played meanwhile may be another number of tokens: the batch counts.
-        batch = trainer if stage == ROLLOUT else observed.stages.get(stage)
-        rate = figures.tokens_per_device_s if (figures := observed.stages.get(stage)) is not None else None
-        if batch is None or not rate:
+        stage_s = rollout_s
+        if stage != ROLLOUT:
+            figures = observed.stages.get(stage)
+            rate = figures.tokens_per_device_s if figures is not None else None
+            stage_s = figures.workload.mean_tokens * figures.workload.concurrency / rate if rate else None
+        if stage_s is None:
             return None
-        seconds.append(batch.workload.mean_tokens * batch.workload.concurrency / rate)
+        seconds.append(stage_s)
     return SplitWork(*seconds)
 
 

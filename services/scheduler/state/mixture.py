@@ -92,6 +92,14 @@ def group_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
     return _trajectories(rules, purpose, share_at(rules, purpose, index))
 
 
+def batch_part_at(rules: Rules, purpose: Purpose, index: int) -> float:
+    """The part of a batch that a trajectory of the index-th group of a purpose is; 0 for an evaluation."""
+    if purpose is Purpose.EVALUATE:
+        return 0.0
+    groups = rules.batch_groups if purpose is Purpose.TRAIN else rules.warmup_episodes
+    return 1.0 / (groups * group_size_at(rules, purpose, index))
+
+
 def batch_episodes(rules: Rules, purpose: Purpose, first: int) -> int:
     """The episodes, and matches, of the batch whose groups are those of the places from `first` on."""
     if purpose is not Purpose.TRAIN:

@@ -10,6 +10,7 @@ from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workers import stage_parallelism
 from services.scheduler.monitor.workload import (
+    DoneWork,
     KvUse,
     LengthMonitor,
     Level,
@@ -220,3 +221,20 @@ def test_a_monitor_goes_on_with_the_growth_of_before() -> None:
         monitor.remember(mean)
     monitor.observe(133, [133])
     assert committed(monitor, 1.0).growth == pytest.approx(0.1, abs=0.01)
+
+
+def test_rollouts_work_is_what_its_engines_generated_for() -> None:
+    monitor = Monitor()
+    monitor.playing(4, 0.0)
+    for tokens in (100, 200):
+        monitor.observe(tokens, [tokens], 0.25)
+    # No engine tells yet: both devices count for as long as anything was played.
+    assert committed(monitor, 8.0).stages["rollout"].done == DoneWork(0.5, 16.0)
+    # What a worker did before this scheduler knew it does not count, and one that begins again counts from 0.
+    for busy_s in (50.0, 53.0):
+        monitor.reported("rollout", "r0", {"busy_device_s": busy_s})
+    monitor.observe(100, [100], 0.25)
+    assert committed(monitor, 16.0).stages["rollout"].done == DoneWork(0.25, 3.0)
+    for busy_s in (55.0, 2.0):
+        monitor.reported("rollout", "r0", {"busy_device_s": busy_s})
+    assert committed(monitor, 24.0).stages["rollout"].done == DoneWork(0.0, 4.0)

@@ -14,9 +14,9 @@ from earl.cli.lib.splits import moves_listed, read_splits, split_lines, splits_a
 from earl.errors import ConfigError
 from earl.parallelism import POOLED, Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
-from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
+from services.scheduler.monitor.workload import DoneWork, ObservedWorkload, StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
-from services.scheduler.parallelism.split_loop import SplitLoop, work_of
+from services.scheduler.parallelism.split_loop import SplitLoop, rollout_device_s, work_of
 from services.scheduler.selector.decision import Workload
 from services.scheduler.wakeup import Wakeup
 from tests.unit.scheduler.parallelism.test_device_moves import POOL, World
@@ -31,6 +31,7 @@ def figures(*device_s: float) -> StepFigures:
         stage: ObservedWorkload(BATCH, BATCH.concurrency, tokens / seconds if seconds else None)
         for stage, seconds in zip(POOLED, device_s, strict=False)
     }
+    stages["rollout"] = replace(stages["rollout"], done=DoneWork(float(device_s[0] > 0), device_s[0]))
     return StepFigures({}, stages, 0.0, Quantiles(0, 0, 0, 0), Quantiles(0, 0, 0, 0))
 
 
@@ -77,7 +78,7 @@ def test_devices_follow_the_work_and_the_decision_is_written_down(deciding: Deci
     # While they move, and in the step that they ended in, nothing is measured.
     deciding.step(60.0, 20.0)
     deciding.world.settle()
-    deciding.step(1.0, 99.0)
+    deciding.step(60.0, 99.0)
     assert len(deciding.lines) == 1
     deciding.step(60.0, 20.0)
     assert deciding.world.devices == (6, 2) and not deciding.lines[-1]["moves"]
@@ -95,8 +96,10 @@ def test_what_is_pinned_or_over_or_not_measured_moves_nothing(deciding: Deciding
     deciding.step(60.0, 20.0)
     assert deciding.lines[-1]["moves"] and deciding.lines[-1]["held"] == "a stage of the pool is pinned"
     deciding.pinned = False
-    deciding.step(0.0, 20.0)
-    assert work_of(figures(0.0, 20.0), POOLED[:2]) is None and len(deciding.lines) == 1
+    deciding.step(60.0, 0.0)
+    assert len(deciding.lines) == 1
+    assert work_of(figures(60.0, 0.0), POOLED[:2], 60.0) is None
+    assert work_of(figures(60.0, 20.0), POOLED[:2], None) is None
     deciding.step(60.0, 20.0, last=True)
     assert deciding.pool.moves.move is None
     deciding.step(60.0, 20.0)
@@ -112,7 +115,7 @@ def test_an_observer_moves_nothing(tmp_path: Path):
 
 def test_a_reference_stage_is_measured_too_and_the_move_that_gains_most_is_made_first(tmp_path: Path):
     deciding = Deciding(tmp_path, World(4, 2, reference=2))
-    assert work_of(figures(20.0, 30.0), POOLED) is None, "no rate of the reference stage"
+    assert work_of(figures(20.0, 30.0), POOLED, 20.0) is None, "no rate of the reference stage"
     assert len(deciding.pool.splits()) == 21
     # 20 / 4, 44 / 2 and 24 / 2 seconds; 20 / 2, 44 / 4 and 24 / 2 are best: a move of two devices.
     deciding.step(20.0, 44.0, 24.0)
@@ -128,5 +131,11 @@ def test_what_protected_environments_do_not_send_to_the_reference_stage_is_not_c
     step = figures(20.0, 30.0, 10.0)
     protected = Workload(100.0, 120.0, 150.0, 16.0)
     stages = dict(step.stages) | {"reference": ObservedWorkload(protected, 16.0, 640.0)}
-    work = work_of(replace(step, stages=stages), POOLED)
+    work = work_of(replace(step, stages=stages), POOLED, 20.0)
     assert work == pytest.approx((20.0, 30.0, 2.5))
+
+
+def test_rollouts_work_is_taken_over_steps_in_which_episodes_end_in_waves():
+    waves = [DoneWork(0.0, 10.0), DoneWork(2.5, 20.0), DoneWork(0.5, 15.0)]
+    assert rollout_device_s(waves) == pytest.approx(15.0)
+    assert rollout_device_s([]) is None and rollout_device_s(waves[:1]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from earl.config.weight import weight_at
 from services.scheduler.state.mixture import (
     NO_TASK,
+    batch_part_at,
     batch_trajectories,
     epoch_at,
     group_size_at,
@@ -217,6 +219,19 @@ def test_a_batch_has_as_many_episodes_as_its_groups(parts: list[int], first: int
     assert batch_trajectories(rules, Purpose.TRAIN, first) == sum(
         group_size_at(rules, Purpose.TRAIN, place) for place in places
     )
+
+
+@quick
+@given(weights, st.integers(0, 2000))
+def test_the_trajectories_of_a_batch_are_one_batch(parts: list[int], first: int) -> None:
+    rules = mixed(parts)
+    places = range(first, first + rules.batch_groups)
+    whole = math.fsum(
+        group_size_at(rules, Purpose.TRAIN, place) * batch_part_at(rules, Purpose.TRAIN, place)
+        for place in places
+    )
+    assert math.isclose(whole, 1.0)
+    assert batch_part_at(rules, Purpose.EVALUATE, first) == 0.0
 
 
 @quick
