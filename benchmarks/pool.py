@@ -29,7 +29,7 @@ from earl.cli.run.launch import overrides_of
 from earl.config.load import Override, load_run
 from earl.config.paced_check import paced_text
 from earl.config.run import RunConfig
-from earl.errors import ConfigError
+from earl.errors import ConfigError, ProcessFailed
 from earl.obs.metrics import read_lines
 from services.scheduler.selector.split_policy import Split, SplitWork, step_s
 
@@ -57,7 +57,7 @@ COMPARES = (
     "that it cannot be it. Later rounds run the pool and the quickest ones. limit: what the best division in "
     "each step, without moves, would gain over that static one, by the work that its run measured; "
     "share_of_limit: the part of that gain that the pool reached. lost_max: episodes that were dropped, or "
-    "ended for lack of memory, in any run; unaccounted_max: episodes that the ledger cannot account for."
+    "ended for lack of memory, in any whole run; unaccounted_max: those that the ledger cannot account for."
 )
 GOALS = {
     "vs_best_static": 1.25,
@@ -93,7 +93,13 @@ def pool(
 
     def once(way: str, number: int, *keys: Override) -> None:
         overrides = [*given, *ways[way], ("seed", str(config.seed + number)), *keys]
-        runs.append({"way": way, "repetition": number, **run_figures(one_run(RUN_FILE, overrides, way))})
+        record = one_run(RUN_FILE, overrides, way)
+        runs.append({"way": way, "repetition": number, **run_figures(record)})
+        if record.failure:
+            raise ProcessFailed(
+                f"the run {record.directory.name} failed: {record.failure.get('message')}",
+                "a comparison without it says nothing; find the cause, and begin anew",
+            )
 
     about = {
         "compares": COMPARES,
@@ -201,7 +207,8 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "move_s": middle([move["seconds"] for run in runs for move in run["moves"]]),
         "move_stall_s": middle([move["stall_s"] for run in runs for move in run["moves"]]),
         "over_pace_max": max(shares, default=None),
-        "lost_max": float(max((run["lost"] for run in runs), default=0)),
+        # One that is stopped drops what is in progress.
+        "lost_max": float(max((run["lost"] for run in runs if run["whole"]), default=0)),
         "unaccounted_max": None if None in unaccounted else float(max(unaccounted, default=0)),
         "rolled_back_max": float(sum(move["rolled_back"] for run in runs for move in run["moves"])),
     }
