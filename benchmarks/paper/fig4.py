@@ -69,9 +69,8 @@ def figure(settings: PaperSettings) -> PaperFigure:
         and settings.rounds >= GOAL_ROUNDS
         and set(FIG4_MIB) <= set(settings.sizes_mib)
     )
-    return PaperFigure(
-        "fig4", asdict(settings), lambda: asyncio.run(measure(settings)), GOALS if judged else {}
-    )
+    chosen = {name: asdict(settings)[name] for name in ("hosts", "gbps", "sizes_mib", "rounds")}
+    return PaperFigure("fig4", chosen, lambda: asyncio.run(measure(settings)), GOALS if judged else {})
 
 
 async def measure(settings: PaperSettings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from earl.config.scheduler import SwitchStage
 from earl.errors import DeadlineExceeded, EarlError, EngineError
@@ -64,7 +64,7 @@ class PoolResize:
             reason = str(error)
         if not reason:
             self.router.resized(self.command.parallelism, self.devices)
-        return SwitchOutcome(
+        outcome = SwitchOutcome(
             epoch=self.command.epoch,
             parallelism=self.router.parallelism,
             rolled_back=bool(reason),
@@ -75,8 +75,8 @@ class PoolResize:
             sequences_continued=self.router.continued - continued,
             max_logprob_difference=self.check.largest_difference,
             logprobs_compared=self.check.compared,
-            **self._phases_s,
         )
+        return replace(outcome, **self._phases_s)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

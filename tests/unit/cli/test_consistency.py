@@ -93,6 +93,7 @@ def test_the_shell_completes_commands_runs_processes_and_environments(tmp_path: 
     assert completed("earl env play earl.env.adapters.relay:environments ") == [
         "relay/digits",
         "relay/penalised",
+        "relay/recite",
     ]
 
 
