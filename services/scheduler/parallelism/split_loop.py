@@ -21,7 +21,7 @@ from typing import Any
 from earl.errors import EarlError
 from earl.obs.metrics import LineFile
 from earl.parallelism import ROLLOUT
-from services.scheduler.monitor.workload import DoneWork, StepFigures
+from services.scheduler.monitor.workload import DoneWork, ObservedWorkload, StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.selector.split_policy import SplitPolicy, SplitVerdict, SplitWork
 from services.scheduler.state.device_move import by_stage
@@ -122,15 +122,18 @@ def work_of(observed: StepFigures, stages: Sequence[str], rollout_s: float | Non
     """
     seconds: list[float] = []
     for stage in stages:
-        stage_s = rollout_s
-        if stage != ROLLOUT:
-            figures = observed.stages.get(stage)
-            rate = figures.tokens_per_device_s if figures is not None else None
-            stage_s = figures.workload.mean_tokens * figures.workload.concurrency / rate if rate else None
+        stage_s = rollout_s if stage == ROLLOUT else batch_device_s(observed.stages.get(stage))
         if stage_s is None:
             return None
         seconds.append(stage_s)
     return SplitWork(*seconds)
+
+
+def batch_device_s(figures: ObservedWorkload | None) -> float | None:
+    """Device-seconds of a stage that works on batches for one; None where its rate was not measured."""
+    if figures is None or not figures.tokens_per_device_s:
+        return None
+    return figures.workload.mean_tokens * figures.workload.concurrency / figures.tokens_per_device_s
 
 
 def encode(
