@@ -35,20 +35,25 @@ class OperatorClient:
             address, scheduler_pb2_grpc.SchedulerServiceStub, token=access.token, tls=access.tls
         )
 
-    async def status(self, deadline_s: float) -> RunStatus:
-        """A snapshot; raises ServiceUnavailable or DeadlineExceeded."""
-        answer = await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=deadline_s)
+    async def status(self, deadline_s: float, retry_s: float | None = None) -> RunStatus:
+        """A snapshot; raises ServiceUnavailable or DeadlineExceeded. retry_s: as of Client.call."""
+        request = scheduler_pb2.GetStatusRequest()
+        answer = await self._client.call("GetStatus", request, deadline_s=deadline_s, retry_s=retry_s)
         return decode_status(answer)
 
-    async def tickets(self, limit: int, deadline_s: float) -> Sequence[scheduler_pb2.TicketStatus]:
+    async def tickets(
+        self, limit: int, deadline_s: float, retry_s: float | None = None
+    ) -> Sequence[scheduler_pb2.TicketStatus]:
         """Returns at most `limit` tickets of each state, longest in it first; raises as `status` does."""
         request = scheduler_pb2.ListTicketsRequest(limit=limit)
-        answer = await self._client.call("ListTickets", request, deadline_s=deadline_s)
+        answer = await self._client.call("ListTickets", request, deadline_s=deadline_s, retry_s=retry_s)
         return answer.tickets
 
-    async def oldest_leases(self, limit: int, deadline_s: float) -> tuple[TicketLease, ...]:
+    async def oldest_leases(
+        self, limit: int, deadline_s: float, retry_s: float | None = None
+    ) -> tuple[TicketLease, ...]:
         """Returns at most `limit` leased tickets, the longest lease first; raises as `status` does."""
-        return decode_leases(await self.tickets(limit, deadline_s))
+        return decode_leases(await self.tickets(limit, deadline_s, retry_s))
 
     async def stop_run(self, reason: str, deadline_s: float) -> None:
         """Ends the run at its next boundary; raises as `status` does."""

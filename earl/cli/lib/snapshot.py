@@ -162,8 +162,10 @@ class RunMonitor:
         silent: dict[str, str] = {}
         status, environments, leases = None, None, ()
         if held or record is None or not record.outcome:
+            # Where the launcher is gone, services that do not answer at once will not: it started them.
+            retry_s = timeout_s if held or record is None else 0.0
             (status, leases), environments = await asyncio.gather(
-                self._status(timeout_s, silent), self._environments(timeout_s, silent)
+                self._status(timeout_s, retry_s, silent), self._environments(timeout_s, retry_s, silent)
             )
         state = state_of(record, held, status is not None, failed=(self.directory / FAILURE).is_file())
         answered, active = status is not None, state.is_active
@@ -188,11 +190,11 @@ class RunMonitor:
         return self._last
 
     async def _status(
-        self, timeout_s: float, silent: dict[str, str]
+        self, timeout_s: float, retry_s: float, silent: dict[str, str]
     ) -> tuple[RunStatus | None, tuple[TicketLease, ...]]:
         status, leases = await asyncio.gather(
-            self.scheduler.status(timeout_s),
-            self.scheduler.oldest_leases(LEASES, timeout_s),
+            self.scheduler.status(timeout_s, retry_s),
+            self.scheduler.oldest_leases(LEASES, timeout_s, retry_s),
             return_exceptions=True,
         )
         if isinstance(status, EarlError):
@@ -210,12 +212,12 @@ class RunMonitor:
         return status, leases
 
     async def _environments(
-        self, timeout_s: float, silent: dict[str, str]
+        self, timeout_s: float, retry_s: float, silent: dict[str, str]
     ) -> tuple[GatewayEnvironment, ...] | None:
         if self.gateway is None:
             return ()
         try:
-            return tuple(await self.gateway.listed(timeout_s))
+            return tuple(await self.gateway.listed(timeout_s, retry_s))
         except EarlError as error:
             silent["gateway"] = error.message
             return None
