@@ -189,7 +189,7 @@ async def test_a_lost_stream_costs_no_episode_and_no_weighing(node):
                         return getattr(message, kind)
 
         # The weighing ends long after its stream was lost.
-        task = '{"settle_s": 3, "weighings": 1}'
+        task = '{"settle_s": 1, "weighings": 1}'
         await say(open=env_pb2.Open(session=1, environment=COINS, task_json=task))
         assert "<tools>" in (await answer("result")).observation.text
         arguments = json.dumps({"left": [1], "right": [2, 3]})
