@@ -16,6 +16,7 @@ from earl.cli.lib.help_page import Panel, help_page
 from earl.cli.lib.lazy import commands_of
 from earl.stack.record import LaunchRecord, write_record
 from earl.stack.status import ProcessState, RunStatus
+from tests.support.launched import earl_here
 
 # What a page of help needs nothing of.
 HEAVY = ("torch", "numpy", "grpc", "google.protobuf", "pydantic", "rich", "textual", "asyncio", "services")
@@ -101,13 +102,14 @@ def test_the_version_is_that_of_the_package():
 
 
 @pytest.mark.parametrize("words", [(), ("train",), ("status",), ("bench",), ("bench", "up"), ("env",)])
-def test_a_short_option_shows_the_help(words: tuple[str, ...]):
-    short, long = typed(*words, "-h"), typed(*words, "--help")
+def test_a_short_option_shows_the_help(words: tuple[str, ...], tmp_path: Path):
+    short, long = earl_here(tmp_path, *words, "-h"), earl_here(tmp_path, *words, "--help")
     assert short.returncode == 0 and short.stdout == long.stdout != ""
 
 
-def test_the_former_name_of_stop_is_an_alias():
-    assert typed("down", "--help").stdout == typed("stop", "--help").stdout != ""
+def test_the_former_name_of_stop_is_an_alias(tmp_path: Path):
+    down, stop = (earl_here(tmp_path, name, "--help").stdout for name in ("down", "stop"))
+    assert down == stop != ""
 
 
 def test_a_group_without_a_command_shows_its_help_as_an_error():

@@ -1,4 +1,4 @@
-"""The command line in processes of its own: help is light, mistakes are one line and an exit code."""
+"""The command line: help is light, mistakes are one line and an exit code."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from earl.stack.status import (
     WorkerState,
 )
 from earl.switch_figures import StageSwitch
+from tests.support.launched import earl_here
 from tests.support.paths import ROOT
 
 TICTACTOE = str(ROOT / "examples" / "tictactoe.toml")
@@ -86,7 +87,7 @@ def test_help_of_one_command_is_its_own():
 def test_a_mistake_is_one_line_and_an_exit_code(
     arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
 ):
-    done = earl("train", TICTACTOE, "--runs-dir", str(tmp_path), *arguments)
+    done = earl_here(tmp_path, "train", TICTACTOE, "--runs-dir", str(tmp_path), *arguments)
     assert done.returncode == code
     assert done.stdout == ""
     assert done.stderr.startswith("earl: error: ") and done.stderr.count("\n") == 1
@@ -97,7 +98,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(
 def test_a_missing_run_file_and_a_run_that_is_not_there(tmp_path: Path):
     done = earl("train", str(tmp_path / "none.toml"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    done = earl("train", TICTACTOE, "--runs-dir", str(tmp_path), "--resume")
+    done = earl_here(tmp_path, "train", TICTACTOE, "--runs-dir", str(tmp_path), "--resume")
     assert done.returncode == 2
     assert "there is no run to resume" in done.stderr
 
