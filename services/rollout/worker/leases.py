@@ -64,6 +64,10 @@ class Leases:
             self.take(ticket, now_s)
         return due
 
+    def make_due(self, now_s: float) -> None:
+        """Lets every attempt be renewed now, whenever its lease would have asked for it."""
+        self._held = {key: (ticket, now_s) for key, (ticket, _) in self._held.items()}
+
     def next_due_s(self) -> float | None:
         """Monotonic time of the earliest renewal; None if nothing is held."""
         return min((due_s for _, due_s in self._held.values()), default=None)

@@ -38,10 +38,12 @@ class WeightFollower:
         self._last = NOTHING
         self._offered = asyncio.Event()
 
-    def offer(self, version: int, keys: Sequence[str]) -> None:
-        """Notes a publication; it is newer than all that were offered before."""
+    def offer(self, version: int, keys: Sequence[str]) -> bool:
+        """Notes a publication, newer than all before; returns whether its version is not: a roll-back."""
+        rolled_back = version <= self._last.version
         self._last = Publication(self._last.number + 1, version, tuple(keys))
         self._offered.set()
+        return rolled_back
 
     async def run(self) -> None:
         """Loads what is offered until it is cancelled. Raises the error of the last of ATTEMPTS failures in a

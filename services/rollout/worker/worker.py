@@ -261,7 +261,9 @@ class RolloutWorker:
                 self._credit.set()
 
     def _offer(self, version: int, keys: Sequence[str]) -> None:
-        self._weights.offer(version, keys)
+        if self._weights.offer(version, keys):
+            # Tickets that are played here may be among those that were rolled back: their leases are lost.
+            self.leases.make_due(time.monotonic())
         if self._opponent is not None:
             self._opponent.offer(version)
 

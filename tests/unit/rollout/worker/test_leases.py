@@ -112,6 +112,15 @@ def test_renewal_is_due_after_a_third_of_the_lease_and_again():
     assert leases.due(20.0) == [TICKET]
 
 
+def test_all_leases_can_be_renewed_early_once():
+    leases = Leases(2)
+    leases.take(TICKET, 0.0)
+    leases.make_due(2.0)
+    assert leases.next_due_s() == 2.0
+    assert leases.due(2.0) == [TICKET]
+    assert leases.due(11.9) == [] and leases.due(12.0) == [TICKET]
+
+
 def test_lost_is_only_what_is_held_under_that_fence():
     leases = Leases(2)
     newer = replace(TICKET, fence=11)

@@ -64,3 +64,8 @@ async def test_loads_that_keep_failing_end_the_worker(follower):
     async with asyncio.timeout(10):
         with pytest.raises(ReadTimeout, match="slow"):
             await it.run()
+
+
+def test_a_version_that_is_not_newer_is_a_roll_back(follower):
+    it = follower(Pool([]))
+    assert [it.offer(version, ["k"]) for version in (5, 6, 4, 4, 5)] == [False, False, True, True, False]
