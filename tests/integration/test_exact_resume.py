@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from earl.stack import plan
 from tests.support.exact import Exact, Moment, Outcome
 
 # Versions: 1 is the start, 2 and 3 are made by warm-up, 4 to 7 by training.
 LAST = 7
+# One process of every kind: the second rollout worker has the hashes of the run that is killed.
+ANEW = (plan.SCHEDULER, plan.GATEWAY, plan.TRAINER, plan.REFERENCE, "env-0", "rollout-0")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 async def left_alone(directory: Path, workers: int, **sections: dict[str, Any]) -> Outcome:
-    async with Exact(directory, workers, as_launched=True, **sections) as run:
+    async with Exact(directory, workers, as_launched=ANEW, **sections) as run:
         await run.up()
         await run.finish()
         return run.outcome()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from earl.stack import plan
 from tests.support.exact import Exact, Moment, Outcome
 
 pytestmark = pytest.mark.timeout(300)
@@ -22,6 +23,8 @@ SELF_PLAY: dict[str, Any] = {
     "warmup": {"batch_episodes": 24},
     "scheduler": {"steps": 4, "batch_groups": 2, "transcripts": 16},
 }
+# What deals with seats. test_exact_resume.py begins the trainer anew.
+ANEW = (plan.SCHEDULER, plan.GATEWAY, "env-0", "rollout-0")
 # Trajectories: two of warm-up's batches, four of training's.
 TRAINED = 2 * 24 * 2 + 4 * 2 * 4 * 2
 
@@ -32,7 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path
 
     async def played() -> tuple[Outcome, Path]:
         directory = tmp_path_factory.mktemp("whole")
-        async with Exact(directory, 2, as_launched=True, **SELF_PLAY) as run:
+        async with Exact(directory, 2, as_launched=ANEW, **SELF_PLAY) as run:
             await run.up()
             await run.finish()
             return run.outcome(), run.stack.directory

@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import json
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def exact(directory: Path, workers: int, **sections: dict[str, Any]) -> RunConfi
             "lr_final_fraction": 0.1,
         },
         "evaluation": {"episodes": 4, "every_steps": 2, "at_start": True, "at_end": True},
+        # A process less, which nothing here looks at.
+        "dashboard": {"bind": ""},
     }  # fmt: skip
     for section, keys in sections.items():
         given[section] = given.get(section, {}) | keys
@@ -74,12 +77,17 @@ def exact(directory: Path, workers: int, **sections: dict[str, Any]) -> RunConfi
 class Exact:
     """One deterministic run under a test's control, alive over any number of kills.
 
-    as_launched: as for Stack. Of two runs that are compared one is: its processes have seeds of Python's
-    hashes of their own, which nothing may depend on.
+    as_launched: as for Stack. Of two runs that are compared one has such processes, of every kind whose work
+    the test is about: each has a seed of Python's hashes of its own, which nothing may depend on.
     """
 
     def __init__(
-        self, directory: Path, workers: int = 1, *, as_launched: bool = False, **sections: Any
+        self,
+        directory: Path,
+        workers: int = 1,
+        *,
+        as_launched: bool | Collection[str] = False,
+        **sections: Any,
     ) -> None:
         self.stack = Stack(exact(directory, workers, **sections), as_launched=as_launched)
         self._workers = [f"rollout-{index}" for index in range(workers)]

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,12 @@ END_S = 30.0
 class Stack:
     """One run's directory and processes. config.runs_dir is where the directory is made.
 
-    as_launched: processes are begun anew, as by `earl train`, not forked with their imports (`preloaded.py`).
+    as_launched: processes are begun anew, as by `earl train`, not forked with their imports (`preloaded.py`):
+    all, or those of these names. What such a process starts is begun anew, too.
     """
 
-    def __init__(self, config: RunConfig, *, as_launched: bool = False) -> None:
-        self._preloaded = not as_launched
+    def __init__(self, config: RunConfig, *, as_launched: bool | Collection[str] = False) -> None:
+        self._as_launched = as_launched
         self.config = config.model_copy(
             update={
                 "scheduler": config.scheduler.model_copy(
@@ -118,7 +119,8 @@ class Stack:
         if name == plan.MODEL:
             create_model(self.directory / "model", self.config.model, self.config.seed)
             return process
-        with preloaded() if self._preloaded else nullcontext():
+        anew = self._as_launched
+        with nullcontext() if anew is True or (anew and name in anew) else preloaded():
             await process.start(self._environment() | dict(environment or {}))
         ready, ended = asyncio.create_task(process.ready.wait()), asyncio.create_task(process.wait())
         try:
