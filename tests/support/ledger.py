@@ -32,6 +32,8 @@ from services.scheduler.state.tickets import (
 )
 from services.scheduler.state.workers import WorkerRecord
 
+# Every so many checks one compares the whole image: what was not stored is missing in the next ones, too.
+IMAGE_EVERY = 3
 RULES = Rules(
     seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,
     staleness=1, attempts=3, lease_s=30.0, episode_s=300.0, membership_s=10.0,
@@ -129,6 +131,7 @@ class World:
         self.futures_return = False
         # That happened: what was sampled since is too old.
         self.jumped = False
+        self.checks = 0
         self.freed: set[str] = set()
         self.facts_seen = 0
 
@@ -364,23 +367,14 @@ class World:
             return False
 
     def check(self) -> None:
-        """The ledger agrees with itself, with its stored image and with what really happened."""
+        """The ledger agrees with itself and with what really happened, and every few times with its image."""
         tables = self.ledger.tables
         check_tables(tables)
         counts = tables.counts()
         assert sum(counts.values()) == tables.run.next_ticket - 1
-        again = Ledger.restored(self.rules, self.image.peek(), self.now).tables
-        check_tables(again)
-        assert again.counts() == counts
-        assert again.groups == tables.groups
-        assert again.whole == tables.whole
-        assert set(again.held) == set(tables.held) and all(
-            again.held[key] == tables.held[key] for key in tables.held
-        )
-        assert again.tickets == tables.tickets and again.issues == tables.issues
-        stored = {int(name) for kind, name, _ in self.image.peek() if kind == "ticket"}
-        of_groups = {one.id for issue in tables.issues.values() for one in issue.tickets()} - stored
-        assert of_groups | stored >= set(tables.tickets) and not stored - set(tables.tickets)
+        self.checks += 1
+        if self.checks % IMAGE_EVERY == 0:
+            self.check_image()
         pending = {ticket.id for ticket in tables.tickets.values() if ticket.state is TicketState.PENDING}
         assert pending <= set(tables.pending)
         assert self.jumped or "dropped:too_stale" not in counts
@@ -403,6 +397,22 @@ class World:
                 holder = next(r for r in self.rollouts if r.name == ticket.worker)
                 alive = holder.incarnation == ticket.incarnation and holder.joined
                 assert not alive or ticket.result.descriptor_key in holder.arena, "freed while wanted"
+
+    def check_image(self) -> None:
+        """The ledger that is restored from the store is this one."""
+        tables = self.ledger.tables
+        again = Ledger.restored(self.rules, self.image.peek(), self.now).tables
+        check_tables(again)
+        assert again.counts() == tables.counts()
+        assert again.groups == tables.groups
+        assert again.whole == tables.whole
+        assert set(again.held) == set(tables.held) and all(
+            again.held[key] == tables.held[key] for key in tables.held
+        )
+        assert again.tickets == tables.tickets and again.issues == tables.issues
+        stored = {int(name) for kind, name, _ in self.image.peek() if kind == "ticket"}
+        of_groups = {one.id for issue in tables.issues.values() for one in issue.tickets()} - stored
+        assert of_groups | stored >= set(tables.tickets) and not stored - set(tables.tickets)
 
     def trainer_is_current(self) -> bool:
         run = self.ledger.tables.run
@@ -434,6 +444,7 @@ class World:
             self.train(manifest_first=False)
             self.check()
         assert phases.phase(self.ledger) == phases.DONE, self.ledger.tables.counts()
+        self.check_image()
         counts = self.ledger.tables.counts()
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules

@@ -54,7 +54,7 @@ def test_the_tickets_are_the_same_whatever_happens(crash_chance: float) -> None:
     expected = undisturbed(RULES_WITH, CurriculumWorld)
     assert len(expected) == RULES_WITH.warmup_batches + RULES_WITH.steps
     rolled_back = replaced = 0
-    for seed in range(20):
+    for seed in range(12):
         world = CurriculumWorld(random.Random(f"{seed} {crash_chance}"))
         world.crash_chance = crash_chance
         world.restart()
@@ -66,7 +66,7 @@ def test_the_tickets_are_the_same_whatever_happens(crash_chance: float) -> None:
         replaced += counts.get("dropped:no_signal", 0)
         records = world.ledger.tables.outcomes
         assert {outcome.environment for step in records.values() for outcome in step} == {"words"}
-    assert rolled_back > 50 and replaced > 50  # the walks did disturb it
+    assert rolled_back > 30 and replaced > 30  # the walks did disturb it
 
 
 class Run:

@@ -91,7 +91,7 @@ def test_whatever_happens_every_version_is_trained_on_the_same_tickets_in_the_sa
     instances = {ticket[2] for batch in expected.values() for ticket in batch}
     assert all(seed % 4 for seed in instances)  # the broken ones were replaced
     rolled_back = repeated = 0
-    for seed in range(25):
+    for seed in range(15):
         world = ExactWorld(random.Random(f"{seed} {crash_chance}"))
         world.crash_chance = crash_chance
         world.restart()
@@ -101,7 +101,7 @@ def test_whatever_happens_every_version_is_trained_on_the_same_tickets_in_the_sa
         counts = world.ledger.tables.counts()
         rolled_back += counts.get("dropped:rolled_back", 0)
         repeated += world.ledger.tables.run.next_batch - 1 - len(expected)
-    assert rolled_back > 100 and repeated > 25  # the walks did disturb it
+    assert rolled_back > 60 and repeated > 15  # the walks did disturb it
 
 
 def test_batches_of_a_phase_share_no_instance_and_each_is_in_the_order_of_its_places() -> None:

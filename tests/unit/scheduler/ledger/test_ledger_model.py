@@ -112,7 +112,7 @@ def test_long_walks(staleness: int, crash_chance: float, seats: int, frozen: boo
         RULES, staleness=staleness, warmup_batches=staleness % 2 * 2, steps=8, group_size=2 + staleness % 2,
         mixture=(Share(seats=seats, frozen=frozen),),
     )  # fmt: skip
-    trained, seeds = 0, 4 if frozen else 12
+    trained, seeds = 0, 4 if frozen else 8
     for seed in range(seeds):
         world = World(random.Random(f"{seed} {staleness} {crash_chance}"), rules)
         world.crash_chance = crash_chance
