@@ -400,6 +400,7 @@ def test_an_environment_that_names_itself_twice(launched: Launched):
 
 
 def test_an_environment_that_nobody_serves(launched: Launched):
+    launched.forked = True
     launched.start(environment__name="open_spiel/tictactoe")
     assert_refused(launched, 2, "'open_spiel/tictactoe'", "it serves open_spiel/connect_four, open_spiel/tic")
 

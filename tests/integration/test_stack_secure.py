@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,17 @@ import pytest
 from earl.rpc import token_file
 from earl.rpc.token_file import Role, make
 from earl.rpc.tokens import token_id
-from tests.integration.test_stack_run import Launched, launched  # noqa: F401
 from tests.support.certificates import certified
+from tests.support.launched import Launched, launch_in
 
 VARIABLES = ("EARL_TOKEN", "EARL_TOKENS", "EARL_TOKEN_FILE")
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    """Its processes are forked: each shows the environment that it was started with, and no other."""
+    with launch_in(tmp_path, forked=True) as run:
+        yield run
 
 
 def environments(run: Launched) -> dict[str, dict[str, str]]:
@@ -30,7 +38,7 @@ def environments(run: Launched) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_a_run_with_tokens_and_tls(launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_run_with_tokens_and_tls(launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tls, path = certified(tmp_path / "tls"), tmp_path / "tokens.toml"
     tokens = {role: make(role) for role in Role}
     token_file.write(path, tokens.values())
