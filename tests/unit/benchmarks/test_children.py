@@ -13,7 +13,7 @@ import pytest
 from benchmarks.children import last_line, outputs_of, process_error, within
 from benchmarks.role import RoleProcess
 from earl.errors import DeadlineExceeded, ProcessFailed
-from tests.unit.cli.run.test_commands import earl
+from tests.support.launched import earl_here
 
 FAILS = "import sys; sys.exit('first\\nno such thing')"
 STAYS = "import signal; signal.pause()"
@@ -66,7 +66,7 @@ async def test_a_role_that_dies_is_an_error_of_the_catalogue():
 def test_a_benchmark_ends_with_one_line_and_a_documented_code(
     arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
 ):
-    done = earl("bench", *arguments, "--results", str(tmp_path))
+    done = earl_here(tmp_path, "bench", *arguments, "--results", str(tmp_path))
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("earl: error: ") and done.stderr.count("\n") == 1
     assert words in done.stderr and list(tmp_path.iterdir()) == []

@@ -171,9 +171,9 @@ def test_what_there_is_not_is_named_with_its_remedy(tmp_path: Path) -> None:
         text = told(tmp_path)
         assert text.startswith(f"The selector decided nothing in {tmp_path}: {because}.\n")
         assert f"earl profile {tmp_path / 'run.toml'}" in text
-        assert json.loads(told(tmp_path, "--json"))["reason"] == because
         with pytest.raises(ConfigError, match=r"has no decisions .*leave --step out"):
             told(tmp_path, "--step", 3)
+    assert json.loads(told(tmp_path, "--json"))["reason"] == because
     decided(tmp_path, 50.0, 120.0)
     with pytest.raises(ConfigError, match="no decision for rollout at step 1; it has some for steps 2 to 3"):
         told(tmp_path, "--step", 1)

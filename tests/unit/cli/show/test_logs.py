@@ -22,6 +22,7 @@ from earl.cli.lib.snapshot import RunMonitor
 from earl.cli.show import logs
 from earl.cli.show.logs import IdleLine, RunProgress, app, follow_logs, redraws, seconds_of
 from earl.errors import ConfigError
+from earl.stack.record import LaunchRecord, write_record
 from earl.stack.run_files import LOCK
 from tests.support.runs import tictactoe
 
@@ -281,6 +282,7 @@ async def test_how_far_a_run_is_comes_from_its_snapshot_over_the_same_connection
     opened = []
     of_run = RunMonitor.of_run
     monkeypatch.setattr(RunMonitor, "of_run", lambda directory: opened.append(directory) or of_run(directory))
+    write_record(run, LaunchRecord(1, "mark"))
     async with RunProgress(run) as progress:
         assert (await progress.text()).startswith("test  lost")
         assert (await progress.text()).startswith("test  lost")
