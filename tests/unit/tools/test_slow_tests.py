@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ from tools.slow_record import (
 )
 from tools.slow_tests import pytest_within, run
 
+# Variables of a pytest that is begun here: it imports the plugins that the tool uses, and no other.
+PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout"}
 AT = {"commit": "def", "tree": "123", "date": "2026-02-02"}
 
 
@@ -80,7 +83,7 @@ class TestTwo:
     command = ["--collect-only", "-q", "-m", "slow", "-c", "/dev/null", "-p", "no:asyncio", "."]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *command],
-        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100,
+        cwd=tmp_path, env=os.environ | PLUGINS, capture_output=True, text=True, check=True, timeout=100,
     )  # fmt: skip
     collected = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert [name.partition("[")[0] for name in collected] == [*marked, "test_all"]
@@ -174,7 +177,7 @@ def test_the_plugin_writes_each_outcome(tmp_path: Path) -> None:
         "def test_not(): pytest.skip('why not')\n"
     )
     results = tmp_path / "results.jsonl"
-    environment = {"EARL_SLOW_RESULTS": str(results), "PYTHONPATH": str(ROOT)}
+    environment = {"EARL_SLOW_RESULTS": str(results), "PYTHONPATH": str(ROOT), **PLUGINS}
     command = ["-p", "tests.support.slow_results", "-c", "/dev/null", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *command],
@@ -247,8 +250,9 @@ class Repository:
     def tool(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "tools/slow_tests.py", *arguments]
         return subprocess.run(
-            command, cwd=self.path, capture_output=True, text=True, check=False, timeout=100
-        )
+            command, cwd=self.path, env=os.environ | PLUGINS, capture_output=True, text=True, check=False,
+            timeout=100,
+        )  # fmt: skip
 
     @property
     def landing(self) -> int:
