@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
+import benchmarks.observability
 from benchmarks.observability import SETTINGS, app, pair
 from earl.config.load import Override
 from earl.errors import ProcessFailed
 from earl.stack.ports import free_port
+from tests.support.forked import begin_server
 from tests.support.launched import SMALL
+from tests.support.preloaded import ForkedPopen
+
+
+class Starts:
+    """The benchmark's subprocess module."""
+
+    Popen, DEVNULL, STDOUT = ForkedPopen, subprocess.DEVNULL, subprocess.STDOUT
+
 
 SERVICES = {"scheduler", "gateway", "env", "trainer", "rollout", "engine", "valkey", "launcher"}
 
@@ -30,8 +41,13 @@ def left_by(directory: Path, before: set[psutil.Process]) -> list[str]:
     return [line for line in lines if str(directory) in line] + [str(child) for child in children() - before]
 
 
-def test_a_run_that_fails_ends_the_other_one_and_leaves_nothing(elsewhere: Path):
+def test_a_run_that_fails_ends_the_other_one_and_leaves_nothing(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begin_server()
     before = children()
+    # Both runs are ended while their processes start: what these import is not what is tested.
+    monkeypatch.setattr(benchmarks.observability, "subprocess", Starts)
     port = free_port("127.0.0.1")
     # Only one of both can have it.
     overrides: list[Override] = [*SETTINGS, *SMALL.items(), ("scheduler.bind", f"127.0.0.1:{port}")]

@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import psutil
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -113,6 +113,33 @@ class ForkedCommand:
             output = self.stdout.read()
         self.returncode = self._forked.wait(timeout)
         return output, errors
+
+
+class ForkedPopen:
+    """`python -m MODULE ARGUMENTS` as subprocess.Popen shows one whose output goes to a file."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: dict[str, str],
+        stdout: BinaryIO,
+        start_new_session: bool,
+        **_: Any,
+    ) -> None:
+        output = stdout.fileno()
+        self._forked = Forked(
+            _run, command[2], tuple(command[3:]), env, os.getcwd(), start_new_session, (1, 2), os.getpid(),
+            inherited=(output, output),
+        )  # fmt: skip
+        self.pid = self._forked.pid
+        assert self._forked.receive(START_S) == "begun"
+
+    def poll(self) -> int | None:
+        return None if self._forked.running else self._forked.wait(START_S)
+
+    def wait(self, timeout: float) -> int:
+        return self._forked.wait(timeout)
 
 
 class ForkedRank:
