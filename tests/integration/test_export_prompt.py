@@ -108,7 +108,7 @@ def test_a_runs_prompts_are_those_of_its_export(tmp_path: Path) -> None:
     settings = GenerationConfig.from_pretrained(exported)
     assert (settings.temperature, settings.max_new_tokens, settings.do_sample) == (0.5, 6, True)
     assert set(settings.eos_token_id) == Tokenizer.load(run / "model", config.model).stop_ids
-    talked = earl(tmp_path, "chat", "exported", "--seed", "1", "--tokens", "4", text="ab\n\n")
+    talked = earl_here(tmp_path, "chat", "exported", "--seed", "1", "--tokens", "4", text="ab\n\n")
     assert talked.returncode == 0 and talked.stdout.startswith(PREFIX), talked.stderr
 
 

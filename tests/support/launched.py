@@ -157,16 +157,18 @@ class Launched:
 
 
 def earl_here(
-    directory: Path, *words: str, variables: Mapping[str, str] | None = None
+    directory: Path, *words: str, variables: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """`earl WORDS` in this directory and process, the services that it starts forked (`preloaded.py`).
 
-    For tests whose subject is what a command does, not that it starts. None of its processes is left.
+    For tests whose subject is what a command does, not that it starts. None of its processes is left. text:
+    its standard input.
     """
     output, errors = io.StringIO(), io.StringIO()
     with (
         preloaded(),
         mock.patch.object(sys, "argv", ["earl", *words]),
+        mock.patch.object(sys, "stdin", io.StringIO(text)),
         mock.patch.dict(os.environ, variables or {}),
         chdir(directory),
         redirect_stdout(output),
