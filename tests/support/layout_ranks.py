@@ -28,6 +28,8 @@ from tests.support.policy import (
 )
 
 RANKS = 4
+# Sequences of a batch: more than one for each rank and minibatch, and not as many for each.
+COUNT = 9
 # Four tp ranks share two key-value heads; of 6 elements of a head's norm the last of 4 ranks gets none.
 SCRATCH = ScratchModel(
     family="qwen3", hidden_size=24, intermediate_size=28, layers=2, heads=4, kv_heads=2, embedding_std=0.5
@@ -44,7 +46,7 @@ def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> di
     stepper = stepper_for(group, directory / "model", config_of(name), layout)
     found: dict[str, torch.Tensor] = {}
     for batch in (1, 2):
-        metrics = train(stepper, batch)
+        metrics = train(stepper, batch, COUNT)
         found |= {f"metric/{batch}/{key}": torch.tensor(value) for key, value in metrics.items()}
     found |= {f"trained/{key}": tensor for key, tensor in gathered(stepper).items()}
     checkpoint.save(directory / f"{name}-{layout}", stepper, group, progress_at(stepper, 3), "hash", keep=1)
@@ -52,7 +54,7 @@ def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> di
     assert one is not None
     checkpoint.load(*one, stepper)
     found |= {f"restored/{key}": tensor for key, tensor in gathered(stepper).items()}
-    train(stepper, 3)
+    train(stepper, 3, COUNT)
     found |= {f"continued/{key}": tensor for key, tensor in gathered(stepper).items()}
     stepper.mesh.close()
     return found
