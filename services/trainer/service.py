@@ -32,6 +32,7 @@ from services.trainer.stage.formed_process import (
     possible_ranks,
     work_in_formations,
 )
+from services.trainer.stage.phase_clock import SwitchPhase
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 from services.trainer.step.step import Stepper
@@ -63,19 +64,23 @@ class FormedTrainer:
         config, spec, formed = self._config, self._spec, self._formed
         group = formed.group(formation)
         with ExitStack() as formation_stack:
-            mesh = RankMesh(group, formation.parallelism, spec)
-            stepper = Stepper(ShardedPolicy.of(spec, mesh, config), config)
-            resources = formed.resources(group)
-            slots = _open_slots(resources, stepper)
+            with formed.phase(SwitchPhase.MODEL):
+                mesh = RankMesh(group, formation.parallelism, spec)
+                stepper = Stepper(ShardedPolicy.of(spec, mesh, config), config)
+                resources = formed.resources(group)
+            with formed.phase(SwitchPhase.MEMORY):
+                slots = _open_slots(resources, stepper)
             formation_stack.callback(slots.close)
             rank0 = TrainerRank0(resources, self._lead(resources, mesh)) if group.leads else None
             rank = TrainerRank(resources, stepper, slots, rank0, _open_frozen(resources, spec))
-            rank.load()
+            with formed.phase(SwitchPhase.LOADING):
+                rank.load()
             following = formed.takes_over(
                 formation, group, mesh.parallelism, lambda: canary_logprobs(stepper)
             )
             if following is None:
-                rank.start()
+                with formed.phase(SwitchPhase.PUBLISHING):
+                    rank.start()
                 formed.started(rank0.stage if rank0 is not None else None)
                 rank.run()
                 formed.reform = rank.reform

@@ -32,6 +32,9 @@ async def test_processes_become_ranks_and_leave_again_at_step_boundaries(tmp_pat
         assert not answer.rolled_back, answer
         assert (answer.epoch, degrees(answer.parallelism)) == (5, DP2)
         assert 0 < answer.stall_s <= answer.seconds
+        phases = dict(answer.figures.phases_s)
+        assert {"saving", "groups", "loading", "canaries after", "publishing"} <= phases.keys()
+        assert 0 < sum(phases.values()) <= answer.stall_s
         assert answer.max_logprob_difference <= 1e-4
         status = await told.status()
         assert (status.epoch, degrees(status.parallelism)) == (5, DP2)

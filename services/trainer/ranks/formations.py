@@ -14,17 +14,19 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError
 
 from earl.parallelism import Parallelism
 from services.trainer.ranks.process_group import GroupPlan
 from services.trainer.ranks.requests import FOLLOWS_S
 
-# How often a process that waits looks for the next formation.
-NOTICE_S = 0.1
+# A process that waits is told of the next formation at once, and looks this often whether the stage ends.
+NOTICE = timedelta(seconds=0.5)
 STORE_S = 60.0
 _KEY = "earl/formation"
 
@@ -73,7 +75,8 @@ class Formations:
                 stopped_s = stopped_s or time.monotonic()
                 if time.monotonic() - stopped_s > FOLLOWS_S:
                     return None
-            time.sleep(NOTICE_S)
+            with suppress(DistStoreError):
+                self._store.wait([key], NOTICE)
         text = self._store.get(key).decode()
         if not text:
             return None

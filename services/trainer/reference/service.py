@@ -32,6 +32,7 @@ from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.stage.formed_process import FormedProcess, possible_ranks, work_in_formations
+from services.trainer.stage.phase_clock import SwitchPhase
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 
@@ -69,13 +70,15 @@ class FormedReference:
         over, None if the stage ends with it. Rank 0's answer counts."""
         formed = self._formed
         group = formed.group(formation)
-        mesh = make_reference_mesh(group, formation.parallelism.dp, formation.parallelism.tp)
-        policy = ReferencePolicy(self._spec, mesh.tensor, group.device, self._config)
-        resources = formed.resources(group)
+        with formed.phase(SwitchPhase.MODEL):
+            mesh = make_reference_mesh(group, formation.parallelism.dp, formation.parallelism.tp)
+            policy = ReferencePolicy(self._spec, mesh.tensor, group.device, self._config)
+            resources = formed.resources(group)
         logprobs = self._open(resources, mesh)
         rank0 = self._rank0
         rank = ReferenceRank(resources, mesh, policy, logprobs, self._origin, rank0)
-        rank.load()
+        with formed.phase(SwitchPhase.LOADING):
+            rank.load()
         following = formed.takes_over(formation, group, mesh.parallelism, rank.canary_logprobs)
         if following is None:
             formed.started(rank0.stage if rank0 is not None else None)

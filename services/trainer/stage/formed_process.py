@@ -11,7 +11,7 @@ one formation to the next, also while the process is no rank: what it computed c
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from earl.config.device_pool import most_devices
@@ -22,6 +22,7 @@ from earl.parallelism import Parallelism
 from services.trainer.ranks.formations import Formation, Formations
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.requests import StageRequests
+from services.trainer.stage.phase_clock import SwitchPhase
 from services.trainer.stage.rank_resources import RankProcess, RankResources
 from services.trainer.stage.reform import Canaries, Reform, stands
 from services.trainer.stage.stage_rank0 import StageRank0
@@ -49,10 +50,15 @@ class FormedProcess:
         self._process: RankProcess | None = None
         self._resources: RankResources | None = None
 
+    def phase(self, phase: SwitchPhase) -> AbstractContextManager[None]:
+        """Counts the block's seconds for the change of ranks that is in progress, if there is one."""
+        return nullcontext() if self.reform is None else self.reform.clock.phase(phase)
+
     def group(self, formation: Formation) -> Group:
         """Joins the group of a formation; whoever works in it closes it. A collective."""
         if self._process is not None:
-            return Group(self._device, formation.group)
+            with self.phase(SwitchPhase.GROUPS):
+                return Group(self._device, formation.group)
         self._process = RankProcess(self.stack, self._device, formation.group)
         return self._process.group
 
@@ -77,7 +83,8 @@ class FormedProcess:
         before, who take over again, because these compute something else. A collective."""
         if formation.number == 1:
             return None
-        self.reform, stays = stands(group, present, canaries, self.reform)
+        with self.phase(SwitchPhase.CANARIES_AFTER):
+            self.reform, stays = stands(group, present, canaries, self.reform)
         if stays:
             return None
         return self.reform.target if self.reform is not None else present

@@ -25,6 +25,7 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.codec import command_from_rank0
 from services.trainer.ranks.process_group import Group
+from services.trainer.stage.phase_clock import PhaseClock, SwitchPhase
 from services.trainer.stage.stage_rank0 import StageRank0
 
 # Log-probs of the canaries as the present ranks compute them, float32[tokens]. A collective.
@@ -36,13 +37,15 @@ class Reform:
     """A change of a stage's ranks that has begun. former: the parallelism before it.
 
     canaries: their log-probs before it, float32[tokens]. began_s: of the boundary, by time.monotonic().
-    reason: why the former ranks take over again; "" on the way to the new ones. difference: of the log-probs.
+    clock: of this process's phases. reason: why the former ranks take over again; "" on the way to the new
+    ones. difference: of the log-probs.
     """
 
     command: SwitchCommand
     former: Parallelism
     canaries: np.ndarray
     began_s: float
+    clock: PhaseClock
     reason: str = ""
     difference: float = 0.0
 
@@ -73,6 +76,7 @@ class Reform:
             seconds=now_s - self.command.requested_s,
             max_logprob_difference=self.difference,
             logprobs_compared=int(np.count_nonzero(self.canaries)),
+            phases_s=dict(self.clock.seconds),
         )
 
 
@@ -111,9 +115,13 @@ def begin_reform(
     prepare_s = command.deadlines.prepare_s
     reason = f"no step boundary came within {prepare_s:g} s"
     if group.agree(began_s < command.requested_s + prepare_s):
+        clock = PhaseClock()
         try:
-            save()
-            return Reform(command, former, canaries(), began_s)
+            with clock.phase(SwitchPhase.SAVING):
+                save()
+            with clock.phase(SwitchPhase.CANARIES_BEFORE):
+                before = canaries()
+            return Reform(command, former, before, began_s, clock)
         except CheckpointError as error:
             reason = str(error)
     if rank0 is not None:

@@ -1,4 +1,4 @@
-"""Seconds of the phases of a switch on one rank: where the stall is."""
+"""Seconds of the phases of a switch, or of a change of the ranks, on one rank: where the stall is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from enum import StrEnum
 class SwitchPhase(StrEnum):
     """A part of a switch during which its ranks do not work, by the name that reports have."""
 
+    SAVING = "saving"
     GROUPS = "groups"
     MODEL = "model"
     MEMORY = "memory"
@@ -19,6 +20,8 @@ class SwitchPhase(StrEnum):
     MOVING = "moving"
     CANARIES_AFTER = "canaries after"
     MOVING_BACK = "moving back"
+    LOADING = "loading"
+    PUBLISHING = "publishing"
     ENDING = "ending"
     PAGES = "pages"
 
