@@ -22,6 +22,7 @@ from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, largest_slot_bytes
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.formations import Formation, Formations
+from services.trainer.ranks.phase_clock import SwitchPhase
 from services.trainer.ranks.rank_mesh import RankMesh, check_rank_mesh
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle
@@ -32,7 +33,6 @@ from services.trainer.stage.formed_process import (
     possible_ranks,
     work_in_formations,
 )
-from services.trainer.stage.phase_clock import SwitchPhase
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 from services.trainer.step.step import Stepper

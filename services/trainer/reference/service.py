@@ -21,6 +21,7 @@ from earl.parallelism import REFERENCE, Parallelism
 from earl.stack.device_split import device_split
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.formations import Formation, Formations
+from services.trainer.ranks.phase_clock import SwitchPhase
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle_reference
 from services.trainer.ranks.switch_requests import SwitchRequests
@@ -32,7 +33,6 @@ from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.stage.formed_process import FormedProcess, possible_ranks, work_in_formations
-from services.trainer.stage.phase_clock import SwitchPhase
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 

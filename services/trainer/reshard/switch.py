@@ -27,11 +27,11 @@ from earl.models.return_pages import return_pages
 from earl.obs.memory import available_bytes, cuda_available_bytes
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
+from services.trainer.ranks.phase_clock import PhaseClock, SwitchPhase
 from services.trainer.ranks.process_group import Group
 from services.trainer.reshard.checksum import checksums, differing, moved
 from services.trainer.reshard.moving_tensor import MovingTensor
 from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, move
-from services.trainer.stage.phase_clock import PhaseClock, SwitchPhase
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from earl.errors import IllegalParallelism
 from earl.models.return_pages import return_pages
 from earl.parallelism import Parallelism
 from services.trainer.ranks.formations import Formation, Formations
+from services.trainer.ranks.phase_clock import SwitchPhase
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.requests import StageRequests
-from services.trainer.stage.phase_clock import SwitchPhase
 from services.trainer.stage.rank_resources import RankProcess, RankResources
 from services.trainer.stage.reform import Canaries, Reform, stands
 from services.trainer.stage.stage_rank0 import StageRank0

@@ -24,8 +24,8 @@ from earl.errors import CheckpointError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.codec import command_from_rank0
+from services.trainer.ranks.phase_clock import PhaseClock, SwitchPhase
 from services.trainer.ranks.process_group import Group
-from services.trainer.stage.phase_clock import PhaseClock, SwitchPhase
 from services.trainer.stage.stage_rank0 import StageRank0
 
 # Log-probs of the canaries as the present ranks compute them, float32[tokens]. A collective.
