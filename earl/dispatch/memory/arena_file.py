@@ -162,7 +162,13 @@ def create(path: Path, size_bytes: int, allocated_bytes: int) -> int:
 
 
 def extend(fd: int, start: int, stop: int) -> bool:
-    """Allocates the bytes [start, stop) of an arena's file; returns whether its file system has them."""
+    """Allocates the bytes [start, stop) of an arena's file; returns whether its file system has them.
+
+    What is larger than all that is free is not tried: others would find the file system full meanwhile.
+    """
+    space = os.fstatvfs(fd)
+    if stop - start > space.f_bavail * space.f_frsize:
+        return False
     try:
         os.posix_fallocate(fd, start, stop - start)
     except OSError as error:
