@@ -29,6 +29,8 @@ group = alone
 # 12 KiB of activations a token.
 WIDE = ScratchModel(hidden_size=128, intermediate_size=512, layers=2, heads=4, kv_heads=4)
 TOKENS = 1 << 13
+# Single tensors of it are larger than malloc takes from memory that earlier tests have freed.
+LONG_TOKENS = 4 * TOKENS
 MIB = 1 << 20
 
 
@@ -60,13 +62,14 @@ def test_a_step_without_memory_is_repeated_in_smaller_parts(
 
 
 def test_what_no_micro_batch_holds_raises_and_the_next_batch_is_trained(group: Group, model: Path) -> None:
-    stepper = stepper_for(group, model, configuration(microbatch_tokens=TOKENS, share_prefixes=False))
+    config = configuration(microbatch_tokens=LONG_TOKENS, share_prefixes=False)
+    stepper = stepper_for(group, model, config)
     train(stepper, items_of(1000, 2))
     before, updates = gathered(stepper), stepper.optimizer.updates
-    long = ReplicaSequence(1, 1, "trajectory/1/1", 1.0, TOKENS)
+    long = ReplicaSequence(1, 1, "trajectory/1/1", 1.0, LONG_TOKENS)
     with no_more_than(24 * MIB), pytest.raises(OutOfMemory, match=r"lower trainer\.microbatch_tokens"):
         train(stepper, [long], 2)
-    assert stepper.optimizer.updates == updates and stepper.microbatch_tokens == TOKENS
+    assert stepper.optimizer.updates == updates and stepper.microbatch_tokens == LONG_TOKENS
     assert all(torch.equal(before[name], tensor) for name, tensor in gathered(stepper).items())
     train(stepper, items_of(1000, 4), 2)
     assert stepper.optimizer.updates == updates + 1
