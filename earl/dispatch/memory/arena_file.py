@@ -145,7 +145,8 @@ def create(path: Path, size_bytes: int, allocated_bytes: int) -> int:
             os.close(fd)
             continue  # a cleaner took it for a dead owner's before the lock
         try:
-            os.posix_fallocate(fd, 0, allocated_bytes)
+            if not extend(fd, 0, allocated_bytes):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(fd, size_bytes)
         except OSError as error:
             path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from earl.obs.memory import fullest
 from earl.worker_report import BusySpan, TransferTotals, WorkerDevice, totals_by_path
-from services.rollout.engines.contract.engine import EngineStats
+from services.rollout.engines.contract.engine import GENERATES, EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
@@ -18,8 +18,6 @@ from services.rollout.worker.ticket import EpisodeOutcome
 
 # Spans of one engine that one heartbeat carries.
 ENGINE_SPANS = 4
-# The periods in which an engine generates.
-GENERATES = "generate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,10 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     device: str
 
 
+# The kind of work of a period in which an engine generates.
+GENERATES = "generate"
+
+
 class BusyPeriod(msgspec.Struct, array_like=True):
     """An interval in which the engine worked, in Unix nanoseconds; neighbouring steps are joined. what: the
     kind of work."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from earl.obs.memory import DeviceMemory, on_cuda, on_host
-from services.rollout.engines.contract.engine import BusyPeriod
+from services.rollout.engines.contract.engine import GENERATES, BusyPeriod
 
 # Steps closer than this are one busy period; so many periods are kept until they are asked for.
 JOIN_NS = 5_000_000
@@ -40,7 +40,7 @@ class BusyClock:
         if self._periods and self._started_ns - self._periods[-1].end_ns < JOIN_NS:
             self._periods[-1].end_ns = ended_ns
         else:
-            self._periods.append(BusyPeriod("generate", self._started_ns, ended_ns))
+            self._periods.append(BusyPeriod(GENERATES, self._started_ns, ended_ns))
         return took_ns
 
     def take(self) -> list[BusyPeriod]:
