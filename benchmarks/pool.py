@@ -21,7 +21,7 @@ from benchmarks.paced_growth import interval_figures, runs_ratio
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted
-from earl.cli.compare.figures import figures as compared_figures
+from earl.cli.compare.figures import MeasuredFigure, over_pace
 from earl.cli.lib.splits import read_splits
 from earl.cli.report.curves import TRAIN
 from earl.cli.report.data import RecordedRun
@@ -146,8 +146,7 @@ def run_figures(run: RecordedRun) -> dict[str, Any]:
     ends_s = dict(run.points("time_s", phase=TRAIN))
     moves = list(read_lines(run.directory / "moves.jsonl"))
     result = run.result
-    kept = {figure.key: figure.of(run) for figure in compared_figures() if figure.key == "over_pace"}
-    over_pace = kept["over_pace"]
+    late = over_pace(run)
     account = [float(result.get(name, 0)) for name in ("trained", "evaluated", "dropped", "live")]
     return {
         "directory": run.directory.name,
@@ -155,7 +154,7 @@ def run_figures(run: RecordedRun) -> dict[str, Any]:
         "whole": len(ends_s) == run.config.scheduler.steps,
         "train_s": round(max(ends_s.values()) - min(ends_s.values()), 3) if ends_s else None,
         "tokens": sum(value for _, value in run.points("tokens", phase=TRAIN)),
-        "over_pace": getattr(over_pace, "value", None),
+        "over_pace": late.value if isinstance(late, MeasuredFigure) else None,
         "lost": sum(ending.get("out_of_memory", 0) for ending in run.endings) + result.get("dropped", 0),
         "unaccounted": abs(result.get("issued", 0) - sum(account)) if result else None,
         "moves": [
