@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from tools.git_command import git_if_any
 from tools.install import ROOT, Locked, normal, read_lock, requirements
 
-MOST_BYTES = 40 << 20
+MOST_BYTES = 44 << 20
 EXTRAS = ("open-spiel", "stack")
 # The contract's tests, and the configuration of all tests.
 TESTS = ("hypothesis", "psutil", "pytest", "pytest-asyncio", "pytest-timeout")
