@@ -28,6 +28,7 @@ TOLERANCE: dict[str, dict[str, float]] = {
     "bfloat16": {"vs_transformers": 1.25, "logprob_p999": 0.1, "gradient_cosine_min": 0.999},
 }
 TEMPERATURE = 0.7
+THEIR_BFLOAT16 = "transformers, bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ def model(settings: CheckSettings) -> CheckFigures:
     for family in settings.pick(FAMILIES, FAMILIES, ("qwen3",)):
         figures[family] = _family(settings, family)
         for case, row in figures[family].items():
+            if case == THEIR_BFLOAT16:
+                # Compared with, not judged: how far it is from float32 is the measure of ours.
+                continue
             for name, bound in TOLERANCE[row["dtype"]].items():
                 value = row.get(name.removesuffix("_min"))
                 wrong = value is not None and (value < bound if name.endswith("_min") else value > bound)
@@ -141,7 +145,7 @@ def _family(settings: CheckSettings, family: str) -> dict[str, Any]:
             "dtype": dtype,
             **_differences(spoken_logprobs(theirs, packed.sequences, device), expected[1.0][0]),
         }
-    least = rows["transformers, bfloat16"]["logprob_median"]
+    least = rows[THEIR_BFLOAT16]["logprob_median"]
     for temperature, name in (
         (1.0, "bfloat16"),
         (TEMPERATURE, f"bfloat16, recomputed, temperature {TEMPERATURE}"),
