@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from earl.config.run import RunConfig
-from earl.models.growing_segments import use_growing_segments
+from earl.models.card_settings import settle_card
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -26,7 +26,7 @@ def settle(config: RunConfig) -> None:
     """
     torch.set_num_threads(config.trainer.threads or 1)
     keep_pages()
-    use_growing_segments()
+    settle_card()
     if config.deterministic:
         # What cuBLAS needs for that; read when CUDA is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -42,7 +42,7 @@ def settle_reference(config: RunConfig) -> None:
     """
     torch.set_num_threads(config.reference.threads or 1)
     map_large_blocks()
-    use_growing_segments()
+    settle_card()
 
 
 def keep_pages() -> None:

@@ -1,11 +1,11 @@
-"""Settings of models on cards, as far as a processor shows them: the allocator, kernels for float32."""
+"""Settings of models on cards, as far as a processor shows them: the allocator, attention kernels."""
 
 import os
 
 import pytest
 import torch
 
-from earl.models.growing_segments import use_growing_segments
+from earl.models.card_settings import settle_card
 from earl.models.packing import repeats_heads
 
 
@@ -19,12 +19,25 @@ def environment(monkeypatch):
 
 
 def test_segments_grow_unless_the_environment_says_otherwise(environment):
-    use_growing_segments()
+    settle_card()
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     environment.setenv("PYTORCH_ALLOC_CONF", "")
     environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    use_growing_segments()
+    settle_card()
     assert os.environ["PYTORCH_ALLOC_CONF"] == ""
+
+
+def test_attention_builds_no_plan_for_every_shape(environment):
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        settle_card()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        # What takes its place.
+        assert torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from earl.errors import EarlError, EngineError
-from earl.models.growing_segments import use_growing_segments
+from earl.models.card_settings import settle_card
 from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
 from earl.worker_report import TransferTotals
@@ -112,7 +112,7 @@ class EngineRank:
     def __init__(self, start: wire.Start) -> None:
         spec = start.spec
         torch.set_num_threads(spec.threads)
-        use_growing_segments()
+        settle_card()
         model = load_spec(spec.model_dir)
         device = device_of(spec, start.rank)
         slots, context = rows_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
