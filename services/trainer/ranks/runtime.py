@@ -16,6 +16,8 @@ from earl.models.card_settings import settle_card
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _NEVER = (1 << 31) - 1
 _LARGEST_POOLED_BYTES = 1 << 30
+# Where two others want each core, such a thread gets a twentieth of that.
+PACED_NICENESS = 10
 _SMALLEST_MAPPED_BYTES = 128 << 10
 
 
@@ -25,6 +27,7 @@ def settle(config: RunConfig) -> None:
     To be called before anything is computed.
     """
     torch.set_num_threads(config.trainer.threads or 1)
+    let_engines_first(config)
     keep_pages()
     settle_card()
     if config.deterministic:
@@ -41,8 +44,19 @@ def settle_reference(config: RunConfig) -> None:
     To be called before anything is computed.
     """
     torch.set_num_threads(config.reference.threads or 1)
+    let_engines_first(config)
     map_large_blocks()
     settle_card()
+
+
+def let_engines_first(config: RunConfig) -> None:
+    """Gives this thread, and those that it starts, a low priority where devices are simulated.
+
+    Their steps share this machine's cores. An engine's takes milliseconds and is late at once; a pass of this
+    stage has seconds.
+    """
+    if config.pace is not None:
+        os.setpriority(os.PRIO_PROCESS, 0, PACED_NICENESS)
 
 
 def keep_pages() -> None:
