@@ -43,7 +43,8 @@ MOST_RANKS = torch.cuda.device_count() if DEVICE == "cuda" else 64
 # most of all: those are tests/contract/test_engine_vllm.py's.
 KNOWN: dict[str, dict[str, Any]] = {
     "torch tp=1": {"engine": "torch", "tp": 1},
-    "torch tp=2": {"engine": "torch", "tp": 2},
+    # All of the contract holds with drafts, too.
+    "torch tp=2": {"engine": "torch", "tp": 2, "drafts": True},
     "vllm tp=1": {"engine": "vllm", "tp": 1, "start_s": 300.0},
     "sglang tp=1": {"engine": "sglang", "tp": 1, "start_s": 300.0},
 }

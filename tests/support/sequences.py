@@ -37,8 +37,10 @@ class Cache:
 class Run:
     """A little engine: `step` checks what the real one would have computed from."""
 
-    def __init__(self, bound: int, keep: bool) -> None:
-        self.scheduler = SequenceScheduler(SLOTS, CONTEXT, kv_tokens=bound, rows=CONTEXT, page=PAGE)
+    def __init__(self, bound: int, keep: bool, drafts: bool = False) -> None:
+        self.scheduler = SequenceScheduler(
+            SLOTS, CONTEXT, kv_tokens=bound, rows=CONTEXT, page=PAGE, drafts=drafts
+        )
         self.table, self.kv = self.scheduler.table, self.scheduler.kv
         self.cache, self.bound, self.keep, self.version = Cache(), bound, keep, 0
         self.names = itertools.count()
@@ -70,8 +72,10 @@ class Run:
             rows[start : start + count] = [(int(token), self.version) for token in computed]
             first += count
         assert self.cache.taken() <= self.kv.budget.committed.sum() <= self.bound
-        new = self.table.length[batch.slots[complete]] % 3
-        done, _, full = self.scheduler.advance(batch, complete, new, np.zeros(len(new)), self.version)
+        of, behind = batch.sampled_rows()
+        of, behind = of[complete[of]], behind[complete[of]]
+        new = (self.table.length[batch.slots[of]] + behind) % 3
+        done, _, _, full = self.scheduler.advance(batch, complete, new, np.zeros(len(new)), self.version)
         for slot in done[full]:
             self.ended.append(self.table.request_id(slot))
             self.scheduler.finish(slot)

@@ -37,7 +37,7 @@ class RolloutNumbers:
 
     native: the torch engine. packs: it keeps large matrices a second time, on a CPU. item_bytes: of what it
     computes in. slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it
-    at once, each of `length` tokens.
+    at once, each of `length` tokens. drafts: a step samples from as many rows as the engine has slots.
     """
 
     device: str
@@ -50,6 +50,12 @@ class RolloutNumbers:
     kv_tokens: int
     sequences: int
     length: int
+    drafts: bool = False
+
+    @property
+    def sampled(self) -> int:
+        """Rows of a step that are sampled from, at most."""
+        return self.slots if self.drafts else self.sequences
 
 
 def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> MemoryParts:
@@ -120,11 +126,11 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
         )
 
     yield moment("prefill", layer_bytes(model, item, rows, attention=_prefill_attention(model, how, rows)))
-    yield moment("decoding", layer_bytes(model, item, how.sequences, attention=_decode_attention(model, how)))
+    yield moment("decoding", layer_bytes(model, item, how.sampled, attention=_decode_attention(model, how)))
     padded = ceil_div(model.vocab, SAMPLE_BLOCK) * SAMPLE_BLOCK
     # Logits, those of the sequences that are complete, weights in float32, those padded.
     wide = item * 2 + WIDE_BYTES + (WIDE_BYTES if padded > model.vocab else 0)
-    yield moment("sampling", item * model.hidden * rows, how.sequences * padded * wide)
+    yield moment("sampling", item * model.hidden * rows, how.sampled * padded * wide)
 
 
 def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> int:
@@ -152,11 +158,12 @@ def _prefill_attention(model: ModelNumbers, how: RolloutNumbers, rows: int) -> i
 
 
 def _decode_attention(model: ModelNumbers, how: RolloutNumbers) -> int:
-    """attention._Decoding: scores and their softmax in float32, in between the mask for every key head."""
+    """attention._Short: scores and their softmax in float32, in between the mask for every key head."""
     if how.device != "cpu" or not how.native:
         return 0
     scores = 2 * WIDE_BYTES * model.heads + WIDE_BYTES * model.kv_heads + 1 + WIDE_BYTES
     if how.item_bytes < WIDE_BYTES:
         # Keys and values in a layout of the product's own, and the softmax narrowed.
         scores += how.item_bytes * (2 * model.key + model.heads)
-    return how.sequences * how.length * scores
+    # Drafts are padded to twice their rows, at most.
+    return how.sampled * (2 if how.drafts else 1) * how.length * scores

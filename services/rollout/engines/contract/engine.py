@@ -53,6 +53,8 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     deterministic: bool = False
     # Requests that may wait for a place in the KV cache; more are refused with EngineBusy.
     max_waiting: int = 4096
+    # Tokens are drafted from each request's references and its own context; no token is another for it.
+    drafts: bool = False
     # Tokens of one step, about: longer prefills are split over several steps. 0: what suits the device.
     prefill_tokens: int = 0
     # What a sequence's KV becomes when new weights arrive.
@@ -104,6 +106,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     # Requests of one episode name it, so that the KV of their common prefix is used again; a
     # session has one request in flight at a time. Empty: nothing is kept.
     session: str = ""
+    # What the answer may repeat, the likeliest first: int32 token ids in this machine's byte order.
+    references: list[bytes] = []
 
 
 class TokenChunk(msgspec.Struct, tag=True, array_like=True):
@@ -190,6 +194,9 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     # Steps on paced devices that no earlier call reported, and those of them over pace.
     paced_steps: int = 0
     late_steps: int = 0
+    # Tokens that were drafted since the last call, and those of them that sampling gave.
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class LoadReport(msgspec.Struct, kw_only=True, tag=True):

@@ -1,8 +1,9 @@
 """Attention of one step over the slots of the KV cache, split into parts that attend together.
 
     sequences, by falling count ─► long prefills, one by one, causal      (`_Alone`)
-                                 ─► short ones, padded in buckets         (`_Padded`)
-                                 ─► those that decode, in one             (`_Decoding`)
+                                 ─► shorter ones, padded in buckets       (`_Padded`)
+                                 ─► those of few tokens, drafts above all, padded in one, and
+                                    those that decode, in one             (`_Short`)
 
 Where a part covers most of a range of slots it attends to a view of the cache, and idle slots in between
 compute something that nobody reads: cheaper than gathering the cache. The queries that share a key head
@@ -23,6 +24,8 @@ VIEW_FRACTION = 0.5
 MASK_ELEMENTS = 1 << 26
 # A prefill of at least so many tokens attends by itself, without padding.
 ALONE_TOKENS = 64
+# Up to so many tokens of a sequence attend as those that decode do: as many as it has with a draft.
+SHORT_TOKENS = 17
 # Up to so many sequences decode through the fused kernel: fewer calls.
 FUSED_SEQUENCES = 2
 
@@ -58,7 +61,8 @@ def parts_of(
     shape: AttentionShape, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
 ) -> list[AttentionPart]:
     """Splits sequences, sorted by falling count, into parts whose rows follow each other. Padded ones are
-    split where a count falls below half of the first's.
+    split where a count falls below half of the first's; short ones before those of a single token, and where
+    padding would be more than they are.
 
     slots, starts, counts [N]: of each sequence, as in StepBatch.
     """
@@ -70,16 +74,28 @@ def parts_of(
             parts.append(_Alone(shape, row, int(slots[first]), int(starts[first]), longest))
             first, row = first + 1, row + longest
             continue
-        least = 1 if longest == 1 else max(2, -(-longest // 2))
-        last = first + int(np.searchsorted(-counts[first:], -least, side="right"))
-        most = max(1, MASK_ELEMENTS // (longest * int((starts + counts)[first:last].max())))
+        short = longest <= SHORT_TOKENS
+        if short and longest > 1:
+            last = first + _alike(counts[first:])
+        else:
+            half = -(-longest // 2)
+            last = first + int(np.searchsorted(-counts[first:], -half, side="right"))
+        rows_each = shape.heads * longest if short and longest > 1 else longest
+        most = max(1, MASK_ELEMENTS // (rows_each * int((starts + counts)[first:last].max())))
         last = min(last, first + most)
         here = slice(first, last)
         rows = slice(row, row + int(counts[here].sum()))
-        make = _Decoding if longest == 1 else _Padded
+        make = _Short if short else _Padded
         parts.append(make(shape, rows, slots[here], starts[here], counts[here]))
         first, row = last, rows.stop
     return parts
+
+
+def _alike(counts: np.ndarray) -> int:
+    """Counts the first of counts, which fall, that are above 1 and pad to no more than twice their sum."""
+    several = counts[: int(np.searchsorted(-counts, -1))]
+    padded = several[0] * np.arange(1, len(several) + 1)
+    return int(np.argmin(np.append(padded <= 2 * np.cumsum(several), False)))
 
 
 class _Alone(AttentionPart):
@@ -176,9 +192,10 @@ class _Padded(AttentionPart):
         )
 
 
-class _Decoding(_Padded):
-    """Sequences with one query each. On a CPU two batched products over the heads of all sequences read the
-    cache once, at more than twice the speed of the fused kernel, which is made for many queries."""
+class _Short(_Padded):
+    """Sequences with few queries each, mostly one. On a CPU two batched products over the heads of all
+    sequences read the cache once, at more than twice the speed of the fused kernel, which is made for many
+    queries."""
 
     def _mask(self, visible: torch.Tensor) -> None:
         self._fused = self._shape.device.type != "cpu" or self._padded <= FUSED_SEQUENCES
@@ -186,7 +203,9 @@ class _Decoding(_Padded):
             super()._mask(visible)
             return
         bias = torch.zeros(visible.shape, dtype=torch.float32).masked_fill_(~visible, float("-inf"))
-        # [R * kv, 1, L]
+        if self._queries > 1:
+            bias = bias.repeat(1, self._shape.group, 1)
+        # [R * kv, 1 or group * Q, L]
         self._bias = bias.repeat_interleave(self._shape.kv_heads, 0)
 
     def _attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -75,6 +75,7 @@ class TorchEngine(LocalEngine):
             kv_tokens=spec.kv_tokens,
             rows=cache.rows,
             page=cache.page_tokens,
+            drafts=spec.drafts,
         )
         self._table, self._kv = self._scheduler.table, self._scheduler.kv
         self.handover = SlotHandover(spec.name, self._kv)
@@ -183,7 +184,10 @@ class TorchEngine(LocalEngine):
             # The error is gone by now, and with it the tensors that its frames held.
             self._refuse_largest(batch, reason)
         self._paced.wait(batch, self._busy.running_s)
-        self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
+        took_ns, rows = self._busy.end(), int(batch.counts.sum())
+        self._prefill.note(len(batch.slots), rows - int(batch.drafts.sum()), took_ns)
+        if self._scheduler.drafter is not None:
+            self._scheduler.drafter.policy.took(rows, took_ns / 1e9)
         return True
 
     def _compute(self, batch: StepBatch, complete: np.ndarray) -> None:
@@ -194,7 +198,7 @@ class TorchEngine(LocalEngine):
         else:
             none = np.zeros(0, dtype=np.int64)
             self._scheduler.advance(batch, complete, none, none, self.version)
-        self._prefilled += int(batch.counts.sum())
+        self._prefilled += int((batch.counts - batch.drafts).sum())
         self._steps += 1
 
     def _refuse_largest(self, batch: StepBatch, reason: str) -> None:
@@ -222,28 +226,30 @@ class TorchEngine(LocalEngine):
 
     def _sample(self, batch: StepBatch, complete: np.ndarray, logits: torch.Tensor) -> None:
         table = self._table
-        sampled = batch.slots[complete]
-        if not complete.all():
-            logits = logits[np.flatnonzero(complete)]
-        positions = table.length[sampled]
+        of, behind = batch.sampled_rows()
+        rows = complete[of]
+        if not rows.all():
+            logits, of, behind = logits[np.flatnonzero(rows)], of[rows], behind[rows]
+        slots = batch.slots[of]
+        positions = table.length[slots] + behind
         try:
-            ids, logprobs = self._draw(logits, table.temperature[sampled], table.seed[sampled], positions)
+            ids, logprobs = self._draw(logits, table.temperature[slots], table.seed[slots], positions)
         except FloatingPointError as error:
             self._fail_all(EngineError(f"version {self.version}: {error}", "the weights are broken"))
             return
-        first = sampled[positions == table.prompt[sampled]]
-        sampled, stopped, full = self._scheduler.advance(batch, complete, ids, logprobs, self.version)
+        sampled = batch.slots[complete]
+        began = table.length[sampled] == table.prompt[sampled]
+        sampled, added, stopped, full = self._scheduler.advance(batch, complete, ids, logprobs, self.version)
         self._sampled_ns[sampled] = now_ns = time.monotonic_ns()
-        self._began_ns.update((table.request_id(slot), now_ns) for slot in first.tolist())
-        self._generated += len(sampled)
+        self._began_ns.update((table.request_id(slot), now_ns) for slot in sampled[began].tolist())
+        self._generated += int(added.sum())
         # A sampled token is prefilled by the next step, if there is one: count it once.
-        self._prefilled -= int((positions > table.prompt[sampled]).sum())
+        self._prefilled -= int((~began).sum())
         if self._streaming:
-            self._stream(sampled, ids, logprobs, ~(stopped | full))
-        for slot in sampled[stopped].tolist():
-            self._finish(slot, "stop")
-        for slot in sampled[full & ~stopped].tolist():
-            self._finish(slot, "length")
+            self._stream(sampled, added, ~(stopped | full))
+        for how, ends in (("stop", stopped), ("length", full & ~stopped)):
+            for slot, tokens in zip(sampled[ends].tolist(), added[ends].tolist(), strict=True):
+                self._finish(slot, how, tokens)
 
     def _draw(self, logits: torch.Tensor, *columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`sample`; row by row if deterministic, so that its kernels see one shape only."""
@@ -252,31 +258,29 @@ class TorchEngine(LocalEngine):
         rows = [sample(logits[n : n + 1], *(c[n : n + 1] for c in columns)) for n in range(len(logits))]
         return np.concatenate([ids for ids, _ in rows]), np.concatenate([logprobs for _, logprobs in rows])
 
-    def _stream(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, more: np.ndarray) -> None:
-        for slot, token, logprob in zip(slots[more], ids[more], logprobs[more], strict=True):
-            request_id = self._table.request_id(slot)
+    def _stream(self, slots: np.ndarray, added: np.ndarray, more: np.ndarray) -> None:
+        """Sends the tokens [N] that the sequences have more, of those that have not ended."""
+        table = self._table
+        for slot, tokens in zip(slots[more].tolist(), added[more].tolist(), strict=True):
+            request_id = table.request_id(slot)
             if request_id in self._streaming:
-                reused = int(self._table.reused[slot])
-                self.outbox.append(
-                    Generation(request_id, [int(token)], [float(logprob)], [self.version], "", reused)
-                )
+                columns = table.sampled(slot, int(table.length[slot]) - tokens)
+                self.outbox.append(Generation(request_id, *columns, "", int(table.reused[slot])))
 
-    def _finish(self, slot: int, how: Finish) -> None:
+    def _finish(self, slot: int, how: Finish, tokens: int = 0) -> None:
+        """Answers and ends the slot's request. tokens: of the step that ended it."""
         table = self._table
         request_id = table.request_id(slot)
         first = int(table.prompt[slot])
         if request_id in self._streaming:
             self._streaming.remove(request_id)
-            # Its earlier tokens were sent; an aborted one has sent them all.
-            first = int(table.length[slot]) - (how != "abort")
-        span = slice(first, int(table.length[slot]))
-        ids, logprobs, versions = (
-            column[slot, span].tolist() for column in (table.tokens, table.logprobs, table.versions)
-        )
+            # Those of earlier steps were sent.
+            first = int(table.length[slot]) - tokens
+        columns = table.sampled(slot, first)
         began_ns = self._began_ns.pop(request_id, 0)
         ended_ns = int(self._sampled_ns[slot]) if began_ns else 0
         reused = int(table.reused[slot])
-        self.outbox.append(Generation(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns))
+        self.outbox.append(Generation(request_id, *columns, how, reused, began_ns, ended_ns))
         recompute_ns = self._prefill.nanoseconds(int(table.cached[slot]))
         self._scheduler.finish(slot, time.monotonic_ns() + recompute_ns)
 
@@ -357,6 +361,7 @@ class TorchEngine(LocalEngine):
         """Counters and gauges; busy periods are handed over once."""
         scheduler, table, budget = self._scheduler, self._table, self._kv.budget
         paced_steps, late_steps = self._paced.take()
+        drafted, accepted = scheduler.drafter.take() if scheduler.drafter is not None else (0, 0)
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
@@ -383,4 +388,6 @@ class TorchEngine(LocalEngine):
             asleep=self._asleep,
             paced_steps=paced_steps,
             late_steps=late_steps,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
         )

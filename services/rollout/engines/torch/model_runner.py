@@ -2,7 +2,8 @@
 
     batch: slot, start, count of each sequence ─► linear layers on packed tokens [T, H]
                                                ─► attention by parts against the slots' KV
-                                               ─► logits [B, V] of each sequence's last token
+                                               ─► logits [R, V] of each sequence's last token, and of
+                                                  those before it if it has drafts
 
 Weights are fused for speed: `parameters` says of which slices of published tensors each of `weights` is made
 (earl.models.slices), and `use_weights` puts to use what was written there.
@@ -234,8 +235,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
-        """Does the batch's moves, then adds its tokens to the cache. Logits [B, V] of each sequence's
-        last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
+        """Does the batch's moves, then adds its tokens to the cache. Logits [sum of 1 + drafts, V] of each
+        sequence's last token before its draft and of the draft's tokens, in the batch's order, on rank 0;
+        None on the others. Sequences are in any order."""
         self.move(batch.moves)
         order = np.lexsort((batch.slots, -batch.counts))
         slots, starts, counts = batch.slots[order], batch.starts[order], batch.counts[order]
@@ -261,12 +263,16 @@ class ModelRunner:
             x = self._block(layer, x, cosine, sine, flat, parts)
         if self.tp.rank != 0:
             return None
-        last = np.empty_like(order)
-        last[order] = ends - 1
+        sampling = np.empty_like(order)
+        sampling[order] = ends - 1
+        if batch.drafts.any():
+            of, behind = batch.sampled_rows()
+            sampling = (sampling - batch.drafts)[of] + behind
+        sampled = len(sampling)
         if self.deterministic:
-            last = np.pad(last, (0, -len(last) % TILE))
-        x = x.index_select(0, self.shape.on_device(last))
-        return self._by_tiles(self._logits, x)[: len(order)]
+            sampling = np.pad(sampling, (0, -sampled % TILE))
+        x = x.index_select(0, self.shape.on_device(sampling))
+        return self._by_tiles(self._logits, x)[:sampled]
 
     def _by_tiles(self, function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
         """function(*rows), which works row by row; tile by tile if deterministic."""

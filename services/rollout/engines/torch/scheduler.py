@@ -15,6 +15,7 @@ import numpy as np
 
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.torch.batch import StepBatch
+from services.rollout.engines.torch.drafts.drafter import Drafter
 from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.torch.waiting_request import WaitingRequest
@@ -24,6 +25,7 @@ class SequenceScheduler:
     """Schedules sequences over `slots` slots of `context` tokens.
 
     stop_ids: of the engine, in addition to each request's own. kv_tokens, rows, page: as for KvAllocator.
+    drafts: whether tokens are drafted.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class SequenceScheduler:
         kv_tokens: int = 0,
         rows: int = 0,
         page: int = 1,
+        drafts: bool = False,
     ) -> None:
         self.table = SlotTable(slots, context)
+        self.drafter = Drafter(self.table, slots) if drafts else None
         self.kv = KvAllocator(self.table, kv_tokens=kv_tokens, rows=rows, page=page)
         # The oldest session's first.
         self.waiting: list[WaitingRequest] = []
@@ -97,26 +101,41 @@ class SequenceScheduler:
             counts = table.length[slots] - table.cached[slots]
             chosen, taken, complete = share_budget(counts, table.age[slots], budget_tokens)
             slots = slots[chosen]
-            starts = table.cached[slots]
-            excess = self.kv.budget.commit(slots, starts + taken)
+            starts, drafts = table.cached[slots], np.zeros_like(taken)
+            if self.drafter is not None:
+                spare = budget_tokens - int(taken.sum())
+                drafts = self.drafter.draft(slots, complete, taken, spare)
+            excess = self.kv.budget.commit(slots, starts + taken + drafts)
+            if excess and drafts.any():
+                drafts[:] = 0
+                excess = self.kv.budget.commit(slots, starts + taken)
             if excess == 0:
                 break
             if not self.kv.free_space(excess, now_ns):
                 self._preempt(table.youngest())
-        rows = np.repeat(slots, taken)
-        columns = np.repeat(starts - (np.cumsum(taken) - taken), taken) + np.arange(int(taken.sum()))
-        return StepBatch(slots, starts, taken, table.tokens[rows, columns], self.kv.budget.take()), complete
+        counts = taken + drafts
+        rows = np.repeat(slots, counts)
+        columns = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        tokens = table.tokens[rows, columns]
+        return StepBatch(slots, starts, counts, drafts, tokens, self.kv.budget.take()), complete
 
     def advance(
         self, batch: StepBatch, complete: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Records a step: ids and logprobs [number of complete sequences] that `version` sampled.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Records a step: ids and logprobs that `version` sampled, of each complete sequence behind its last
+        token and behind each token of its draft [sum of 1 + drafts].
 
-        Returns (sampled slots, stopped, full), the latter two bool over the first.
+        Returns (slots that sampled, tokens that each has more, stopped, full), the latter two bool.
         """
-        self.kv.advance(batch.slots, batch.counts)
-        slots = batch.slots[complete]
-        return slots, *self.table.append(slots, ids, logprobs, version)
+        slots, drafts = batch.slots[complete], batch.drafts[complete]
+        added, stopped, full = self.table.append(slots, drafts, ids, logprobs, version)
+        # KV of rejected drafts is computed again, with the tokens that stand there.
+        computed = batch.counts - batch.drafts
+        computed[complete] += added - 1
+        self.kv.advance(batch.slots, computed)
+        if self.drafter is not None:
+            self.drafter.note(slots, drafts, added)
+        return slots, added, stopped, full
 
     def admit(self, waiting: WaitingRequest, now_ns: int = 0) -> int | None:
         """Runs a request in a slot; None if there is no slot or no memory for it."""

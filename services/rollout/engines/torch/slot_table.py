@@ -112,18 +112,59 @@ class SlotTable:
             int(self.reused[slot]),
         )
 
+    def sampled(self, slot: int, first: int) -> tuple[list[int], list[float], list[int]]:
+        """Tokens, log-probs and versions of the slot's sequence from position `first` on."""
+        span = slice(first, int(self.length[slot]))
+        return (
+            self.tokens[slot, span].tolist(),
+            self.logprobs[slot, span].tolist(),
+            self.versions[slot, span].tolist(),
+        )
+
     # --- a step -------------------------------------------------------------------------------
 
     def append(
-        self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Appends the tokens ids [N] that `version` sampled to the sequences of slots [N].
+        self, slots: np.ndarray, drafts: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Appends the tokens that `version` sampled to the sequences of slots [N].
 
-        Returns bool [N] twice: whether the token is a stop token, whether the limit is reached.
+        drafts [N]: tokens of each one's draft, which stand behind it. ids, logprobs [sum of 1 + drafts]: what
+        was sampled behind the sequence, and behind each token of its draft; it counts up to the first that
+        differs from the draft, and to a stop token.
+        Returns int [N], how many tokens each has more, and bool [N] twice: whether the last is a stop token,
+        whether the limit is reached.
         """
         positions = self.length[slots]
-        self.tokens[slots, positions] = ids
-        self.logprobs[slots, positions] = logprobs
-        self.versions[slots, positions] = version
-        self.length[slots] += 1
-        return self.stops.met(slots, ids), self.length[slots] >= self.limit[slots]
+        if drafts.any():
+            added, rows = self._accept(slots, drafts, ids)
+            slots_of, ids, logprobs = np.repeat(slots, added), ids[rows], logprobs[rows]
+            positions = np.repeat(positions, added) + np.arange(len(rows)) - np.repeat(_before(added), added)
+        else:
+            added, slots_of = np.ones_like(slots), slots
+        self.tokens[slots_of, positions] = ids
+        self.logprobs[slots_of, positions] = logprobs
+        self.versions[slots_of, positions] = version
+        self.length[slots] += added
+        stopped = self.stops.met(slots, ids[np.cumsum(added) - 1])
+        return added, stopped, self.length[slots] >= self.limit[slots]
+
+    def _accept(
+        self, slots: np.ndarray, drafts: np.ndarray, ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(how many tokens each sequence gets, the rows of ids that they are)."""
+        added, rows = np.ones_like(slots), []
+        for index, (slot, drafted, first) in enumerate(
+            zip(slots.tolist(), drafts.tolist(), _before(drafts + 1).tolist(), strict=True)
+        ):
+            sampled, length = ids[first : first + drafted + 1], int(self.length[slot])
+            ends = self.stops.met(np.full(drafted + 1, slot), sampled)
+            ends[:-1] |= sampled[:-1] != self.tokens[slot, length : length + drafted]
+            ends[-1] = True
+            added[index] = 1 + int(np.argmax(ends))
+            rows.append(np.arange(first, first + added[index]))
+        return added, np.concatenate(rows)
+
+
+def _before(counts: np.ndarray) -> np.ndarray:
+    """The sum of counts [N] before each."""
+    return np.cumsum(counts) - counts

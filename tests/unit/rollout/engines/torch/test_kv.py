@@ -12,7 +12,8 @@ from tests.support.sequences import Run
 @settings(max_examples=30)
 @given(st.data())
 def test_what_is_relied_on_is_there(data):
-    run = Run(data.draw(st.sampled_from([80, 128, 240, 320])), data.draw(st.booleans()))
+    bound = data.draw(st.sampled_from([80, 128, 240, 320]))
+    run = Run(bound, data.draw(st.booleans()), drafts=data.draw(st.booleans()))
     for _ in range(data.draw(st.integers(5, 40))):
         action = data.draw(st.sampled_from(["submit", "submit", "step", "step", "step", "release", "update"]))
         if action == "submit":

@@ -20,8 +20,8 @@ Row = tuple[int, int]
 class Side(Run):
     """A little engine that hands over."""
 
-    def __init__(self, bound: int, keep: bool) -> None:
-        super().__init__(bound, keep)
+    def __init__(self, bound: int, keep: bool, drafts: bool = False) -> None:
+        super().__init__(bound, keep, drafts)
         self.handover = SlotHandover("unit", self.kv)
 
     def rows(self, moving: KvInTransit) -> list[list[Row | None]]:
@@ -47,8 +47,10 @@ class Drawn:
 
     def __init__(self, data: st.DataObject) -> None:
         self.draw = data.draw
-        keep = self.draw(st.booleans())
-        self.old, self.new = (Side(self.draw(st.sampled_from([128, 240, 320])), keep) for _ in range(2))
+        keep, drafts = self.draw(st.booleans()), self.draw(st.booleans())
+        self.old, self.new = (
+            Side(self.draw(st.sampled_from([128, 240, 320])), keep, drafts) for _ in range(2)
+        )
         self.known: dict[str, int] = {}
         # By session and place, the rows that were offered.
         self.copied: dict[tuple[str, int], Row | None] = {}

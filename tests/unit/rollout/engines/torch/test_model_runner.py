@@ -66,18 +66,23 @@ def test_any_batching_equals_the_packed_forward(name, view, monkeypatch):
         tokens = np.concatenate(
             [sequences[s, done[s] : done[s] + c] for s, c in zip(slots, counts, strict=True)]
         )
-        logits = runner.forward(StepBatch(slots, done[slots], counts, tokens))
-        assert logits is not None
+        # Any of the last tokens may be drafts: they are computed alike, and have logits of their own.
+        drafts = np.minimum(counts - 1, rng.integers(0, 4, len(slots)))
+        logits = runner.forward(StepBatch(slots, done[slots], counts, drafts, tokens))
+        assert logits is not None and len(logits) == len(slots) + drafts.sum()
         done[slots] += counts
-        for row, slot in enumerate(slots):
-            wanted = packed_logits(decoder, sequences[slot, : done[slot]])
-            assert (logits[row] - wanted).abs().max() < 1e-4
+        row = 0
+        for slot, drafted in zip(slots, drafts, strict=True):
+            for end in range(done[slot] - drafted, done[slot] + 1):
+                wanted = packed_logits(decoder, sequences[slot, :end])
+                assert (logits[row] - wanted).abs().max() < 1e-4
+                row += 1
 
 
 def test_bfloat16_is_close():
     decoder, runner = models("qwen3", slots=2, dtype=torch.bfloat16)
     tokens = np.random.default_rng(0).integers(0, 29, 20)
-    logits = runner.forward(StepBatch(np.array([1]), np.array([0]), np.array([20]), tokens))
+    logits = runner.forward(StepBatch(np.array([1]), np.array([0]), np.array([20]), np.array([0]), tokens))
     assert logits is not None and logits.dtype == torch.bfloat16
     wanted = packed_logits(decoder, tokens)
     assert (logits[0].float() - wanted).abs().max() < 0.05 * wanted.abs().max()
@@ -147,7 +152,9 @@ def test_tables_of_positions_grow_with_what_is_reached(monkeypatch: pytest.Monke
         _, runner = models("llama", slots=2)
         assert len(runner._cosine) == first
         for start, stop in ((0, 5), (5, 12), (12, 40)):
-            chunk = StepBatch(np.array([0]), np.array([start]), np.array([stop - start]), tokens[start:stop])
+            chunk = StepBatch(
+                np.array([0]), np.array([start]), np.array([stop - start]), np.array([0]), tokens[start:stop]
+            )
             last = runner.forward(chunk)
         assert last is not None
         logits.append(last)

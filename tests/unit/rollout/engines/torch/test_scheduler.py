@@ -43,7 +43,7 @@ def test_prefill_then_decode():
     assert set(scheduler.table.stops.ids[0]) == {50, 5}
     batch, _ = scheduler.schedule(100) or (None, None)
     assert batch is not None
-    _, stopped, full = scheduler.advance(batch, np.array([True]), np.array([5]), np.zeros(1), 3)
+    _, _, stopped, full = scheduler.advance(batch, np.array([True]), np.array([5]), np.zeros(1), 3)
     assert stopped.all() and not full.any()
 
 
@@ -182,9 +182,10 @@ def test_dropped_kv_is_computed_again():
 
 
 def test_batches_travel_as_bytes():
-    batch = StepBatch(np.array([3, 1]), np.array([0, 5]), np.array([2, 1]), np.array([8, 9, 7]))
+    columns = ([3, 1], [0, 5], [2, 1], [1, 0], [8, 9, 7])
+    batch = StepBatch(*map(np.array, columns))
     again = StepBatch.from_bytes(batch.to_bytes())
-    for name in ("slots", "starts", "counts", "tokens"):
+    for name in ("slots", "starts", "counts", "drafts", "tokens"):
         assert getattr(again, name).tolist() == getattr(batch, name).tolist()
 
 
@@ -220,7 +221,7 @@ def test_every_token_is_computed_exactly_once_in_order(data):
             prefilling = batch.counts[batch.counts > 1].sum()
             assert prefilling <= budget
             ids = np.full(int(complete.sum()), 2)
-            done, _, full = scheduler.advance(batch, complete, ids, np.zeros(len(ids)), 0)
+            done, _, _, full = scheduler.advance(batch, complete, ids, np.zeros(len(ids)), 0)
             for slot in done[full]:
                 scheduler.finish(int(slot))
         elif action == "finish" and running:
@@ -243,7 +244,7 @@ def test_every_request_ends():
         planned = scheduler.schedule(100)
         assert planned is not None
         ids = np.zeros(2, dtype=np.int64)
-        done, _, full = scheduler.advance(*planned, ids, np.zeros(2), 0)
+        done, _, _, full = scheduler.advance(*planned, ids, np.zeros(2), 0)
         finished += done[full].tolist()
     assert finished == [0, 1]
 

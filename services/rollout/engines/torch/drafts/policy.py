@@ -1,0 +1,148 @@
+"""Decides how many tokens are drafted, by what was accepted and by what rows of a step cost.
+
+    acceptance of each sequence ─► chance that its 1st, 2nd, … drafted token counts
+        ─► of all sequences' tokens the likeliest, as many as maximise
+           (sequences + drafted tokens to expect) / seconds of a step of so many rows
+    nothing was drafted, or nothing of it pays: the sequence rests for some steps, each time twice as many;
+    after a rest for what does not pay it drafts one token in any case, which shows whether it pays by now
+
+So what a sequence drafts grows while drafts are accepted and shrinks otherwise, and drafting ends by itself
+where rows cost all of a step's time. Seconds are those of earlier steps. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+MOST_DRAFTED = 16
+# What a sequence's earlier trials count after a new draft, and what those of all count after a trial.
+KEPT, KEPT_OF_ALL = 0.8, 0.95
+# Before anything was tried, and at most.
+FIRST_RATE, HIGHEST_RATE = 0.5, 0.98
+# Steps of one size that its seconds are the median of; sizes that are kept.
+STEPS, SIZES = 9, 64
+# Steps of a rest at first and at most: after what does not pay, and after what found no draft.
+REST, LONGEST_REST, LONGEST_SEARCH = 8, 256, 8
+
+
+class DraftPolicy:
+    """Acceptance and rests of the sequences of S slots. most: tokens that one drafts in a step."""
+
+    def __init__(self, slots: int, most: int = MOST_DRAFTED) -> None:
+        self._most = most
+        # Decayed counts of tokens that were tried, and of those accepted.
+        self._tried = np.zeros(slots)
+        self._accepted = np.zeros(slots)
+        # Acceptance of all sequences: what a new one begins with.
+        self._common = FIRST_RATE
+        # Steps until a slot's sequence drafts again, 0: now; and how many its next rests have.
+        self._rest = np.zeros(slots, dtype=np.int64)
+        self._next_rest = np.full(slots, REST, dtype=np.int64)
+        self._next_search = np.ones(slots, dtype=np.int64)
+        # The sequence drafts one token in any case.
+        self._tries = np.zeros(slots, dtype=np.bool_)
+        self._cost = StepCost()
+
+    def begin(self, slot: int) -> None:
+        """Another sequence runs in the slot."""
+        self._tried[slot] = self._accepted[slot] = 0.0
+        self._rest[slot], self._next_rest[slot], self._next_search[slot] = 0, REST, 1
+        self._tries[slot] = False
+
+    def most(self, slot: int) -> int:
+        """Tokens that may be looked up for the slot's sequence in this step, 0 while it rests. Counts the
+        step."""
+        if self._rest[slot] > 0:
+            self._rest[slot] -= 1
+            return 0
+        return 1 if self._tries[slot] else self._most
+
+    def chosen(self, slots: Sequence[int], drafted: Sequence[int], rows: int) -> np.ndarray:
+        """Returns how many of the tokens that each sequence could draft are computed [N].
+
+        slots [N]: whose sequences sample in this step; drafted [N]; rows: of the step without drafts.
+        """
+        places = np.repeat(np.arange(len(slots)), drafted)
+        if not len(places):
+            return np.zeros(len(slots), dtype=np.int64)
+        each = np.array(slots)
+        rates = (self._accepted[each] + self._common) / (self._tried[each] + 1)
+        # A drafted token counts if all before it are accepted, too.
+        powers = np.concatenate([np.arange(1, count + 1) for count in drafted if count])
+        gains = np.minimum(rates, HIGHEST_RATE)[places] ** powers
+        tries = self._tries[each][places]
+        order = np.lexsort((-gains, ~tries))
+        gained = np.concatenate(([0.0], np.cumsum(gains[order])))
+        speeds = (len(slots) + gained) / self._cost.seconds(rows + np.arange(len(gained)))
+        number = max(int(np.argmax(speeds)), int(tries.sum()))
+        counts = np.bincount(places[order[:number]], minlength=len(slots))
+        for slot, offered, taken in zip(slots, drafted, counts.tolist(), strict=True):
+            if offered and not taken:
+                self._rest[slot], self._tries[slot] = self._next_rest[slot], True
+                self._next_rest[slot] = min(LONGEST_REST, 2 * self._next_rest[slot])
+        return counts
+
+    def missed(self, slot: int) -> None:
+        """Nothing was there to draft for the slot's sequence."""
+        self._rest[slot] = self._next_search[slot] - 1
+        self._next_search[slot] = min(LONGEST_SEARCH, 2 * self._next_search[slot])
+
+    def note(self, slot: int, drafted: int, accepted: int) -> None:
+        """Takes note that so many of `drafted` tokens, at least 1, of the slot's sequence were accepted."""
+        if self._tries[slot] and accepted:
+            # What was tried before is of another time.
+            self._tried[slot] = self._accepted[slot] = 0.0
+        self._tries[slot], self._next_search[slot] = False, 1
+        # Each accepted token, and the first that was not, is one trial.
+        tried = min(drafted, accepted + 1)
+        self._tried[slot] = KEPT * self._tried[slot] + tried
+        self._accepted[slot] = KEPT * self._accepted[slot] + accepted
+        kept = KEPT_OF_ALL**tried
+        self._common = kept * self._common + (1 - kept) * accepted / tried
+        if accepted:
+            self._next_rest[slot] = REST
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long."""
+        self._cost.took(rows, seconds)
+
+
+class StepCost:
+    """Seconds of a step by its rows."""
+
+    def __init__(self) -> None:
+        # Sizes that were measured, ascending, and the newest seconds of each.
+        self._sizes: list[int] = []
+        self._measured: dict[int, deque[float]] = {}
+        self._medians: list[float] = []
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long."""
+        size = _size(rows)
+        place = bisect.bisect_left(self._sizes, size)
+        if size not in self._measured:
+            if len(self._sizes) >= SIZES:
+                return
+            self._measured[size] = deque(maxlen=STEPS)
+            self._sizes.insert(place, size)
+            self._medians.insert(place, 0.0)
+        self._measured[size].append(seconds)
+        self._medians[place] = statistics.median(self._measured[size])
+
+    def seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds of steps of so many rows [N]: in proportion between the nearest sizes, beyond all of them
+        those of the last, 1 if nothing was measured. More rows take no less."""
+        if not self._sizes:
+            return np.ones(len(rows))
+        return np.interp(rows, self._sizes, np.maximum.accumulate(self._medians))
+
+
+def _size(rows: int) -> int:
+    """The number itself up to 15, then in steps of an eighth to a sixteenth."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return rows // step * step

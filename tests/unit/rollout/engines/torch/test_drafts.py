@@ -1,0 +1,282 @@
+"""Drafts: where they come from, when they are made, and that no token depends on them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.drafts.lookup import LONGEST, DraftLookup, matches
+from services.rollout.engines.torch.drafts.policy import (
+    MOST_DRAFTED,
+    REST,
+    DraftPolicy,
+    StepCost,
+)
+from services.rollout.engines.torch.scheduler import SequenceScheduler
+
+
+def reference(*ids: int) -> bytes:
+    return np.array(ids, dtype=np.int32).tobytes()
+
+
+def propose(references: list[bytes], ids: list[int], most: int = 16) -> list[int]:
+    return DraftLookup(references).propose(np.array(ids, dtype=np.int64), most)
+
+
+# --- lookup -----------------------------------------------------------------------------------
+
+
+def test_a_draft_is_what_followed_the_same_tokens():
+    assert propose([reference(1, 2, 3, 4, 5, 6)], [9, 2, 3, 4]) == [5, 6]
+    assert propose([reference(1, 2, 3, 4, 5, 6)], [9, 2, 3, 4], most=1) == [5]
+
+
+def test_a_sequence_is_its_own_reference():
+    assert propose([], [1, 2, 3, 4, 7, 1, 2, 3]) == [4, 7, 1, 2, 3]
+
+
+def test_the_longest_equal_suffix_decides():
+    assert propose([reference(2, 3, 4, 50), reference(1, 2, 3, 4, 60)], [1, 2, 3, 4]) == [60]
+    # The sequence's own place is longer.
+    assert propose([reference(2, 3, 4, 50)], [1, 2, 3, 4, 70, 1, 2, 3, 4])[:1] == [70]
+
+
+def test_most_places_decide_and_the_first_of_equals():
+    three = [reference(1, 2, 3, 5), reference(1, 2, 3, 6), reference(1, 2, 3, 6)]
+    assert propose(three, [1, 2, 3]) == [6]
+    assert propose(three[:2], [1, 2, 3]) == [5]
+
+
+def test_a_draft_ends_where_places_no_longer_agree():
+    five = [reference(1, 2, 3, 4, *range(10 * n, 10 * n + 3)) for n in range(1, 6)]
+    assert propose(five, [1, 2, 3]) == [4]
+
+
+def test_no_draft_crosses_from_a_reference_to_the_next():
+    assert propose([reference(1, 2, 3), reference(4, 5, 6)], [1, 2, 3]) == []
+    assert propose([reference(1, 2), reference(3, 9)], [1, 2, 3]) == []
+
+
+@pytest.mark.parametrize("ids", [[], [1], [1, 2], [8, 9, 10]])
+def test_nothing_is_drafted_where_nothing_is_known(ids):
+    assert propose([reference(1, 2, 3, 4)], ids) == []
+    assert propose([], ids) == []
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(st.integers(0, 3), min_size=1, max_size=LONGEST + 4),
+)
+def test_matches_equals_a_search_place_by_place(tokens, ids):
+    tail = ids[-LONGEST:]
+    places, length = matches(np.array(tokens, dtype=np.int64), np.array(tail, dtype=np.int64))
+
+    def common(end: int) -> int:
+        for number in range(min(end, len(tail))):
+            if tokens[end - 1 - number] != tail[-1 - number]:
+                return number
+        return min(end, len(tail))
+
+    lengths = {end: common(end) for end in range(1, len(tokens) + 1)}
+    longest = max(lengths.values(), default=0)
+    assert length == longest
+    assert places.tolist() == [end for end, equal in lengths.items() if equal == longest and longest]
+
+
+# --- policy -----------------------------------------------------------------------------------
+
+
+def priced(seconds_a_row: float, fixed_s: float) -> DraftPolicy:
+    policy = DraftPolicy(4)
+    for rows in range(1, 100):
+        policy.took(rows, fixed_s + rows * seconds_a_row)
+    return policy
+
+
+def chosen(policy: DraftPolicy, slots: list[int], drafted: list[int], rows: int) -> list[int]:
+    return policy.chosen(slots, drafted, rows).tolist()
+
+
+def test_drafts_are_made_where_rows_cost_little_and_not_where_they_cost_all():
+    assert chosen(priced(0.0001, 0.1), [0, 1], [4, 4], 2) == [4, 4]
+    assert chosen(priced(0.1, 0.0), [0, 1], [4, 4], 2) == [0, 0]
+    # Before anything was measured they are made, and measured by it.
+    assert chosen(DraftPolicy(2), [0, 1], [4, 0], 2) == [4, 0]
+
+
+def test_more_is_drafted_while_it_is_accepted_and_less_otherwise():
+    policy = priced(0.01, 0.1)
+    lengths = [chosen(policy, [0], [16], 1)[0]]
+    for _ in range(12):
+        policy.note(0, lengths[-1], lengths[-1])
+        lengths.append(chosen(policy, [0], [16], 1)[0])
+    assert 0 < lengths[0] < lengths[-1] == 16 and lengths == sorted(lengths)
+    for _ in range(3):
+        policy.note(0, 16, 2)
+    assert chosen(policy, [0], [16], 1)[0] < 16
+
+
+def test_the_likeliest_tokens_of_all_sequences_are_drafted():
+    for slots, drafted, wanted in (
+        ([0, 1, 2], [4, 4, 0], [4, 0, 0]),
+        ([2, 1, 0], [0, 4, 4], [0, 0, 4]),
+    ):
+        policy = priced(0.1, 0.3)
+        for _ in range(20):
+            policy.note(0, 4, 4)
+            policy.note(1, 4, 0)
+        assert chosen(policy, slots, drafted, 3) == wanted
+
+
+def test_a_sequence_whose_draft_does_not_pay_rests_longer_each_time_and_then_tries_one_token():
+    policy = priced(0.1, 0.0)
+    rests = []
+    for _ in range(4):
+        assert chosen(policy, [0], [8], 1) == [0]
+        rests.append(rest(policy))
+        # After the rest, whatever is expected.
+        assert chosen(policy, [0], [1], 1) == [1]
+        policy.note(0, 1, 0)
+    assert rests == [REST, 2 * REST, 4 * REST, 8 * REST]
+    assert policy.most(1) == MOST_DRAFTED
+
+
+def rest(policy: DraftPolicy) -> int:
+    """Steps that slot 0 rests."""
+    return next(step for step in itertools.count() if policy.most(0) > 0)
+
+
+def test_drafts_begin_again_once_a_try_is_accepted():
+    policy = priced(0.02, 0.1)
+    for _ in range(20):
+        policy.note(0, 4, 0)
+    assert chosen(policy, [0], [4], 1) == [0]
+    rest(policy)
+    assert chosen(policy, [0], [1], 1) == [1]
+    policy.note(0, 1, 1)
+    assert chosen(policy, [0], [4], 1)[0] > 1
+
+
+def test_where_nothing_is_there_to_draft_it_is_looked_for_less_often():
+    policy = DraftPolicy(1)
+    rests = []
+    for _ in range(6):
+        policy.missed(0)
+        rests.append(rest(policy))
+    assert rests == [0, 1, 3, 7, 7, 7]
+    policy.note(0, 2, 1)
+    policy.missed(0)
+    assert rest(policy) == 0
+
+
+def test_what_others_accepted_is_expected_of_a_new_sequence():
+    policy = priced(0.05, 0.1)
+    for _ in range(100):
+        policy.note(0, 2, 0)
+    policy.begin(1)
+    assert chosen(policy, [1], [2], 1) == [0]
+
+
+def test_seconds_of_a_step_lie_in_proportion_between_those_that_were_measured():
+    cost = StepCost()
+    assert cost.seconds(np.array([5])).tolist() == [1.0]
+    for seconds in (0.2, 0.1, 0.3):
+        cost.took(2, seconds)
+    assert cost.seconds(np.array([1, 2, 9])).tolist() == [0.2, 0.2, 0.2]
+    cost.took(6, 0.4)
+    assert cost.seconds(np.array([4, 100])).tolist() == pytest.approx([0.3, 0.4])
+    # A quick one among them is noise.
+    cost.took(4, 0.1)
+    assert cost.seconds(np.array([4])).tolist() == pytest.approx([0.2])
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 1.0)), min_size=1))
+def test_seconds_of_a_step_lie_within_those_that_were_measured_and_never_fall(steps):
+    cost = StepCost()
+    for size, seconds in steps:
+        cost.took(size, seconds)
+    measured = [seconds for _, seconds in steps]
+    found = cost.seconds(np.arange(1, 5001, 7))
+    assert (np.diff(found) >= -1e-12).all()
+    assert min(measured) - 1e-12 <= found.min() <= found.max() <= max(measured) + 1e-12
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+
+def spoken(ids: tuple[int, ...], vocabulary: int) -> int:
+    """The next token of a model that is a function of the context."""
+    return hash(("next", *ids[-4:])) % vocabulary
+
+
+def generated(
+    prompts: list[list[int]], references: list[list[bytes]], new: int, stop: int, *,
+    drafts: bool, budget: int, kv_tokens: int = 0, vocabulary: int = 3,
+) -> tuple[list[list[int]], SequenceScheduler]:  # fmt: skip
+    """All answers, by a scheduler whose steps sample what `spoken` says at each row."""
+    scheduler = SequenceScheduler(4, 64, (stop,), drafts=drafts, kv_tokens=kv_tokens)
+    for number, (ids, known) in enumerate(zip(prompts, references, strict=True)):
+        request = GenerateRequest(request_id=str(number), ids=ids, max_new_tokens=new, references=known)
+        scheduler.add(request)
+    answers: dict[str, list[int]] = {}
+    table = scheduler.table
+    while scheduler.has_work:
+        planned = scheduler.schedule(budget)
+        assert planned is not None
+        batch, complete = planned
+        rows: list[int] = []
+        for place in np.flatnonzero(complete).tolist():
+            slot, end = int(batch.slots[place]), int(batch.starts[place] + batch.counts[place])
+            first = end - int(batch.drafts[place])
+            assert first == table.length[slot]
+            rows += [
+                spoken(tuple(table.tokens[slot, :stop].tolist()), vocabulary)
+                for stop in range(first, end + 1)
+            ]
+        before = {slot: int(table.prompt[slot]) for slot in batch.slots.tolist()}
+        ids = np.array(rows, dtype=np.int64)
+        slots, added, stopped, full = scheduler.advance(batch, complete, ids, np.zeros(len(ids)), 1)
+        assert (added >= 1).all() and (table.cached[slots] == table.length[slots] - 1).all()
+        for slot in slots[stopped | full].tolist():
+            answers[table.request_id(slot)] = table.tokens[slot, before[slot] : table.length[slot]].tolist()
+            scheduler.finish(slot)
+    return [answers[str(number)] for number in range(len(prompts))], scheduler
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_answers_are_the_same_with_and_without_drafts(data):
+    ids = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+    prompts = data.draw(st.lists(ids, min_size=1, max_size=6))
+    references = [[reference(*data.draw(st.lists(st.integers(0, 2), max_size=30)))] for _ in prompts]
+    new, stop = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([0, 99]))
+    budget, kv_tokens = data.draw(st.integers(4, 60)), data.draw(st.sampled_from([0, 100]))
+    plain, _ = generated(prompts, references, new, stop, drafts=False, budget=budget, kv_tokens=kv_tokens)
+    drafted, _ = generated(prompts, references, new, stop, drafts=True, budget=budget, kv_tokens=kv_tokens)
+    assert drafted == plain
+    assert all(len(answer) == new or answer[-1] == stop for answer in plain)
+
+
+def test_a_known_answer_takes_few_steps():
+    prompt, answer = [1, 2, 0, 1], []
+    for _ in range(40):
+        answer.append(spoken((*prompt, *answer), 3))
+    known = [[reference(*prompt, *answer)]]
+    answers, scheduler = generated([prompt], known, 40, 99, drafts=True, budget=100)
+    assert answers == [answer]
+    drafter = scheduler.drafter
+    assert drafter is not None and drafter.accepted == drafter.drafted > 25
+
+
+def test_a_step_samples_from_no_more_rows_than_the_engine_has_sequences():
+    scheduler = SequenceScheduler(4, 64, drafts=True)
+    known = reference(*range(40))
+    for number in range(3):
+        ids = list(range(10 + number))
+        scheduler.add(GenerateRequest(request_id=str(number), ids=ids, max_new_tokens=20, references=[known]))
+    planned = scheduler.schedule(1000)
+    assert planned is not None
+    assert planned[0].drafts.sum() == 1
