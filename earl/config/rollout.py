@@ -85,6 +85,13 @@ class RolloutConfig(ConfigSection):
     #
     # Raise it if answers end before they are complete; lower it if the model talks on after its action.
     max_new_tokens: int = Field(default=16, ge=1)
+    # Sources that engines draft the next tokens of an answer from: "task" (other episodes of the same task),
+    # "environment" (recent turns of the same environment), "context" (the episode so far, which is always
+    # looked through, too). Empty: nothing is drafted. No token is another for it (docs/history.md).
+    #
+    # Set all three if answers repeat what was written before and engines have cores or memory bandwidth to
+    # spare; with random answers they only cost the search for drafts.
+    drafts: list[Literal["task", "environment", "context"]] = []
     # What happens to the KV cache of running sequences when new weights arrive.
     #
     # "keep" is faster; set "recompute" to make every token depend on the new weights alone.

@@ -151,6 +151,8 @@ _ROLLOUT = [
     gauge("earl_rollout_asleep", "1 while the engines sleep, for the trainer works on their devices."),
     counter("earl_rollout_asleep_seconds_total", "Time in which engines slept, until they last woke."),
     counter("earl_rollout_waking_seconds_total", "Time until woken engines had weights."),
+    counter("earl_rollout_drafted_tokens_total", "Tokens that engines drafted."),
+    counter("earl_rollout_accepted_tokens_total", "Drafted tokens that sampling gave."),
     counter("earl_rollout_paced_steps_total", "Steps of engines on paced devices."),
     counter("earl_rollout_late_steps_total", "Those of them that took longer than their pace."),
     counter("earl_rollout_episodes_total", "Episodes that ended here, by how.", "ending"),

@@ -60,6 +60,7 @@ from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.standby import StandbyProcesses
 from services.rollout.worker.actions import AgentBounds
 from services.rollout.worker.agent import EpisodeAgent
+from services.rollout.worker.draft_history import DraftHistory
 from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
@@ -110,6 +111,7 @@ def pool_devices(
         kv_tokens=rollout.kv_tokens,
         deterministic=config.deterministic,
         kv_on_update=rollout.kv_on_update,
+        drafts=bool(rollout.drafts),
         stop_ids=tuple(sorted(stop_ids)),
         load_initial=False,
         sleeps=config.alternates,
@@ -242,7 +244,8 @@ async def _open_resources(
     spans = BusySpans()
     awake_time = pool.time if config.alternates else None
     bounds = episode_bounds(config, run_dir, tokenizer)
-    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time)
+    history = DraftHistory(set(config.rollout.drafts)) if config.rollout.drafts else None
+    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time, history)
     rejoined = asyncio.Event()
     scheduler = SchedulerClient(
         addresses.scheduler,

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from earl.obs.metrics import read_lines
 from earl.stack import plan
 from tests.support.exact import Exact, Moment, Outcome
 
+DRAFTS: dict[str, Any] = {"drafts": ["task", "environment", "context"]}
 # Versions: 1 is the start, 2 and 3 are made by warm-up, 4 to 7 by training.
 LAST = 7
 # One process of every kind: the second rollout worker has the hashes of the run that is killed.
@@ -44,7 +46,8 @@ async def left_alone(directory: Path, workers: int, **sections: dict[str, Any]) 
 async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    async with Exact(tmp_path, workers=1) as run:
+    # Its engines draft, and the undisturbed run's do not: no token depends on that.
+    async with Exact(tmp_path, workers=1, rollout=DRAFTS) as run:
         await run.up()
         assert await run.until(Moment("batch_committed"))  # in warm-up: there is no checkpoint yet
         await run.kill_all()
@@ -55,6 +58,8 @@ async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
         await run.replace("rollout-0")
         await run.finish()
         assert run.outcome() == undisturbed
+        *_, last = read_lines(run.stack.directory / "metrics.jsonl")
+        assert 0 < last["accepted_tokens"] <= last["drafted_tokens"]
 
 
 MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published", "evaluation_done")

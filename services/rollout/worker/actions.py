@@ -18,6 +18,7 @@ from earl.errors import ContextTooLong, EngineError, EnvironmentFailure
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.tokenizer_cache import TokenizerCache
+from services.rollout.worker.draft_history import DraftHistory
 from services.rollout.worker.ticket import EpisodeTicket
 
 # Chooses the action for an observation, and appends both to the columns.
@@ -60,8 +61,11 @@ class AgentBounds:
     tools: Sequence[str] = ()
 
 
-def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> Choose:
-    """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
+def sampled(
+    ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler, history: DraftHistory | None = None
+) -> Choose:
+    """Returns the function that chooses actions: an engine samples them at ticket.temperature, and drafts
+    from the history, if there is one."""
     most, tokenizer, name = bounds.max_new_tokens, bounds.tokenizer, session_name(ticket)
 
     async def choose(observation: Observation, columns: TokenColumns) -> str:
@@ -73,6 +77,7 @@ def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> Choo
             temperature=ticket.temperature,
             seed=ticket.sample_seed,
             session=name,
+            references=history.references(ticket, name) if history is not None else [],
         )
         try:
             answer = await policy.generate(request)
@@ -81,6 +86,8 @@ def sampled(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> Choo
         if answer.finish == "abort":
             raise EngineError(f"generation {request.request_id} was aborted by its engine")
         columns.act(answer.ids, answer.logprobs, answer.versions)
+        if history is not None:
+            history.note(ticket, name, columns.tokens, len(answer.ids))
         if answer.finish == "length" and left < most:
             raise Truncated(f"context full: {len(columns)} of {bounds.max_context_tokens} tokens")
         # Special tokens are not part of the text; a stop token that is a word of the action is.

@@ -40,6 +40,7 @@ from services.rollout.worker.actions import (
     scripted,
     session_name,
 )
+from services.rollout.worker.draft_history import DraftHistory
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
 # A session's bound at the gateway, of a run whose engines sleep, in bounds of its episode.
@@ -107,7 +108,8 @@ class EpisodeAgent:
     """Plays any number of tickets at once; holds what all episodes share.
 
     bounds: by the label of the environment. opponent: None where no ticket names a frozen version.
-    awake_time: in which episodes are bounded; None if their engines never sleep.
+    awake_time: in which episodes are bounded; None if their engines never sleep. history: what engines draft
+    from; None if they draft nothing.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class EpisodeAgent:
         bounds: Mapping[str, AgentBounds],
         opponent: Opponent | None = None,
         awake_time: AwakeTime | None = None,
+        history: DraftHistory | None = None,
     ) -> None:
         self._policy = policy
         self._time = awake_time or AwakeTime()
@@ -126,6 +129,7 @@ class EpisodeAgent:
         self._sessions = sessions
         self._spans = spans
         self._bounds = bounds
+        self._history = history
         # Totals since the start, for gauges.
         self.steps = 0
         self.step_wait_s = 0.0
@@ -217,9 +221,12 @@ class EpisodeAgent:
             if outcome.trainable and not len(seat.columns):
                 seat.columns.sit_out(self._policy.version)
 
-    @staticmethod
-    def _seat(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> _Seat:
-        choose = (scripted if ticket.scripted else sampled)(ticket, bounds, policy)
+    def _seat(self, ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> _Seat:
+        if ticket.scripted:
+            choose = scripted(ticket, bounds, policy)
+        else:
+            # A frozen opponent plays as another policy once wrote.
+            choose = sampled(ticket, bounds, policy, self._history if policy is self._policy else None)
         observed = [] if ticket.transcript else None
         return _Seat(ticket, EpisodeOutcome(Ending.INFRA_ERROR), choose, policy, observed)
 

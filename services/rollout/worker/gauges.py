@@ -62,6 +62,8 @@ class Gauges:
         self.endings: Counter[str] = Counter()
         # Steps on paced devices, and those of them over pace.
         self._paced_steps = self._late_steps = 0
+        # Tokens that engines drafted, and those of them that they accepted.
+        self._drafted = self._accepted = 0
         # Device-seconds that engines have generated for; None before any engine told.
         self._busy_s: float | None = None
         self._generated = Rate()
@@ -85,6 +87,8 @@ class Gauges:
         for engine in self.engines:
             self._paced_steps += engine.paced_steps
             self._late_steps += engine.late_steps
+            self._drafted += engine.drafted_tokens
+            self._accepted += engine.accepted_tokens
             for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
                 if period.what == GENERATES:
@@ -134,6 +138,8 @@ class Gauges:
             values["memory_fraction"] = memory
         if self._paced_steps:
             values |= {"paced_steps": float(self._paced_steps), "late_steps": float(self._late_steps)}
+        if self._drafted:
+            values |= {"drafted_tokens": float(self._drafted), "accepted_tokens": float(self._accepted)}
         if self._busy_s is not None:
             values["busy_device_s"] = self._busy_s
         for ending, count in self.endings.items():

@@ -47,6 +47,8 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
         "waking_s": "earl_rollout_waking_seconds_total",
         "paced_steps": "earl_rollout_paced_steps_total",
         "late_steps": "earl_rollout_late_steps_total",
+        "drafted_tokens": "earl_rollout_drafted_tokens_total",
+        "accepted_tokens": "earl_rollout_accepted_tokens_total",
         "memory_fraction": "earl_rollout_memory_used_ratio",
         "blocked_sequences": "earl_rollout_blocked_sequences",
         "blocked_context_tokens": "earl_rollout_blocked_context_tokens",

@@ -91,7 +91,7 @@ class RunRecorder:
             trajectories=batch_plan.summary(
                 committed, masks_truncated=self._masks_truncated, frozen=self._frozen
             ),
-            trainer={**trainer, **self.monitor.paced},
+            trainer={**trainer, **self.monitor.counts},
             observed=observed,
             length_tokens=tokens,
             transfers=self.fleet.moved(),

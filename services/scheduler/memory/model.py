@@ -125,6 +125,7 @@ def _rollout(
         # What is beyond an engine's slots waits.
         sequences=min(ceil_div(load.concurrency, parallelism.dp), slots),
         length=load.context_tokens,
+        drafts=bool(rollout.drafts),
     )
     return rollout_memory(model, how)
 

@@ -25,6 +25,8 @@ from services.scheduler.state.workers import WorkerRecord
 
 # Steps that the trend is taken over.
 TREND_STEPS = 16
+# What workers count, and the part of it that is counted beside it.
+COUNTED = (("paced_steps", "late_steps"), ("drafted_tokens", "accepted_tokens"))
 # What remains of the weight of former lengths after a training step.
 FADE = 0.5
 
@@ -201,14 +203,16 @@ class Monitor:
         return max((known.get("blocked_context_tokens", 0.0) for known in gauges), default=0.0)
 
     @property
-    def paced(self) -> dict[str, float]:
-        """Steps on paced devices, and those of them over pace, of all workers as they last reported; empty on
-        real devices."""
+    def counts(self) -> dict[str, float]:
+        """Sums of what all workers have counted so far, as they last reported: steps on paced devices and those
+        of them over pace, tokens that engines drafted and those accepted. Without what no worker counts."""
         workers = [gauges for stage in self._gauges.values() for gauges in stage.values()]
-        if not any("paced_steps" in gauges for gauges in workers):
-            return {}
-        names = ("paced_steps", "late_steps")
-        return {name: sum(gauges.get(name, 0.0) for gauges in workers) for name in names}
+        return {
+            name: sum(gauges.get(name, 0.0) for gauges in workers)
+            for pair in COUNTED
+            if any(pair[0] in gauges for gauges in workers)
+            for name in pair
+        }
 
     def remember(self, mean_tokens: float) -> None:
         """The mean episode length of a step before this scheduler's time."""
