@@ -1,0 +1,1 @@
+"""`earl bench history`: drafts from what was written before, beside the same engine without them."""

