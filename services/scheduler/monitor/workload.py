@@ -204,8 +204,9 @@ class Monitor:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Sums of what all workers have counted so far, as they last reported: steps on paced devices and those
-        of them over pace, tokens that engines drafted and those accepted. Without what no worker counts."""
+        """Sums of what all workers have counted so far, as they last reported: steps on paced devices and
+        those of them over pace, tokens that engines drafted and those accepted. Without what no worker
+        counts."""
         workers = [gauges for stage in self._gauges.values() for gauges in stage.values()]
         return {
             name: sum(gauges.get(name, 0.0) for gauges in workers)

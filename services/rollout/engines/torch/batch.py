@@ -49,5 +49,6 @@ class StepBatch(msgspec.Struct, array_like=True):
         values = np.frombuffer(data, dtype=np.int64)
         size, first = int(values[0]), 2 + 4 * int(values[1])
         moves = values[2:first].reshape(-1, 4)
-        columns = np.split(values[first:], [number * size for number in range(1, 5)])
-        return cls(*columns, moves)
+        sections = [number * size for number in range(1, 5)]
+        slots, starts, counts, drafts, tokens = np.split(values[first:], sections)
+        return cls(slots, starts, counts, drafts, tokens, moves)

@@ -247,9 +247,8 @@ class TorchEngine(LocalEngine):
         self._prefilled -= int((~began).sum())
         if self._streaming:
             self._stream(sampled, added, ~(stopped | full))
-        for how, ends in (("stop", stopped), ("length", full & ~stopped)):
-            for slot, tokens in zip(sampled[ends].tolist(), added[ends].tolist(), strict=True):
-                self._finish(slot, how, tokens)
+        for place in np.flatnonzero(stopped | full).tolist():
+            self._finish(int(sampled[place]), "stop" if stopped[place] else "length", int(added[place]))
 
     def _draw(self, logits: torch.Tensor, *columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`sample`; row by row if deterministic, so that its kernels see one shape only."""
