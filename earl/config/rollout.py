@@ -87,7 +87,7 @@ class RolloutConfig(ConfigSection):
     max_new_tokens: int = Field(default=16, ge=1)
     # Sources that engines draft the next tokens of an answer from: "task" (other episodes of the same task),
     # "environment" (recent turns of the same environment), "context" (the episode so far, which is always
-    # looked through, too). Empty: nothing is drafted. No token is another for it (docs/history.md).
+    # looked through, too). Empty: nothing is drafted. Drafts change no token (docs/history.md).
     #
     # Set all three if answers repeat what was written before and engines have cores or memory bandwidth to
     # spare; with random answers they only cost the search for drafts.

@@ -53,7 +53,7 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     deterministic: bool = False
     # Requests that may wait for a place in the KV cache; more are refused with EngineBusy.
     max_waiting: int = 4096
-    # Tokens are drafted from each request's references and its own context; no token is another for it.
+    # Tokens are drafted from each request's references and its own context, which changes no token.
     drafts: bool = False
     # Tokens of one step, about: longer prefills are split over several steps. 0: what suits the device.
     prefill_tokens: int = 0
