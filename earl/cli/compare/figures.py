@@ -140,6 +140,8 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
         "of those generated, tokens/s",
         partial(per_second, key="trained_tokens"),
     )
+    accepted = partial(counted, part="accepted_tokens", whole="drafted_tokens")
+    yield Figure("accepted_drafts", "of drafted tokens, accepted", accepted, percent)
     for part, title in (("first", "first steps"), ("last", "last steps"), ("best", "best steps")):
         yield Figure(
             f"reward_{part}",
@@ -220,9 +222,14 @@ def outcome(run: RecordedRun) -> Value:
 
 def over_pace(run: RecordedRun) -> Value:
     """The fraction of steps on paced devices that took longer than they should."""
+    return counted(run, part="late_steps", whole="paced_steps")
+
+
+def counted(run: RecordedRun, part: str, whole: str) -> Value:
+    """The fraction of what the run's processes have counted; None where they count nothing."""
     last = run.metrics[-1] if run.metrics else {}
-    steps, late = (last.get(name) for name in ("paced_steps", "late_steps"))
-    return MeasuredFigure(float(late or 0) / float(steps)) if steps else None
+    total = last.get(whole)
+    return MeasuredFigure(float(last.get(part) or 0) / float(total)) if total else None
 
 
 def elapsed_s(run: RecordedRun) -> float:
