@@ -1,13 +1,14 @@
 """Decides how many tokens are drafted, by what was accepted and by what rows of a step cost.
 
-    acceptance of each sequence ─► chance that its 1st, 2nd, … drafted token counts
-        ─► of all sequences' tokens the likeliest, as many as maximise
-           (sequences + drafted tokens to expect) / seconds of a step of so many rows
+    acceptance of each sequence ─► tokens to expect of a step with 1, 2, … drafted ones
+        ─► of all sequences' tokens those that speed theirs up most, as many as maximise
+           the product of the sequences' tokens a second, by the seconds of a step of so many rows
     nothing was drafted, or nothing of it pays: the sequence rests for some steps, each time twice as many;
     after a rest for what does not pay it drafts one token in any case, which shows whether it pays by now
 
 So what a sequence drafts grows while drafts are accepted and shrinks otherwise, and drafting ends by itself
-where rows cost all of a step's time. Seconds are those of earlier steps. Pure: time is an argument.
+where rows cost all of a step's time. The product, and not the sum: a batch ends with its slowest sequence,
+which the drafts of quick ones would slow down. Seconds are those of earlier steps. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -72,14 +73,16 @@ class DraftPolicy:
             return np.zeros(len(slots), dtype=np.int64)
         each = np.array(slots)
         rates = (self._accepted[each] + self._common) / (self._tried[each] + 1)
-        # A drafted token counts if all before it are accepted, too.
-        powers = np.concatenate([np.arange(1, count + 1) for count in drafted if count])
-        gains = np.minimum(rates, HIGHEST_RATE)[places] ** powers
+        numbers = np.concatenate([np.arange(1, count + 1) for count in drafted if count])
+        rates = np.minimum(rates, HIGHEST_RATE)[places]
+        # A drafted token counts if all before it are accepted, too; tokens to expect, and without the last.
+        tokens = (1 - rates ** (numbers + 1)) / (1 - rates)
+        gains = np.log(tokens / (tokens - rates**numbers))
         tries = self._tries[each][places]
         order = np.lexsort((-gains, ~tries))
         gained = np.concatenate(([0.0], np.cumsum(gains[order])))
-        speeds = (len(slots) + gained) / self._cost.seconds(rows + np.arange(len(gained)))
-        number = max(int(np.argmax(speeds)), int(tries.sum()))
+        lost = len(slots) * np.log(self._cost.seconds(rows + np.arange(len(gained))))
+        number = max(int(np.argmax(gained - lost)), int(tries.sum()))
         counts = np.bincount(places[order[:number]], minlength=len(slots))
         for slot, offered, taken in zip(slots, drafted, counts.tolist(), strict=True):
             if offered and not taken:

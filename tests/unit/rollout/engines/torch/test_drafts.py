@@ -124,11 +124,21 @@ def test_the_likeliest_tokens_of_all_sequences_are_drafted():
         ([0, 1, 2], [4, 4, 0], [4, 0, 0]),
         ([2, 1, 0], [0, 4, 4], [0, 0, 4]),
     ):
-        policy = priced(0.1, 0.3)
+        policy = priced(0.02, 0.3)
         for _ in range(20):
             policy.note(0, 4, 4)
             policy.note(1, 4, 0)
         assert chosen(policy, slots, drafted, 3) == wanted
+
+
+def test_quick_sequences_do_not_slow_down_the_others_more_than_they_gain():
+    policy = priced(0.01, 0.1)
+    for _ in range(20):
+        policy.note(0, 8, 8)
+        policy.note(1, 1, 0)
+    alone = chosen(policy, [0], [16], 1)[0]
+    beside = chosen(policy, [0, 1, 2, 3], [16, 0, 0, 0], 4)[0]
+    assert 0 < beside < alone == 16
 
 
 def test_a_sequence_whose_draft_does_not_pay_rests_longer_each_time_and_then_tries_one_token():
