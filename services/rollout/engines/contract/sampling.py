@@ -2,14 +2,20 @@
 
 The uniform for the token at position p of a context is a hash of (seed, p), so a request draws the
 same numbers whatever it is batched with and wherever it continues; the inverse of the cumulative
-distribution, block by block, turns them into ids.
+distribution, block by block, turns them into ids. Filters (filters.py) give a weight of 0 to what they
+drop: the same uniform then draws from what is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from services.rollout.engines.contract.filters import drop_improbable, penalise, penalised
+from services.rollout.engines.contract.sampling_columns import SamplingColumns
 
 # Ids whose weights are summed before they are searched.
 BLOCK = 128
@@ -31,21 +37,31 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def sample(
-    logits: torch.Tensor, temperatures: np.ndarray, seeds: np.ndarray, positions: np.ndarray
+    logits: torch.Tensor,
+    columns: SamplingColumns,
+    positions: np.ndarray,
+    contexts: Sequence[np.ndarray] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """One token for each row: (ids [N] int64, logprobs [N] float32).
 
-    logits [N, V]; temperatures [N] float32, 0 for greedy; seeds [N] uint64; positions [N] int64 of
-    the tokens to be sampled. Log-probs are of softmax(logits / temperature), of temperature 1 for
-    greedy rows. Raises FloatingPointError if a row has no finite distribution.
+    logits [N, V]; columns [N]; positions [N] int64 of the tokens to be sampled. contexts: of each row the
+    token ids that it sees, int64, whose repetition its penalty is about; needed if columns.penalises.
+    Log-probs are of softmax(logits / temperature), of temperature 1 for greedy rows, after the penalty; where
+    tokens were dropped, over those that were kept. Raises FloatingPointError if a row has no finite
+    distribution.
     """
     device = logits.device
-    greedy = temperatures == 0
-    heat = np.where(greedy, np.float32(1), temperatures).astype(np.float32)
+    greedy, filtered = columns.temperature == 0, bool(columns.filtered.any())
+    penalises = filtered and columns.penalises
+    heat = np.where(greedy, np.float32(1), columns.temperature).astype(np.float32)
     divisor = torch.from_numpy(heat).to(device)[:, None]
     weights = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    if penalises:
+        penalise(weights, columns.repetition_penalty, contexts)
     if (heat != 1).any():
         weights.div_(divisor)
+    if filtered:
+        drop_improbable(weights, columns.top_k, columns.top_p, columns.min_p)
     top, ids = weights.max(-1)
     finite = top.isfinite()
     if not finite.all():
@@ -58,12 +74,38 @@ def sample(
     cumulative = blocks.sum(-1).double().cumsum_(-1)
     total = cumulative[:, -1]
     if not greedy.all():
-        draws = torch.from_numpy(uniforms(seeds, positions)).to(device)
+        draws = torch.from_numpy(uniforms(columns.seed, positions)).to(device)
         drawn = _invert(blocks, cumulative, draws * total)
         ids = torch.where(torch.from_numpy(greedy).to(device), ids, drawn) if greedy.any() else drawn
-    chosen = (logits.gather(-1, ids[:, None]).float() / divisor).squeeze(-1) - top
+    chosen = logits.gather(-1, ids[:, None]).float()
+    if penalises:
+        chosen = penalised(chosen, _penalties_of(ids, columns.repetition_penalty, contexts))
+    chosen = (chosen / divisor).squeeze(-1) - top
     logprobs = (chosen.double() - total.log()).float().cpu().numpy()
     return ids.cpu().numpy(), logprobs
+
+
+def sample_by_row(
+    logits: torch.Tensor,
+    columns: SamplingColumns,
+    positions: np.ndarray,
+    contexts: Sequence[np.ndarray] = (),
+) -> tuple[np.ndarray, np.ndarray]:
+    """`sample`, one row at a time: its kernels see one shape only, so that the bits of a row do not depend on
+    the others."""
+    each = [slice(row, row + 1) for row in range(len(logits))]
+    rows = [sample(logits[row], columns.rows(row), positions[row], contexts[row]) for row in each]
+    return np.concatenate([ids for ids, _ in rows]), np.concatenate([logprobs for _, logprobs in rows])
+
+
+def _penalties_of(ids: torch.Tensor, penalties: np.ndarray, contexts: Sequence[np.ndarray]) -> torch.Tensor:
+    """[N, 1] float32: the penalty of each row's own id of ids [N]; 1 if the row does not see it."""
+    repeats = [
+        penalty != 1 and bool((contexts[row] == token).any())
+        for row, (token, penalty) in enumerate(zip(ids.tolist(), penalties, strict=True))
+    ]
+    applied = np.where(repeats, penalties, np.float32(1)).astype(np.float32)
+    return torch.from_numpy(applied).to(ids.device)[:, None]
 
 
 def _invert(blocks: torch.Tensor, cumulative: torch.Tensor, points: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ from services.rollout.engines.contract.engine import (
     KvOffer,
 )
 from services.rollout.engines.contract.local_engine import LocalEngine
-from services.rollout.engines.contract.sampling import sample
+from services.rollout.engines.contract.sampling import sample, sample_by_row
 from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory
 from services.rollout.engines.torch.batch import StepBatch
@@ -84,6 +84,7 @@ class TorchEngine(LocalEngine):
         self._began_ns: dict[str, int] = {}
         self._sampled_ns = np.zeros(runner.slots, dtype=np.int64)
         self._budget = spec.prefill_tokens or PREFILL_TOKENS[runner.device.type]
+        self._draw = sample_by_row if spec.deterministic else sample
         # Followers' reports that came while weights were applied, by rank.
         self.reports: list[tuple[int, ShardReport]] = []
         self._steps = self._generated = self._prefilled = 0
@@ -233,7 +234,7 @@ class TorchEngine(LocalEngine):
         slots = batch.slots[of]
         positions = table.length[slots] + behind
         try:
-            ids, logprobs = self._draw(logits, table.temperature[slots], table.seed[slots], positions)
+            ids, logprobs = self._draw(logits, table.sampling.rows(slots), positions)
         except FloatingPointError as error:
             self._fail_all(EngineError(f"version {self.version}: {error}", "the weights are broken"))
             return
@@ -249,13 +250,6 @@ class TorchEngine(LocalEngine):
             self._stream(sampled, added, ~(stopped | full))
         for place in np.flatnonzero(stopped | full).tolist():
             self._finish(int(sampled[place]), "stop" if stopped[place] else "length", int(added[place]))
-
-    def _draw(self, logits: torch.Tensor, *columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`sample`; row by row if deterministic, so that its kernels see one shape only."""
-        if not self.spec.deterministic:
-            return sample(logits, *columns)
-        rows = [sample(logits[n : n + 1], *(c[n : n + 1] for c in columns)) for n in range(len(logits))]
-        return np.concatenate([ids for ids, _ in rows]), np.concatenate([logprobs for _, logprobs in rows])
 
     def _stream(self, slots: np.ndarray, added: np.ndarray, more: np.ndarray) -> None:
         """Sends the tokens [N] that the sequences have more, of those that have not ended."""

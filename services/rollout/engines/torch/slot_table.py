@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.contract.sampling_columns import SamplingColumns
 from services.rollout.engines.torch.stops import StopIds
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
@@ -35,8 +37,9 @@ class SlotTable:
         self.running = np.zeros(slots, dtype=np.bool_)
         # The session's age: the lower the older.
         self.age = np.zeros(slots, dtype=np.int64)
-        self.temperature = np.zeros(slots, dtype=np.float32)
-        self.seed = np.zeros(slots, dtype=np.uint64)
+        self.sampling = SamplingColumns.of(
+            np.zeros(slots, dtype=np.float32), np.zeros(slots, dtype=np.uint64)
+        )
         self.stops = StopIds(slots)
         # Log-prob and version of each sampled token, at the token's position [S, C].
         self.logprobs = np.zeros((slots, context), dtype=np.float32)
@@ -78,8 +81,7 @@ class SlotTable:
         self.limit[slot] = len(request.ids) + request.max_new_tokens
         self.reused[slot] = self.cached[slot] if waiting.reused is None else waiting.reused
         self.age[slot] = waiting.age
-        self.temperature[slot] = request.temperature
-        self.seed[slot] = request.seed & 0xFFFF_FFFF_FFFF_FFFF
+        self.sampling.put(slot, request.temperature, request.seed, SamplingFilters())
         self.stops.put(slot, {*stop_ids, *request.stop_ids})
         self.running[slot] = True
         self.request[slot], self.session[slot] = request, session

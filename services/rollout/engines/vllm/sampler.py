@@ -15,6 +15,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput  # pyright: ignore[re
 from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
 
 from services.rollout.engines.contract.sampling import sample
+from services.rollout.engines.contract.sampling_columns import SamplingColumns
 
 
 class SeededSampler(Sampler):
@@ -40,7 +41,7 @@ class SeededSampler(Sampler):
         # sampled too, and thrown away by vLLM.
         positions = batch.num_tokens_no_spec[:rows].astype(np.int64)
         try:
-            ids, logprobs = sample(logits, temperatures, seeds, positions)
+            ids, logprobs = sample(logits, SamplingColumns.of(temperatures, seeds), positions)
         except FloatingPointError:
             ids, logprobs = np.zeros(rows, dtype=np.int64), np.full(rows, np.nan, dtype=np.float32)
         chosen = torch.from_numpy(ids).to(logits.device, torch.int32)[:, None]

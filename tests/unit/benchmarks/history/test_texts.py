@@ -7,6 +7,7 @@ import torch
 from benchmarks.history.texts import accepted_a_step, coverage, records, reference
 from benchmarks.history.ties import first_difference, to_boundary
 from services.rollout.engines.contract.sampling import sample, uniforms
+from services.rollout.engines.contract.sampling_columns import SamplingColumns
 
 
 def test_coverage_counts_tokens_in_matches_of_seven():
@@ -42,9 +43,8 @@ def test_a_near_tie_is_one_whose_draw_lies_at_a_boundary():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 40, generator=generator)
     seed, temperature = 5, 0.7
-    [token], _ = sample(
-        logits, np.array([temperature], dtype=np.float32), np.array([seed], dtype=np.uint64), np.array([3])
-    )
+    columns = SamplingColumns.of(np.array([temperature], dtype=np.float32), np.array([seed], dtype=np.uint64))
+    [token], _ = sample(logits, columns, np.array([3]))
     draw = float(uniforms(np.array([seed], dtype=np.uint64), np.array([3]))[0])
     cumulative = (logits[0].double() / temperature).softmax(-1).cumsum(-1).numpy()
     low, high = cumulative[token - 1], cumulative[token]

@@ -1,4 +1,4 @@
-"""The cached forward pass equals the packed one; sampling is a function of (seed, position)."""
+"""The cached forward pass equals the packed one, and weights are used wholly or not at all."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from earl.models.module import Decoder, initialise
 from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
-from services.rollout.engines.contract.sampling import sample, uniforms
 from services.rollout.engines.torch import attention, model_runner
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.engine import TorchEngine
@@ -91,57 +90,6 @@ def test_bfloat16_is_close():
 def test_heads_must_divide():
     with pytest.raises(IllegalParallelism, match="tp 3"):
         ModelRunner(SPECS["qwen2"], TensorParallel(0, 3), slots=1, context=8)
-
-
-def test_uniforms_are_uniform_and_independent():
-    seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(100))
-    draws = uniforms(seeds.ravel(), positions.ravel())
-    assert ((draws >= 0) & (draws < 1)).all()
-    assert len(np.unique(draws)) == draws.size
-    counts, _ = np.histogram(draws, 20, (0, 1))
-    # 20,000 draws in 20 bins: chi-squared with 19 degrees of freedom stays below 60.
-    assert ((counts - 1000) ** 2 / 1000).sum() < 60
-    grid = draws.reshape(100, 200)
-    assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.03
-    assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.03
-    assert uniforms(seeds[5, 3:4], positions[5, 3:4]) == grid[5, 3]
-
-
-def test_impossible_tokens_are_never_sampled():
-    logits = torch.full((5000, 8), float("-inf"))
-    logits[:, 3] = 0.0
-    logits[:, 6] = 1.0
-    ones, seeds = np.ones(5000, np.float32), np.arange(5000, dtype=np.uint64)
-    ids, logprobs = sample(logits, ones, seeds, np.zeros(5000, np.int64))
-    assert set(ids) == {3, 6} and abs((ids == 6).mean() - 0.731) < 0.03
-    assert np.allclose(np.exp(logprobs[ids == 6]), 0.731, atol=1e-3)
-
-
-def test_greedy_and_sampled_rows_mix():
-    torch.manual_seed(0)
-    logits = torch.randn(6, 11)
-    heat = np.array([0, 1, 0, 2, 0.5, 0], dtype=np.float32)
-    seeds, positions = np.arange(6, dtype=np.uint64), np.arange(6)
-    ids, logprobs = sample(logits, heat, seeds, positions)
-    greedy = heat == 0
-    assert (ids[greedy] == logits.argmax(-1).numpy()[greedy]).all()
-    for row in range(6):
-        alone, logprob = sample(
-            logits[row : row + 1], heat[row : row + 1], seeds[row : row + 1], positions[row : row + 1]
-        )
-        assert alone[0] == ids[row] and abs(logprob[0] - logprobs[row]) < 1e-6
-        wanted = torch.log_softmax(logits[row] / (heat[row] or 1.0), -1)[int(ids[row])]
-        assert abs(float(wanted) - logprobs[row]) < 1e-5
-
-
-def test_logits_that_are_not_finite_are_refused():
-    with pytest.raises(FloatingPointError, match="1 of 2"):
-        sample(
-            torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]),
-            np.ones(2, np.float32),
-            np.zeros(2, np.uint64),
-            np.arange(2),
-        )
 
 
 def test_tables_of_positions_grow_with_what_is_reached(monkeypatch: pytest.MonkeyPatch):
