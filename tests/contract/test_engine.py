@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.errors import (
     ContextTooLong,
     EngineBusy,
@@ -27,6 +28,7 @@ from tests.support.engines import (
     steady,
     whole_blocks,
 )
+from tests.support.processors import processors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, spec = engines.run, engines.model_dir, engines.spec
@@ -91,6 +93,48 @@ async def test_samples_follow_the_distribution(shared):
         wanted = MODELS[0](torch.tensor([ids])).logits[0, -1].softmax(-1).numpy()
     # Half the L1 distance of 2,000 draws over 61 outcomes is about 0.07.
     assert 0.5 * np.abs(found - wanted).sum() < 0.12
+
+
+async def test_filters_are_those_of_transformers(shared):
+    """Each token is one of those that transformers' processors keep, with its log-prob among them."""
+    needs(shared, "filters", "its log-probs are not over the kept tokens")
+    chosen = [
+        SamplingFilters(top_k=5),
+        SamplingFilters(top_p=0.6),
+        SamplingFilters(min_p=0.2),
+        SamplingFilters(top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.5),
+        SamplingFilters(),
+    ]
+    requests = [
+        ask(prompt(8, n), 10, temperature=0.8, seed=n, filters=filters) for n, filters in enumerate(chosen)
+    ]
+    generations = await asyncio.gather(*map(shared.generate_all, requests))
+    for request, generation in zip(requests, generations, strict=True):
+        for count, token in enumerate(generation.ids):
+            ids = torch.tensor([request.ids + generation.ids[:count]])
+            with torch.no_grad():
+                logits = MODELS[0](ids).logits[:, -1].double()
+            kept = processors(request.filters, 0.8)(ids, logits).log_softmax(-1)
+            assert abs(float(kept[0, token]) - generation.logprobs[count]) < 1e-4
+
+
+async def test_a_penalty_holds_for_greedy_decoding(shared):
+    """The penalty sees the prompt and the earlier turns; the other filters cannot change the likeliest."""
+    needs(shared, "filters", "its log-probs are not over the kept tokens")
+    filters = SamplingFilters(repetition_penalty=1.3, top_k=1, top_p=0.1, min_p=0.9)
+    ids = prompt(11)
+    with torch.no_grad():
+        expected = MODELS[0].generate(
+            torch.tensor([ids]), max_new_tokens=16, do_sample=False, repetition_penalty=1.3,
+            eos_token_id=None, pad_token_id=0,
+        )[0, len(ids) :].tolist()  # fmt: skip
+    first = await shared.generate_all(ask(ids, 6, temperature=0.0, filters=filters, session="penalty"))
+    rest = ask(ids + first.ids, 10, temperature=0.0, filters=filters, session="penalty")
+    second = await shared.generate_all(rest)
+    await shared.release("penalty")
+    assert first.ids + second.ids == expected
+    plain = await shared.generate_all(ask(ids, 16, temperature=0.0))
+    assert plain.ids != expected
 
 
 async def test_stop_ids_end_a_generation(shared):
@@ -192,6 +236,11 @@ async def test_requests_queue_beyond_the_slots_and_are_refused_beyond_the_queue(
         (ask([1, 61], 4), EngineError, "token id 61"),
         (ask([1, -1], 4), EngineError, "token id -1"),
         (ask([1], 4, temperature=float("nan")), EngineError, "temperature nan"),
+        (ask([1], 4, filters=SamplingFilters(top_k=-1)), EngineError, "top_k -1"),
+        (ask([1], 4, filters=SamplingFilters(top_p=0.0)), EngineError, "top_p 0.0"),
+        (ask([1], 4, filters=SamplingFilters(top_p=float("nan"))), EngineError, "top_p nan"),
+        (ask([1], 4, filters=SamplingFilters(min_p=1.5)), EngineError, "min_p 1.5"),
+        (ask([1], 4, filters=SamplingFilters(repetition_penalty=0.0)), EngineError, "repetition_penalty 0.0"),
     ],
 )
 async def test_bad_requests_are_refused_alone(shared, request_, error, words):

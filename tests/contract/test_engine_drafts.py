@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
@@ -38,7 +39,7 @@ async def play(engine: EngineProcess, requests: list[GenerateRequest], **fields)
 
 
 def _fields(request: GenerateRequest) -> dict:
-    names = ("temperature", "seed", "stop_ids", "references")
+    names = ("temperature", "seed", "filters", "stop_ids", "references")
     return {name: getattr(request, name) for name in names}
 
 
@@ -61,10 +62,15 @@ async def test_a_deterministic_engine_answers_bit_for_bit_the_same(own):
     drafting = await own(
         deterministic=True, drafts=True, max_sequences=32, kv_tokens=CONTEXT, prefill_tokens=60
     )
+    # Each row of a draft has the penalty of the tokens before it.
+    filters = (SamplingFilters(), SamplingFilters(repetition_penalty=1.2, top_k=30, top_p=0.9))
     requests = [
-        ask(prompt(9 + 7 * n, n), NEW, seed=n, temperature=(0.0, 1.0, 0.7, 1.3)[n % 4], stop_ids=[n % 61])
+        ask(
+            prompt(9 + 7 * n, n), NEW, seed=n, temperature=(0.0, 1.0, 0.7, 1.3)[n % 4], stop_ids=[n % 61],
+            filters=filters[n // 4 % 2],
+        )
         for n in range(2 * SLOTS)
-    ]
+    ]  # fmt: skip
     wanted = await play(plain, requests)
     answers = await play(drafting, requests_of(wanted, requests))
     assert list(map(told, answers)) == list(map(told, wanted))

@@ -73,13 +73,15 @@ class Traits:
 
     prefix_block_tokens: prefixes are used again in whole blocks of so many tokens. counts_sessions: stats()
     counts the sessions whose KV was evicted, and `retained` are those whose KV is there. reproduces_seeds: a
-    request's seed decides its tokens. survives_broken_weights: weights that give no finite logits fail
-    requests with EngineError, and the engine lives on. sleeps: it returns its memory on a CPU.
+    request's seed decides its tokens. filters: requests may have them. survives_broken_weights: weights that
+    give no finite logits fail requests with EngineError, and the engine lives on. sleeps: it returns its
+    memory on a CPU.
     """
 
     prefix_block_tokens: int = 1
     counts_sessions: bool = True
     reproduces_seeds: bool = True
+    filters: bool = True
     survives_broken_weights: bool = True
     sleeps: bool = True
 
@@ -88,7 +90,11 @@ TRAITS = {
     "torch": Traits(),
     "vllm": Traits(prefix_block_tokens=BLOCK_TOKENS, counts_sessions=False, sleeps=False),
     "sglang": Traits(
-        counts_sessions=False, reproduces_seeds=False, survives_broken_weights=False, sleeps=False
+        counts_sessions=False,
+        reproduces_seeds=False,
+        filters=False,
+        survives_broken_weights=False,
+        sleeps=False,
     ),
 }
 _ids = itertools.count()

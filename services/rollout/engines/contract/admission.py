@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from earl.config.sampling_filters import LEAST_PENALTY, MOST_PENALTY, SamplingFilters
 from earl.errors import ConfigError, ContextTooLong, EngineBusy, EngineError, WeightsIncomplete
 from earl.models.spec import load_spec
 from earl.models.tp import check_tp
@@ -44,6 +45,33 @@ def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -
         raise EngineError(f"token id {wrong} is outside the vocabulary of {vocabulary}", "correct the tokens")
     if not (math.isfinite(request.temperature) and request.temperature >= 0):
         raise EngineError(f"temperature {request.temperature} is not >= 0", "give 0 for greedy")
+    check_filters(request.filters)
+
+
+def check_filters(filters: SamplingFilters) -> None:
+    """Raises EngineError, which names the filter that is out of its range."""
+    if filters.top_k < 0:
+        raise EngineError(f"top_k {filters.top_k} is not >= 0", "give 0 for all tokens")
+    if not 0 < filters.top_p <= 1:
+        raise EngineError(f"top_p {filters.top_p} is not in (0, 1]", "give 1 for all tokens")
+    if not 0 <= filters.min_p <= 1:
+        raise EngineError(f"min_p {filters.min_p} is not in [0, 1]", "give 0 for all tokens")
+    penalty = filters.repetition_penalty
+    if not LEAST_PENALTY <= penalty <= MOST_PENALTY:
+        raise EngineError(
+            f"repetition_penalty {penalty} is not in [{LEAST_PENALTY:g}, {MOST_PENALTY:g}]",
+            "give 1 for none",
+        )
+
+
+def refuse_filters(filters: SamplingFilters, engine: str) -> None:
+    """Raises EngineError for a request with filters to an engine that has none, naming them."""
+    if filters:
+        settings = ", ".join(f"{name} {value:g}" for name, value in filters.active.items())
+        raise EngineError(
+            f'{settings}: rollout.engine = "{engine}" does not filter what it samples from',
+            'set rollout.engine = "torch" or "vllm", or leave the filters out',
+        )
 
 
 def check_queue(spec: EngineSpec, waiting: int) -> None:

@@ -2,8 +2,8 @@
 
 Every engine promises, and tests/contract/test_engine.py checks:
 - a token carries its log-prob under the temperature-scaled distribution it was sampled from, in
-  float32, and the policy version whose weights sampled it;
-- a request reproduces from (ids, seed, temperature, weights), whatever it was batched with, up to
+  float32, and the policy version whose weights sampled it; with filters, over the tokens that they keep;
+- a request reproduces from (ids, seed, temperature, filters, weights), whatever it was batched with, up to
   float noise;
 - new weights take effect between two steps, wholly or not at all; sequences in flight continue;
 - a call ends: with its result, or with a typed error as soon as the engine died.
@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from earl.config.paced import PacedConfig, pace_of
+from earl.config.sampling_filters import SamplingFilters
 from earl.obs.memory import DeviceMemory
 from earl.pacing.pace import Pace
 from earl.worker_report import TransferTotals, WorkerDevice
@@ -102,6 +103,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     temperature: float = 1.0
     # The uniform that samples the token at position p of the context is a function of (seed, p).
     seed: int = 0
+    # For evaluation alone: the ratio of a trained token would be over all tokens, its log-prob over some.
+    filters: SamplingFilters = SamplingFilters()
     stop_ids: list[int] = []
     # Requests of one episode name it, so that the KV of their common prefix is used again; a
     # session has one request in flight at a time. Empty: nothing is kept.
@@ -116,7 +119,8 @@ class TokenChunk(msgspec.Struct, tag=True, array_like=True):
 
     request_id: str
     ids: list[int]
-    # Log-prob of each id under the temperature-scaled distribution (of temperature 1 if greedy).
+    # Log-prob of each id under the temperature-scaled distribution (of temperature 1 if greedy), over the
+    # tokens that the request's filters keep.
     logprobs: list[float]
     # Policy version whose weights sampled each id.
     versions: list[int]

@@ -28,8 +28,9 @@ from earl.models.slices import rank_parameters
 from earl.models.spec import load_spec
 from earl.worker_report import totals_by_path
 from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.admission import refuse_filters
 from services.rollout.engines.contract.data_thread import DataThread
-from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.mapped_tensor import as_tensor
 from services.rollout.engines.contract.weight_staging import StagedVersion, WeightStager
 from services.rollout.engines.foreign.engine import (
@@ -71,6 +72,11 @@ class SglangEngine(ForeignEngine):
         self._begin_asleep()
 
     # --- requests -----------------------------------------------------------------------------
+
+    def _queue(self, request: GenerateRequest, stream: bool) -> None:
+        # SGLang has filters too, but its log-probs are not over what they keep.
+        refuse_filters(request.filters, self.spec.engine)
+        super()._queue(request, stream)
 
     def _start(self, request_id: str) -> None:
         """While the engine is paused SGLang is not to know the request: `resume` starts it."""

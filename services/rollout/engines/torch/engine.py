@@ -232,9 +232,11 @@ class TorchEngine(LocalEngine):
         if not rows.all():
             logits, of, behind = logits[np.flatnonzero(rows)], of[rows], behind[rows]
         slots = batch.slots[of]
-        positions = table.length[slots] + behind
+        positions, columns = table.length[slots] + behind, table.sampling.rows(slots)
+        # Drafts stand behind their sequence in the table: each row sees those before it.
+        contexts = table.contexts(slots, positions) if columns.penalises else ()
         try:
-            ids, logprobs = self._draw(logits, table.sampling.rows(slots), positions)
+            ids, logprobs = self._draw(logits, columns, positions, contexts)
         except FloatingPointError as error:
             self._fail_all(EngineError(f"version {self.version}: {error}", "the weights are broken"))
             return

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.contract.sampling_columns import SamplingColumns
 from services.rollout.engines.torch.stops import StopIds
@@ -59,6 +58,11 @@ class SlotTable:
         running = self.running_slots()
         return int(running[np.argmax(self.age[running])])
 
+    def contexts(self, slots: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+        """Views of the first lengths [N] tokens of the sequences in slots [N], which may be repeated."""
+        pairs = zip(slots.tolist(), lengths.tolist(), strict=True)
+        return [self.tokens[slot, :length] for slot, length in pairs]
+
     def request_id(self, slot: int) -> str:
         """The id of the request that runs in the slot."""
         request = self.request[slot]
@@ -81,7 +85,7 @@ class SlotTable:
         self.limit[slot] = len(request.ids) + request.max_new_tokens
         self.reused[slot] = self.cached[slot] if waiting.reused is None else waiting.reused
         self.age[slot] = waiting.age
-        self.sampling.put(slot, request.temperature, request.seed, SamplingFilters())
+        self.sampling.put(slot, request.temperature, request.seed, request.filters)
         self.stops.put(slot, {*stop_ids, *request.stop_ids})
         self.running[slot] = True
         self.request[slot], self.session[slot] = request, session

@@ -81,8 +81,12 @@ class VllmEngine(ForeignEngine):
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
         from vllm.v1.engine import EngineCoreRequest  # pyright: ignore[reportMissingImports]
 
-        # vLLM's own temperature and seed stay unset: sampler.py reads these.
-        ours = {"temperature": request.temperature, "seed": request.seed & 0xFFFF_FFFF_FFFF_FFFF}
+        # vLLM's own temperature, seed and filters stay unset: sampler.py reads these.
+        ours = {
+            "temperature": request.temperature,
+            "seed": request.seed & 0xFFFF_FFFF_FFFF_FFFF,
+            "filters": request.filters.active,
+        }
         params = SamplingParams(
             max_tokens=request.max_new_tokens,
             stop_token_ids=list({*self.spec.stop_ids, *request.stop_ids}),

@@ -14,12 +14,14 @@ import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
 
+from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.contract.sampling import sample
 from services.rollout.engines.contract.sampling_columns import SamplingColumns
 
 
 class SeededSampler(Sampler):
-    """Samples rows [N, V] of the runner's batch; seed and temperature are in each request's extra_args.
+    """Samples rows [N, V] of the runner's batch; temperature, seed and filters are in each request's
+    extra_args.
 
     A row without a finite distribution gets log-prob NaN (the whole step does): the engine then fails
     the requests instead of its process.
@@ -40,8 +42,16 @@ class SeededSampler(Sampler):
         # Tokens that are there: the position of the next one. Rows whose prompt is not yet whole are
         # sampled too, and thrown away by vLLM.
         positions = batch.num_tokens_no_spec[:rows].astype(np.int64)
+        columns = SamplingColumns.of(temperatures, seeds)
+        for row, option in enumerate(options):
+            if option["filters"]:
+                columns.put_filters(row, SamplingFilters(**option["filters"]))
+        contexts: list[np.ndarray] = []
+        if columns.penalises:
+            lengths = enumerate(positions.tolist())
+            contexts = [batch.token_ids_cpu[row, :length].astype(np.int64) for row, length in lengths]
         try:
-            ids, logprobs = sample(logits, SamplingColumns.of(temperatures, seeds), positions)
+            ids, logprobs = sample(logits, columns, positions, contexts)
         except FloatingPointError:
             ids, logprobs = np.zeros(rows, dtype=np.int64), np.full(rows, np.nan, dtype=np.float32)
         chosen = torch.from_numpy(ids).to(logits.device, torch.int32)[:, None]

@@ -1,44 +1,24 @@
 """Filtered sampling beside transformers' own logits processors, and beside distributions done by hand."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.contract import filters as filters_module
 from services.rollout.engines.contract.sampling import sample, uniforms
 from services.rollout.engines.contract.sampling_columns import SamplingColumns
+from tests.support.processors import processors
 
 
 def by_transformers(
-    logits: torch.Tensor, context: Sequence[int], filters: SamplingFilters, temperature: float
+    logits: torch.Tensor, context: np.ndarray, filters: SamplingFilters, temperature: float
 ) -> np.ndarray:
-    """[V] float64: the probabilities that transformers samples from, in the order of its `generate`."""
-    processors = LogitsProcessorList()
-    if filters.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(penalty=filters.repetition_penalty))
-    if temperature:
-        processors.append(TemperatureLogitsWarper(temperature))
-        if filters.top_k:
-            processors.append(TopKLogitsWarper(top_k=filters.top_k))
-        if filters.top_p < 1:
-            processors.append(TopPLogitsWarper(top_p=filters.top_p))
-        if filters.min_p:
-            processors.append(MinPLogitsWarper(min_p=filters.min_p))
-    ids = torch.tensor([list(context)], dtype=torch.int64)
-    return processors(ids, logits[None].double())[0].softmax(-1).numpy()
+    """[V] float64: the probabilities that transformers samples from."""
+    ids = torch.from_numpy(context)[None]
+    return processors(filters, temperature)(ids, logits[None].double())[0].softmax(-1).numpy()
 
 
 def draw(logits: torch.Tensor, filters: SamplingFilters, temperature: float, draws: int = 1, context=(0,)):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.errors import EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.sglang import engine as sglang
@@ -104,6 +105,16 @@ def test_sglang_is_not_given_what_comes_while_it_is_paused(make_sglang):
     engine.pause(keep=False)
     engine.collect()
     assert told(engine.outbox) == [tokens("a", [], 0, "abort")]
+
+
+def test_sglang_is_given_no_request_with_filters(make_sglang):
+    engine, link = make_sglang()
+    engine.submit(ask("a", filters=SamplingFilters(top_p=0.5, min_p=0.1)), False)
+    ((kind, name, (error, message, remedy)),) = told(engine.outbox)
+    assert (kind, name, error) == ("RequestRefused", "a", "EngineError") and not link.running
+    assert message.startswith('top_p 0.5, min_p 0.1: rollout.engine = "sglang"') and remedy
+    engine.submit(ask("a"), False)
+    assert list(link.running) == ["a"]
 
 
 @pytest.mark.parametrize("kv_on_update", ["keep", "recompute"])

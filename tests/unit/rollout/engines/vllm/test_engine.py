@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.errors import EngineBusy, EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.vllm import core as vllm_core
@@ -59,6 +60,15 @@ def test_vllm_sleeps_at_level_2_on_a_gpu_and_says_that_it_cannot_on_a_cpu(make_v
     assert told(engine.outbox) == [tokens("b", [4], 3, "abort")]
     assert core.calls == ["reset_prefix_cache", "earl_drop", "sleep(2,)"]
     assert core.scheduler.running == []
+
+
+def test_vllm_gets_temperature_seed_and_filters_as_arguments_of_earls_sampler(make_vllm):
+    engine, core = make_vllm()
+    engine.submit(ask("a", temperature=0.5, seed=-1, filters=SamplingFilters(top_k=3, min_p=0.1)), False)
+    engine.submit(ask("b"), False)
+    first, second = (handle.request.sampling_params.extra_args for handle in core.waiting)
+    assert first == {"temperature": 0.5, "seed": 2**64 - 1, "filters": {"top_k": 3, "min_p": 0.1}}
+    assert second == {"temperature": 1.0, "seed": 0, "filters": {}}
 
 
 def load_vllm(engine: vllm.VllmEngine, version: int) -> list[Any]:
