@@ -23,6 +23,13 @@ def check_engine(config: RunConfig) -> None:
             'rollout.engine = "sglang" with rollout.device = "cpu": SGLang has no supported CPU install',
             'use rollout.device = "cuda", or rollout.engine = "torch" or "vllm"',
         )
+    if rollout.engine == "sglang" and config.evaluation.filters:
+        name, value = next(iter(config.evaluation.filters.active.items()))
+        raise ConfigError(
+            f'evaluation.{name} = {value:g} with rollout.engine = "sglang": its log-probs are not over the '
+            "tokens that a filter keeps",
+            'use rollout.engine = "torch" or "vllm", or remove the key',
+        )
     if rollout.engine == "vllm" and rollout.device == "cpu" and not config.model.path:
         check_vllm_heads(scratch.hidden_size // scratch.heads, "model.scratch")
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from earl.config.base import ConfigSection
+from earl.config.sampling_filters import LEAST_PENALTY, MOST_PENALTY, SamplingFilters
 
 
 class SchedulerConfig(ConfigSection):
@@ -238,6 +239,26 @@ class EvaluationConfig(ConfigSection):
     #
     # Set the temperature at which the model will be used.
     temperature: float = Field(default=1.0, ge=0)
+    # Evaluations sample from this many of the most probable tokens; 0: from all. Training has no such key
+    # (docs/operating.md).
+    #
+    # Set it, and the three keys below, if the model will be used with them.
+    top_k: int = Field(default=0, ge=0, lt=1 << 31)
+    # Evaluations sample from the fewest most probable tokens that have this part of the probability, of those
+    # that top_k keeps; 1: from all.
+    #
+    # Set it to 0.95 for example, to leave out what the model hardly ever means.
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    # Evaluations sample from the tokens at least this times as probable as the most probable one, of those
+    # that top_k and top_p keep; 0: from all.
+    #
+    # Set it to 0.05 for example; it leaves out little where the model is unsure, unlike top_k.
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    # In evaluations positive logits of tokens that the context has are divided by this, negative ones
+    # multiplied, before the temperature; 1: no penalty.
+    #
+    # Set it to 1.1 for example, if the model will be used with it. It counts what the prompt repeats, too.
+    repetition_penalty: float = Field(default=1.0, ge=LEAST_PENALTY, le=MOST_PENALTY)
     # Keeps the checkpoint of the version with the best mean reward, whatever keep_checkpoints is.
     #
     # Set false to save the disk space of one checkpoint.
@@ -248,3 +269,8 @@ class EvaluationConfig(ConfigSection):
     # Lower it to allow less, with more evaluation.episodes: with few of them intervals are wide, and little
     # is found to be lost.
     protected_loss: float = Field(default=0.03, ge=0, lt=1)
+
+    @property
+    def filters(self) -> SamplingFilters:
+        """The filters of what evaluations sample from."""
+        return SamplingFilters(self.repetition_penalty, self.top_k, self.top_p, self.min_p)

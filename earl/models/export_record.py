@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from earl.config.model import ModelConfig
+from earl.config.sampling_filters import SamplingFilters
 from earl.errors import ModelNotFound
 
 FILE = "earl.json"
@@ -50,6 +51,8 @@ class ExportRecord:
     evaluation: Mapping[str, Any]
     # RECORDED of each environment; empty in a record of an earlier version, which had one.
     environments: tuple[Mapping[str, Any], ...] = ()
+    # The filters of evaluations that filter something, by name; empty in a record of an earlier version.
+    filters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompts(self) -> ModelConfig:
@@ -70,12 +73,13 @@ def read_record(directory: str | Path) -> ExportRecord | None:
         return None
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
-        values = {"environments": (), **written}
-        values = {field.name: values[field.name] for field in fields(ExportRecord)}
+        values = {"environments": (), "filters": {}, **written}
+        values = {part.name: values[part.name] for part in fields(ExportRecord)}
         for name in ("eos_token_ids", "stop_token_ids", "stop_tokens", "environments"):
             values[name] = tuple(values[name])
         record = ExportRecord(**values)
         ModelConfig.model_validate(record.model)
+        SamplingFilters(**record.filters)
         return record
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelNotFound(f"{file} cannot be read: {error}", "export the model again") from None

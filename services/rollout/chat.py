@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,11 @@ from earl.config.dtype import DType
 from earl.config.mixture import MixtureEntry, entry_of
 from earl.config.model import ModelConfig
 from earl.config.run import RunConfig
+from earl.config.sampling_filters import LEAST_PENALTY, MOST_PENALTY, SamplingFilters
 from earl.config.task_set import task_set_of
 from earl.env.base import Action
 from earl.errors import CheckpointError, ConfigError, ContextTooLong, DeadlineExceeded
-from earl.models.export_record import read_record
+from earl.models.export_record import ExportRecord, read_record
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.obs.processor import flags
@@ -65,6 +66,33 @@ def chat(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 always takes the most probable token; else the run's.")
     ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="Sample from so many likeliest tokens, 0: all; else the run's.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample from the likeliest that have this part of the probability; else the run's.",
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Leave out what is less likely than this times the likeliest; else the run's.",
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            min=LEAST_PENALTY,
+            max=MOST_PENALTY,
+            help="Above 1 tokens that are there become less likely; else the run's.",
+        ),
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
 ) -> None:
     """Talk to a trained model, or watch it play an episode of its environment.
@@ -76,13 +104,23 @@ def chat(
     with exported_model(policy_of(policy, version, best=best)) as (directory, config):
         if watch and config is None:
             raise ConfigError(f"{directory} is a model's directory, and names no environment", "give a run")
+        record = read_record(directory)
         heat = temperature
         if heat is None:
-            record = read_record(directory)
             heat = record.temperature if record else 1.0
+        given = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+        filters = filters_of(record, given)
         entry = entry_of(config.mixture, environment) if config is not None else None
-        sampling = Sampling(chosen_seed, heat, tokens)
+        sampling = Sampling(chosen_seed, heat, tokens, filters)
         asyncio.run(_chat(directory, config, entry, sampling, watch=watch))
+
+
+def filters_of(record: ExportRecord | None, given: Mapping[str, float | None]) -> SamplingFilters:
+    """The filters of a model's evaluations, none where there is no record; those that are given replace
+    them."""
+    values: dict[str, Any] = dict(record.filters) if record is not None else {}
+    values |= {name: value for name, value in given.items() if value is not None}
+    return SamplingFilters(**values)
 
 
 @contextmanager
@@ -125,6 +163,7 @@ class Sampling:
     seed: int
     temperature: float
     tokens: int
+    filters: SamplingFilters
 
 
 class Conversation:
@@ -147,7 +186,7 @@ class Conversation:
             )
         request = GenerateRequest(
             request_id=f"chat/{len(ids)}", ids=list(ids), max_new_tokens=min(sampling.tokens, left),
-            temperature=sampling.temperature, seed=sampling.seed, session="chat",
+            temperature=sampling.temperature, seed=sampling.seed, filters=sampling.filters, session="chat",
         )  # fmt: skip
         sampled: list[int] = []
         answer = tokenizer.opening

@@ -64,8 +64,8 @@ class AgentBounds:
 def sampled(
     ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler, history: DraftHistory | None = None
 ) -> Choose:
-    """Returns the function that chooses actions: an engine samples them at ticket.temperature, and drafts
-    from the history, if there is one."""
+    """Returns the function that chooses actions: an engine samples them at ticket.temperature with
+    ticket.filters, and drafts from the history, if there is one."""
     most, tokenizer, name = bounds.max_new_tokens, bounds.tokenizer, session_name(ticket)
 
     async def choose(observation: Observation, columns: TokenColumns) -> str:
@@ -76,6 +76,7 @@ def sampled(
             max_new_tokens=min(most, left),
             temperature=ticket.temperature,
             seed=ticket.sample_seed,
+            filters=ticket.filters,
             session=name,
             references=history.references(ticket, name) if history is not None else [],
         )

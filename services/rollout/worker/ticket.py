@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.env.base import Ending
 from earl.transcript import TranscriptTurn
 from services.rollout.episode.columns import TokenColumns
@@ -43,6 +44,7 @@ class EpisodeTicket:
     session_seats: int = 1
     frozen_version: int = 0
     others: tuple[EpisodeTicket, ...] = ()
+    filters: SamplingFilters = field(default_factory=SamplingFilters)  # none in training
 
     @property
     def key(self) -> tuple[int, int]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.episode_contract import one_line
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
 _SAME = {field.name for field in fields(EpisodeTicket)} - {
-    "publish", "scripted", "traceparent", "others", "session_seats",
+    "publish", "scripted", "traceparent", "others", "session_seats", "filters",
 }  # fmt: skip
+_FILTERS = [field.name for field in fields(SamplingFilters)]
 
 
 def decode_episodes(tickets: Sequence[scheduler_pb2.Ticket]) -> list[EpisodeTicket]:
@@ -35,8 +37,13 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:
         scripted=ticket.actor == common_pb2.ACTOR_RANDOM_LEGAL,
         traceparent=checked(ticket.traceparent),
         session_seats=ticket.seats or 1,
+        filters=_filters(ticket) if ticket.HasField("filters") else SamplingFilters(),
         **{name: getattr(ticket, name) for name in _SAME},
     )
+
+
+def _filters(ticket: scheduler_pb2.Ticket) -> SamplingFilters:
+    return SamplingFilters(**{name: getattr(ticket.filters, name) for name in _FILTERS})
 
 
 def encode_ref(ticket: EpisodeTicket) -> scheduler_pb2.AttemptRef:

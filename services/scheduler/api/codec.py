@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -58,6 +59,8 @@ class TicketEncoder:
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
         self._lease_s, self._episode_s = config.scheduler.lease_s, config.episode_s
         self._frozen = config.frozen
+        filters = config.evaluation.filters
+        self._filters = scheduler_pb2.SamplingFilters(**dataclasses.asdict(filters)) if filters else None
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
         # The most episodes of one message, which the tasks of their tickets may fill to a quarter.
         each = max(longest + max(map(len, self._tasks.values())), 1)
@@ -89,6 +92,7 @@ class TicketEncoder:
             seat=ticket.seat,
             seats=ticket.seats if ticket.seats > 1 else 0,
             frozen_version=ticket.opponent(self._frozen),
+            filters=self._filters if ticket.purpose is Purpose.EVALUATE else None,
         )
 
     def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:

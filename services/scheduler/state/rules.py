@@ -165,6 +165,7 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
         entry.max_new_tokens,
         # Only where some are named: the settings of runs without are those of before.
         *([sorted(entry.section.tools)] if entry.section.tools else []),
+        *([config.evaluation.filters.active] if config.evaluation.filters else []),
     )
 
 

@@ -114,7 +114,7 @@ def recorded_config(model: Path, overrides: Sequence[Override]) -> RunConfig:
         "name": record.run,
         "model": dict(record.model),
         "rollout": {"max_new_tokens": record.max_new_tokens},
-        "evaluation": {"temperature": record.temperature},
+        "evaluation": {"temperature": record.temperature, **record.filters},
     }
     if any(environment.get("tasks") for environment in record.environments):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Files of an export other than weights and tokenizer: how the run prompted, sampled and judged its policy.
 
 chat_template.jinja      the model's own, with the run's system prompt and action prefix as defaults
-generation_config.json   stop tokens, temperature and longest answer of the run
+generation_config.json   stop tokens, temperature, filters and longest answer of the run
 earl.json                the same for EARL (earl.models.export_record)
 README.md                the same for people (services.trainer.checkpoint.model_card)
 """
@@ -58,6 +58,7 @@ def record_of(run: Path, config: RunConfig, version: int) -> ExportRecord:
         training_temperature=config.scheduler.temperature,
         max_new_tokens=longest,
         evaluation=_evaluation(run, version),
+        filters=config.evaluation.filters.active,
     )
 
 
@@ -104,7 +105,8 @@ def generation_config(
 ) -> dict[str, Any]:
     """generation_config.json. before: that of the model that the run started from; model: its config.json.
 
-    Other settings of `before`, such as a penalty for repetitions, did not apply in the run and are left out.
+    Other settings of `before`, such as its penalty for repetitions, did not apply in the run and are left
+    out.
     """
     kept = {name: before.get(name, model.get(name)) for name in _TOKEN_IDS}
     settings: dict[str, Any] = {name: value for name, value in kept.items() if value is not None}
@@ -116,10 +118,12 @@ def generation_config(
         "max_new_tokens": record.max_new_tokens,
     }
     if record.temperature > 0:
-        # EARL samples from all tokens. Without top_k transformers takes 50, and what means "all" differs
-        # between engines: 0 is an error in SGLang, -1 in transformers. Every token of the model is a number
-        # that all of them know.
-        settings |= {"top_k": int(model["vocab_size"]), "top_p": 1.0}
+        # Without top_k transformers takes 50, and what means "all" differs between engines: 0 is an error in
+        # SGLang, -1 in transformers. Every token of the model is a number that all of them know.
+        settings |= {"top_k": int(model["vocab_size"]), "top_p": 1.0, **record.filters}
+    elif "repetition_penalty" in record.filters:
+        # Greedy decoding has no other filter.
+        settings["repetition_penalty"] = record.filters["repetition_penalty"]
     return settings
 
 

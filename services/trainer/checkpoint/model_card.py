@@ -64,11 +64,15 @@ def model_card(record: ExportRecord) -> str:
     sections = [_HEAD.format(run=_line(record.run), version=record.version) + table]
     sections.append("## Prompt\n\n" + (_chat(record) if record.prompts.chat else _plain(record)))
     stops = ", ".join(map(_cell, record.stop_tokens)) or "none"
+    filters = "".join(
+        f"| {name} | {value:g} (none in training) |\n" for name, value in record.filters.items()
+    )
     sections.append(
         "## Sampling\n\n"
         "`generation_config.json` has the settings of the run's evaluations.\n\n"
         "| | |\n|---|---|\n"
         f"| temperature | {record.temperature:g} (in training {record.training_temperature:g}) |\n"
+        f"{filters}"
         f"| most new tokens of an answer | {record.max_new_tokens} |\n"
         f"| an answer ends after | {stops} |\n"
     )
@@ -90,8 +94,9 @@ def summary(record: ExportRecord, *, base_template: bool) -> list[str]:
         which = "the base model's chat_template.jinja" if base_template else "no chat_template.jinja"
         lines = [f"{which}: the run has model.chat = false, {shown or 'no prefixes'}"]
     stops = ", ".join(map(_quoted, record.stop_tokens)) or "no token"
+    filters = "".join(f"{name} {value:g}, " for name, value in record.filters.items())
     lines.append(
-        f"generation_config.json: stops at {stops}, temperature {record.temperature:g}, "
+        f"generation_config.json: stops at {stops}, temperature {record.temperature:g}, {filters}"
         f"at most {record.max_new_tokens} new tokens"
     )
     evaluation = evaluation_text(record) or "no evaluation of this version"

@@ -64,6 +64,8 @@ def test_an_override_without_a_value_is_an_error():
         ("scheduler.step", "scheduler.steps"),
         ("trainer.learning_rate", "trainer.lr"),
         ("trainer.temperature", "scheduler.temperature"),
+        # Training samples from all tokens.
+        ("scheduler.top_p", "evaluation.top_p"),
         ("rollout.max_new_token", "rollout.max_new_tokens"),
     ],
 )

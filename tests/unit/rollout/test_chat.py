@@ -9,7 +9,9 @@ import pytest
 
 from earl.cli.lib.policy import RunVersion
 from earl.config.dtype import DType
+from earl.config.sampling_filters import SamplingFilters
 from earl.errors import CheckpointError, DeadlineExceeded, EngineLost
+from earl.models.export_record import ExportRecord
 from services.rollout import chat
 from services.rollout.engines.contract.engine import EngineSpec
 from tests.support.notices import heard_notices
@@ -33,6 +35,21 @@ def test_it_tells_how_far_the_export_is(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         pass
     assert lines == ["writing the checkpoint as a model, MB: 120 of 538 in 0 s, about 0 s left"]
+
+
+def test_filters_are_those_of_the_evaluations_but_for_given_ones() -> None:
+    record = ExportRecord(
+        run="r", version=1, base="", environment="e", task={}, model={}, eos_token_ids=(), stop_token_ids=(),
+        stop_tokens=(), temperature=1.0, training_temperature=1.0, max_new_tokens=4, evaluation={},
+        filters={"top_k": 5, "min_p": 0.1},
+    )  # fmt: skip
+    none: dict[str, float | None] = {
+        "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None,
+    }  # fmt: skip
+    assert chat.filters_of(None, none) == SamplingFilters()
+    assert chat.filters_of(record, none) == SamplingFilters(top_k=5, min_p=0.1)
+    given = none | {"top_k": 0, "top_p": 0.5}
+    assert chat.filters_of(record, given) == SamplingFilters(top_p=0.5, min_p=0.1)
 
 
 async def test_it_tells_that_the_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

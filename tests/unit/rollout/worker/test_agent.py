@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.env.base import Ending, Limits, Observation
 from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
 from services.rollout.engines.contract.engine import Generation
@@ -160,7 +161,11 @@ async def test_tokens_are_stored_as_generated_and_rewards_add_up():
     first, second = policy.requests
     assert (first.request_id, second.request_id, first.session) == ("7/2/1", "7/2/2", "7/2")
     assert second.ids == [1, *map(ord, "abx.cd")]
-    assert (second.seed, second.temperature) == (12, 0.5)
+    assert (second.seed, second.temperature, second.filters) == (12, 0.5, SamplingFilters())
+    filtered = replace(TICKET, filters=SamplingFilters(top_k=3))
+    policy = Says(["x."])
+    await agent(policy, Sessions(WON)).play(filtered)
+    assert policy.requests[0].filters == SamplingFilters(top_k=3)
 
 
 async def test_roles_and_unfinished_actions_reach_the_codec():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from earl.config.sampling_filters import SamplingFilters
 from earl.errors import ConfigError
 from earl.models.export_record import FILE, ExportRecord
 from services.trainer.checkpoint.evaluate import evaluation_of, recorded_config
@@ -21,6 +22,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run="first", version=7, base="", environment="open_spiel/tic_tac_toe", task={"player": 1},
         model={"chat": False, "action_prefix": ">", "stop": ["]"]}, eos_token_ids=(), stop_token_ids=(3,),
         stop_tokens=("]",), temperature=0.5, training_temperature=1.0, max_new_tokens=4, evaluation={},
+        filters={"top_p": 0.9},
     )  # fmt: skip
     (tmp_path / FILE).write_text(record.encode())
     (tmp_path / "config.json").write_text('{"num_attention_heads": 8, "num_key_value_heads": 8}')
@@ -36,6 +38,7 @@ def test_an_evaluation_has_the_settings_of_the_record_and_those_that_were_given(
     assert (config.mixture[0].name, config.mixture[0].task) == ("open_spiel/tic_tac_toe", {"player": 1})
     assert (config.mixture[0].section.serve, config.rollout.max_context_tokens) == (SERVE[1], 80)
     assert (config.evaluation.temperature, config.rollout.max_new_tokens) == (0.5, 4)
+    assert config.evaluation.filters == SamplingFilters(top_p=0.9)
     assert (config.evaluation.episodes, config.scheduler.max_turns, config.scheduler.steps) == (24, 5, 0)
 
 

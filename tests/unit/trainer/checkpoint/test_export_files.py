@@ -97,6 +97,36 @@ def test_transformers_reads_the_runs_sampling(run: Path, tmp_path: Path, tempera
     assert "stops at no token," in summary(ends, base_template=True)[1]
 
 
+def test_the_filters_of_evaluations_are_those_of_the_export(run: Path, tmp_path: Path) -> None:
+    config = configuration()
+    filters = {"repetition_penalty": 1.25, "top_k": 5, "top_p": 0.75}
+    changed = config.evaluation.model_copy(update=filters)
+    record = record_of(run, config.model_copy(update={"evaluation": changed}), 5)
+    assert record.filters == filters
+    model = {"vocab_size": 99}
+    for temperature, expected in ((0.5, (5, 0.75, None, 1.25)), (0.0, (None, None, None, 1.25))):
+        settings = generation_config(replace(record, temperature=temperature), {}, model)
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        loaded = GenerationConfig.from_pretrained(tmp_path)
+        assert (loaded.top_k, loaded.top_p, loaded.min_p, loaded.repetition_penalty) == expected
+    card = model_card(record)
+    assert "| top_k | 5 (none in training) |\n| top_p | 0.75 (none in training) |\n" in card
+    line = summary(record, base_template=True)[1]
+    assert line.endswith(
+        "temperature 0.5, repetition_penalty 1.25, top_k 5, top_p 0.75, at most 12 new tokens"
+    )
+    (tmp_path / FILE).write_text(record.encode())
+    assert read_record(tmp_path) == record
+    # A record of before has none, and one of filters that this version does not know cannot be read.
+    values = json.loads(record.encode())
+    (tmp_path / FILE).write_text(json.dumps({name: values[name] for name in values if name != "filters"}))
+    before = read_record(tmp_path)
+    assert before is not None and before.filters == {}
+    (tmp_path / FILE).write_text(json.dumps(values | {"filters": {"typical_p": 0.5}}))
+    with pytest.raises(ModelNotFound, match="typical_p"):
+        read_record(tmp_path)
+
+
 def test_a_template_in_tokenizer_config_becomes_a_file(run: Path) -> None:
     file = run / "model" / "tokenizer_config.json"
     (run / "model" / "chat_template.jinja").unlink()
