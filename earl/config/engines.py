@@ -23,6 +23,12 @@ def check_engine(config: RunConfig) -> None:
             'rollout.engine = "sglang" with rollout.device = "cpu": SGLang has no supported CPU install',
             'use rollout.device = "cuda", or rollout.engine = "torch" or "vllm"',
         )
+    if rollout.engine == "sglang" and config.model.stop_texts:
+        raise ConfigError(
+            f'model.stop_texts = {config.model.stop_texts} with rollout.engine = "sglang": its answers end '
+            "at tokens alone",
+            'use rollout.engine = "torch" or "vllm", or name tokens in model.stop',
+        )
     if rollout.engine == "sglang" and config.evaluation.filters:
         name, value = next(iter(config.evaluation.filters.active.items()))
         raise ConfigError(

@@ -141,6 +141,12 @@ class ModelConfig(ConfigSection):
     # Name the token that completes an action, such as a closing bracket: answers end there and cost fewer
     # tokens.
     stop: list[str] = []
+    # Texts at which generation ends, whatever tokens spell them. The answer has all of the token that
+    # completes the text.
+    #
+    # Name a text that completes an action and is several tokens, such as "</answer>". The engines "torch" and
+    # "vllm" only.
+    stop_texts: list[str] = []
 
     @property
     def weight_dtype(self) -> DType:

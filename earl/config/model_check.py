@@ -14,6 +14,9 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound
 from earl.parallelism import divisors
 
+# Characters of a stop text: as much of an answer is decoded for each of its tokens that may complete it.
+LONGEST_STOP_TEXT = 256
+
 
 def check_model(config: RunConfig, *, elsewhere: bool = False) -> None:
     """Raises an error unless the checkpoint exists, tp divides its heads, and its framing keys agree.
@@ -73,7 +76,8 @@ def check_scratch(scratch: ScratchModel) -> None:
 
 
 def check_framing(model: ModelConfig) -> None:
-    """Raises ConfigError for prefixes and chat settings that contradict each other."""
+    """Raises ConfigError for prefixes and chat settings that contradict each other, and for stop texts that
+    cannot be."""
     if model.chat and model.observation_prefix:
         raise ConfigError(
             f"model.observation_prefix = {model.observation_prefix!r} with model.chat = true: the chat "
@@ -85,6 +89,12 @@ def check_framing(model: ModelConfig) -> None:
             "model.chat = true without model.path: a model from scratch has no chat template",
             "give an instruction-tuned checkpoint, or remove model.chat",
         )
+    for text in model.stop_texts:
+        if not 0 < len(text) <= LONGEST_STOP_TEXT:
+            raise ConfigError(
+                f"model.stop_texts has a text of {len(text)} characters: {text[:40]!r}",
+                f"give texts of 1 to {LONGEST_STOP_TEXT} characters",
+            )
     if model.system and not model.chat:
         raise ConfigError(
             f"model.system = {model.system[:40]!r} without model.chat = true would be used nowhere",

@@ -18,7 +18,7 @@ from earl.errors import ModelNotFound
 
 FILE = "earl.json"
 # The keys of [model] that decide which tokens the policy reads and where its answers end.
-PROMPT_KEYS = frozenset({"chat", "system", "observation_prefix", "action_prefix", "stop"})
+PROMPT_KEYS = frozenset({"chat", "system", "observation_prefix", "action_prefix", "stop", "stop_texts"})
 # The keys of an environment that decide what is played, and how it is prompted.
 RECORDED = frozenset(
     {"name", "label", "task", "tasks", "system", "max_turns", "max_new_tokens", "max_context_tokens"}

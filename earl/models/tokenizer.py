@@ -140,7 +140,7 @@ class Tokenizer:
         if len(ids) != 1:
             raise ConfigError(
                 f"model.stop: {text!r} is {len(ids)} tokens of this tokenizer, not one",
-                "name a text that is a single token",
+                "name a text that is a single token, or name this one in model.stop_texts",
             )
         return ids[0]
 

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +217,7 @@ def _device_and_dtype(config: RunConfig | None) -> tuple[str, DType]:
 
 @asynccontextmanager
 async def _engine_of(
-    directory: Path, config: RunConfig | None, stops: frozenset[int]
+    directory: Path, config: RunConfig | None, stops: frozenset[int], stop_texts: Sequence[str] = ()
 ) -> AsyncIterator[EngineProcess]:
     context = min(load_spec(directory).max_positions, MOST_TOKENS)
     if config is not None:
@@ -232,6 +232,7 @@ async def _engine_of(
         max_sequences=1,
         max_context_tokens=context,
         stop_ids=tuple(sorted(stops)),
+        stop_texts=tuple(stop_texts),
         start_s=START_S,
     )
     engine = EngineProcess(spec)
@@ -257,7 +258,7 @@ async def _chat(
     if config is not None and entry is not None:
         prompts = config.model.model_copy(update={"system": entry.system})
     tokenizer = Tokenizer.load(directory, prompts)
-    async with _engine_of(directory, config, tokenizer.stop_ids) as engine:
+    async with _engine_of(directory, config, tokenizer.stop_ids, prompts.stop_texts) as engine:
         talk = Conversation(engine, tokenizer, sampling)
         if watch and entry is not None:
             await _watch(talk, entry, console, sampling.seed)

@@ -113,6 +113,7 @@ def pool_devices(
         kv_on_update=rollout.kv_on_update,
         drafts=bool(rollout.drafts),
         stop_ids=tuple(sorted(stop_ids)),
+        stop_texts=tuple(config.model.stop_texts),
         load_initial=False,
         sleeps=config.alternates,
         redis_url=redis_url,

@@ -235,6 +235,7 @@ async def test_requests_queue_beyond_the_slots_and_are_refused_beyond_the_queue(
         (ask([1], 0), EngineError, "0 new"),
         (ask([1, 61], 4), EngineError, "token id 61"),
         (ask([1, -1], 4), EngineError, "token id -1"),
+        (ask([1], 4, answered=2), EngineError, "answered 2 of a request of 1"),
         (ask([1], 4, temperature=float("nan")), EngineError, "temperature nan"),
         (ask([1], 4, filters=SamplingFilters(top_k=-1)), EngineError, "top_k -1"),
         (ask([1], 4, filters=SamplingFilters(top_p=0.0)), EngineError, "top_p 0.0"),

@@ -23,7 +23,9 @@ from earl.errors import (
     VersionGone,
     WeightsIncomplete,
 )
-from services.rollout.engines.contract.engine import KvOffer
+from earl.models.spec import SPECIALS
+from earl.models.tokenizer import Tokenizer
+from services.rollout.engines.contract.engine import Generation, KvOffer
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.clock import no_deadline
@@ -49,6 +51,44 @@ from tests.support.idle import assert_sleeps
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
 shared, own, reloaded = engines.shared, engines.own, engines.reloaded
+
+
+# --- stop texts -----------------------------------------------------------------------------------
+
+
+async def test_stop_texts_end_a_generation(shared, own, model_dir):
+    """The text is of two tokens; the first of them may have been sampled by another engine."""
+    needs(shared, "stop_texts", "its answers end at tokens alone")
+    ids, decode = prompt(6), Tokenizer.load(model_dir).decode
+    free = await shared.generate_all(ask(ids, 12, seed=4, **steady(shared)))
+    # Special tokens have no text.
+    first = next(n for n in range(3, 11) if min(free.ids[n : n + 2]) >= len(SPECIALS))
+    text = decode(free.ids[first : first + 2])
+
+    def up_to_text(answer: list[int]) -> list[int]:
+        lengths = range(1, len(answer) + 1)
+        return answer[: next((n for n in lengths if text in decode(answer[:n])), len(answer))]
+
+    expected = up_to_text(free.ids)
+    engine = await own(stop_texts=("nothing like it", text))
+
+    async def sample(new: int, begun: int = 0, answered: int = 0) -> Generation:
+        context = ids + free.ids[:begun]
+        request = ask(context, new, seed=4, answered=answered, **steady(shared))
+        return await engine.generate_all(request)
+
+    stopped = await sample(12)
+    assert (stopped.ids, stopped.finish) == (expected, "stop")
+    assert_close(stopped.logprobs, free.logprobs[: len(expected)])
+    # Where the last token that may be sampled completes the text, the text has ended the answer.
+    last = await sample(len(expected))
+    assert (last.ids, last.finish) == (expected, "stop")
+    begun = len(expected) - 1
+    assert (await sample(12 - begun, begun, begun)).ids == expected[-1:]
+    assert (await sample(12 - begun, begun)).ids == up_to_text(free.ids[begun:])
+    chunks = [chunk async for chunk in engine.generate(ask(ids, 12, seed=4, **steady(shared)))]
+    assert [token for chunk in chunks for token in chunk.ids] == expected
+    assert chunks[-1].finish == "stop"
 
 
 # --- interruption ---------------------------------------------------------------------------------

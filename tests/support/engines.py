@@ -29,7 +29,8 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.models.module import Decoder
-from earl.models.spec import spec_of
+from earl.models.spec import SPECIALS, spec_of
+from earl.models.tokenizer import scratch_tokenizer
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.engines.vllm.core import BLOCK_TOKENS
@@ -73,15 +74,16 @@ class Traits:
 
     prefix_block_tokens: prefixes are used again in whole blocks of so many tokens. counts_sessions: stats()
     counts the sessions whose KV was evicted, and `retained` are those whose KV is there. reproduces_seeds: a
-    request's seed decides its tokens. filters: requests may have them. survives_broken_weights: weights that
-    give no finite logits fail requests with EngineError, and the engine lives on. sleeps: it returns its
-    memory on a CPU.
+    request's seed decides its tokens. filters: requests may have them. stop_texts: answers end at texts, too.
+    survives_broken_weights: weights that give no finite logits fail requests with EngineError, and the engine
+    lives on. sleeps: it returns its memory on a CPU.
     """
 
     prefix_block_tokens: int = 1
     counts_sessions: bool = True
     reproduces_seeds: bool = True
     filters: bool = True
+    stop_texts: bool = True
     survives_broken_weights: bool = True
     sleeps: bool = True
 
@@ -93,6 +95,7 @@ TRAITS = {
         counts_sessions=False,
         reproduces_seeds=False,
         filters=False,
+        stop_texts=False,
         survives_broken_weights=False,
         sleeps=False,
     ),
@@ -165,6 +168,9 @@ async def run(tmp_path_factory):
 def model_dir(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model")
     MODELS[0].save_pretrained(path)
+    # Only stop texts need it. Of each word there is one token.
+    words = [f"w{number}" for number in range(CONFIG["vocab_size"] - len(SPECIALS))]
+    scratch_tokenizer(words).save(str(path / "tokenizer.json"))
     return path
 
 

@@ -39,6 +39,7 @@ class ResumableTurn:
             self._request,
             ids=self._request.ids + self._sampled.ids,
             max_new_tokens=self._request.max_new_tokens - len(self._sampled.ids),
+            answered=self._request.answered + len(self._sampled.ids),
         )
 
     def add(self, part: Generation) -> Generation:

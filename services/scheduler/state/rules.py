@@ -154,8 +154,11 @@ def _evaluation_setting(config: RunConfig, task_sets: Mapping[str, TaskSet]) -> 
 
 
 def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
+    model = config.model.model_copy(update={"system": entry.system}).model_dump(mode="json")
+    if not model["stop_texts"]:
+        del model["stop_texts"]
     return (
-        config.model.model_copy(update={"system": entry.system}).model_dump(mode="json"),
+        model,
         entry.name,
         [entry.task | laid for laid in entry.evaluation_tasks] or entry.task,
         config.evaluation.temperature,
@@ -163,7 +166,7 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
         # What a machine holds is no setting: runs without a bound are compared wherever they ran.
         entry.max_context_tokens if _has_bound(config, entry) else 0,
         entry.max_new_tokens,
-        # Only where some are named: the settings of runs without are those of before.
+        # Only where some are named, as stop_texts: the settings of runs without are those of before.
         *([sorted(entry.section.tools)] if entry.section.tools else []),
         *([config.evaluation.filters.active] if config.evaluation.filters else []),
     )

@@ -75,8 +75,22 @@ def model_card(record: ExportRecord) -> str:
         f"{filters}"
         f"| most new tokens of an answer | {record.max_new_tokens} |\n"
         f"| an answer ends after | {stops} |\n"
+        f"{_stop_texts(record)}"
     )
     return "\n".join(sections)
+
+
+def _stop_texts(record: ExportRecord) -> str:
+    """The rest of the table if the run had stop texts, and who has to be told of them."""
+    texts = record.prompts.stop_texts
+    if not texts:
+        return ""
+    shown = [_cell(json.dumps(text, ensure_ascii=False)) for text in texts]
+    return (
+        f"| an answer ends after the text | {', '.join(shown)} |\n\n"
+        "`generation_config.json` has no texts: give them to `generate` as `stop_strings`, to an inference "
+        "server as `stop`.\n"
+    )
 
 
 def summary(record: ExportRecord, *, base_template: bool) -> list[str]:
@@ -94,6 +108,8 @@ def summary(record: ExportRecord, *, base_template: bool) -> list[str]:
         which = "the base model's chat_template.jinja" if base_template else "no chat_template.jinja"
         lines = [f"{which}: the run has model.chat = false, {shown or 'no prefixes'}"]
     stops = ", ".join(map(_quoted, record.stop_tokens)) or "no token"
+    if texts := record.prompts.stop_texts:
+        stops += f" (and not at the texts {', '.join(map(_quoted, texts))}, which requests have to name)"
     filters = "".join(f"{name} {value:g}, " for name, value in record.filters.items())
     lines.append(
         f"generation_config.json: stops at {stops}, temperature {record.temperature:g}, {filters}"

@@ -40,6 +40,11 @@ def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -
             f"a request of {len(request.ids)} tokens for {request.max_new_tokens} new ones",
             "give at least one of each",
         )
+    if not 0 <= request.answered <= len(request.ids):
+        raise EngineError(
+            f"answered {request.answered} of a request of {len(request.ids)} tokens",
+            "give how many of its last tokens begin the answer",
+        )
     if min(request.ids) < 0 or max(request.ids) >= vocabulary:
         wrong = next(token for token in request.ids if not 0 <= token < vocabulary)
         raise EngineError(f"token id {wrong} is outside the vocabulary of {vocabulary}", "correct the tokens")

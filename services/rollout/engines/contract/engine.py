@@ -62,6 +62,8 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     kv_on_update: Literal["keep", "recompute"] = "keep"
     # Generation ends after one of these, or one of the request's own.
     stop_ids: tuple[int, ...] = ()
+    # Generation ends with the token that completes one of these (contract/stop_texts.py), none of them empty.
+    stop_texts: tuple[str, ...] = ()
     # False: no weights are read at start; generation is refused until a version was loaded.
     load_initial: bool = True
     # The engine starts asleep, whatever load_initial says, and `sleep` is called in its life.
@@ -99,6 +101,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     request_id: str
     ids: list[int]
     max_new_tokens: int
+    # The last tokens of ids that begin the answer, of one that continues here: a stop text may begin there.
+    answered: int = 0
     # 0: greedy.
     temperature: float = 1.0
     # The uniform that samples the token at position p of the context is a function of (seed, p).
@@ -115,7 +119,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 class TokenChunk(msgspec.Struct, tag=True, array_like=True):
     """Tokens that one or more steps added to a request. Columns are equally long; all zero or more. A stop
-    token is part of `ids`."""
+    token is part of `ids`, and so is all of a token that completes a stop text."""
 
     request_id: str
     ids: list[int]

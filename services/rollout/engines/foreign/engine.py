@@ -256,3 +256,13 @@ def refuse_deterministic(spec: EngineSpec) -> None:
             f'deterministic = true with rollout.engine = "{spec.engine}": its results depend on the batch',
             'set rollout.engine = "torch"',
         )
+
+
+def refuse_stop_texts(spec: EngineSpec) -> None:
+    """Raises ConfigError for a spec with stop texts, of an engine that ends at tokens alone."""
+    if spec.stop_texts:
+        raise ConfigError(
+            f'model.stop_texts = {list(spec.stop_texts)} with rollout.engine = "{spec.engine}": its answers '
+            "end at tokens alone",
+            'set rollout.engine = "torch" or "vllm", or name tokens in model.stop',
+        )

@@ -39,6 +39,7 @@ from services.rollout.engines.foreign.engine import (
     check_device,
     narrow_visible_gpus,
     refuse_deterministic,
+    refuse_stop_texts,
 )
 from services.rollout.engines.sglang.link import Output, SglangLink, kv_tokens_of
 
@@ -52,6 +53,7 @@ class SglangEngine(ForeignEngine):
     def __init__(self, spec: EngineSpec) -> None:
         model = load_spec(spec.model_dir)
         refuse_deterministic(spec)
+        refuse_stop_texts(spec)
         super().__init__(spec, model, _device_of(spec))
         try:
             self._link = SglangLink(spec, self._device)

@@ -41,6 +41,7 @@ from services.rollout.engines.contract.local_engine import LocalEngine
 from services.rollout.engines.contract.sampling import sample, sample_by_row
 from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory
+from services.rollout.engines.contract.stop_texts import stop_texts_of
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover
 from services.rollout.engines.torch.paced_steps import PacedSteps
@@ -76,6 +77,7 @@ class TorchEngine(LocalEngine):
             rows=cache.rows,
             page=cache.page_tokens,
             drafts=spec.drafts,
+            stop_texts=stop_texts_of(spec),
         )
         self._table, self._kv = self._scheduler.table, self._scheduler.kv
         self.handover = SlotHandover(spec.name, self._kv)

@@ -14,6 +14,7 @@ import bisect
 import numpy as np
 
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.drafts.drafter import Drafter
 from services.rollout.engines.torch.kv_allocator import KvAllocator
@@ -24,8 +25,8 @@ from services.rollout.engines.torch.waiting_request import WaitingRequest
 class SequenceScheduler:
     """Schedules sequences over `slots` slots of `context` tokens.
 
-    stop_ids: of the engine, in addition to each request's own. kv_tokens, rows, page: as for KvAllocator.
-    drafts: whether tokens are drafted.
+    stop_ids: of the engine, in addition to each request's own; stop_texts: of all requests. kv_tokens, rows,
+    page: as for KvAllocator. drafts: whether tokens are drafted.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class SequenceScheduler:
         rows: int = 0,
         page: int = 1,
         drafts: bool = False,
+        stop_texts: StopTexts | None = None,
     ) -> None:
-        self.table = SlotTable(slots, context)
+        self.table = SlotTable(slots, context, stop_texts)
         self.drafter = Drafter(self.table, slots) if drafts else None
         self.kv = KvAllocator(self.table, kv_tokens=kv_tokens, rows=rows, page=page)
         # The oldest session's first.

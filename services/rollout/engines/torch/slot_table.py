@@ -12,6 +12,7 @@ import numpy as np
 
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.contract.sampling_columns import SamplingColumns
+from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.torch.stops import StopIds
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
@@ -19,8 +20,9 @@ from services.rollout.engines.torch.waiting_request import WaitingRequest
 class SlotTable:
     """S = slots, C = context tokens. Invariant: 0 <= cached < length <= C for running slots."""
 
-    def __init__(self, slots: int, context: int) -> None:
+    def __init__(self, slots: int, context: int, stop_texts: StopTexts | None = None) -> None:
         self.context = context
+        self._stop_texts = stop_texts
         # Tokens of the sequence [S, C] and how many there are; those before `cached` have their KV.
         self.tokens = np.zeros((slots, context), dtype=np.int64)
         self.length = np.zeros(slots, dtype=np.int64)
@@ -31,6 +33,8 @@ class SlotTable:
         self.fresh = np.ones(slots, dtype=np.bool_)
         # Tokens before the first sampled one; length at which generation ends; prompt tokens found cached.
         self.prompt = np.zeros(slots, dtype=np.int64)
+        # Where the answer begins: at the first sampled token, or before it if another engine began it.
+        self.answer = np.zeros(slots, dtype=np.int64)
         self.limit = np.zeros(slots, dtype=np.int64)
         self.reused = np.zeros(slots, dtype=np.int64)
         self.running = np.zeros(slots, dtype=np.bool_)
@@ -82,6 +86,7 @@ class SlotTable:
         sampled = slice(len(request.ids), length)
         self.logprobs[slot, sampled], self.versions[slot, sampled] = waiting.logprobs, waiting.versions
         self.length[slot], self.prompt[slot] = length, len(request.ids)
+        self.answer[slot] = len(request.ids) - request.answered
         self.limit[slot] = len(request.ids) + request.max_new_tokens
         self.reused[slot] = self.cached[slot] if waiting.reused is None else waiting.reused
         self.age[slot] = waiting.age
@@ -136,8 +141,8 @@ class SlotTable:
 
         drafts [N]: tokens of each one's draft, which stand behind it. ids, logprobs [sum of 1 + drafts]: what
         was sampled behind the sequence, and behind each token of its draft; it counts up to the first that
-        differs from the draft, and to a stop token.
-        Returns int [N], how many tokens each has more, and bool [N] twice: whether the last is a stop token,
+        differs from the draft, to a stop token, and to one that completes a stop text.
+        Returns int [N], how many tokens each has more, and bool [N] twice: whether the last is such a token,
         whether the limit is reached.
         """
         positions = self.length[slots]
@@ -152,6 +157,8 @@ class SlotTable:
         self.versions[slots_of, positions] = version
         self.length[slots] += added
         stopped = self.stops.met(slots, ids[np.cumsum(added) - 1])
+        if self._stop_texts is not None:
+            stopped |= self._end_at_texts(self._stop_texts, slots, added)
         return added, stopped, self.length[slots] >= self.limit[slots]
 
     def _accept(
@@ -169,6 +176,19 @@ class SlotTable:
             added[index] = 1 + int(np.argmax(ends))
             rows.append(np.arange(first, first + added[index]))
         return added, np.concatenate(rows)
+
+    def _end_at_texts(self, texts: StopTexts, slots: np.ndarray, added: np.ndarray) -> np.ndarray:
+        """Returns whether each sequence [N] has a stop text now. Of its `added` [N] tokens those behind the
+        text do not count: both that column and its length are shortened."""
+        stopped = np.zeros(len(slots), dtype=np.bool_)
+        for index, slot in enumerate(slots.tolist()):
+            first, last = int(self.answer[slot]), int(self.length[slot])
+            end = texts.end(self.tokens[slot, first:last], int(added[index]))
+            if end is not None:
+                stopped[index] = True
+                self.length[slot] = first + end
+                added[index] -= last - (first + end)
+        return stopped
 
 
 def _before(counts: np.ndarray) -> np.ndarray:

@@ -28,6 +28,7 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.shard_report import ShardReport, refuse_failed, whole_load
 from services.rollout.engines.contract.stats import BusyClock
+from services.rollout.engines.contract.stop_texts import stop_texts_of
 from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.vllm import core
 
@@ -53,6 +54,7 @@ class VllmEngine(ForeignEngine):
                 "run `make setup-vllm`, or set rollout.engine_python to an environment that has it",
             ) from error
         core.check_model(spec, model, device)
+        self._stop_texts = stop_texts_of(spec)
         super().__init__(spec, model, device)
         self._core: Any = core.start_core(spec, model, device)
         wakes = self._core.collective_rpc("earl_open", args=(msgspec.msgpack.encode(spec),))
@@ -160,10 +162,22 @@ class VllmEngine(ForeignEngine):
             entry.ids += ids
             entry.logprobs += logprobs
             entry.stamp(len(entry.ids), self.version)
-        if output.finish_reason is not None:
+        if ids and self._completes_text(entry):
+            if output.finish_reason is None:
+                self._core.abort_requests([output.request_id])
+            self._finish(output.request_id, "stop")
+        elif output.finish_reason is not None:
             self._finish(output.request_id, "stop" if str(output.finish_reason) == "stop" else "length")
         elif ids and entry.stream:
             self._send(entry, "")
+
+    def _completes_text(self, entry: InFlight) -> bool:
+        """Returns whether the request's newest token completes a stop text: vLLM gives one a step."""
+        if self._stop_texts is None:
+            return False
+        request = entry.request
+        begun = request.ids[len(request.ids) - request.answered :]
+        return self._stop_texts.end([*begun, *entry.ids]) is not None
 
     # --- weights ------------------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ def test_parts_are_one_generation_and_each_asks_for_the_rest():
     turn.add(part([], "abort", 2))
     assert turn.rest() == asked
     turn.add(part([13, 14], "abort", 4))
-    assert turn.rest() == msgspec.structs.replace(asked, ids=[1, 2, 13, 14], max_new_tokens=3)
+    assert turn.rest() == msgspec.structs.replace(asked, ids=[1, 2, 13, 14], max_new_tokens=3, answered=2)
     assert turn.add(part([25], "stop", 3)) == Generation(
         request_id="r", ids=[13, 14, 25], logprobs=[-13.0, -14.0, -25.0], versions=[1, 1, 2], finish="stop",
         reused_tokens=2,

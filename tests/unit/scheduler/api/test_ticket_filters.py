@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from services.scheduler.state.tickets import Purpose, Ticket
 FILTERS = SamplingFilters(repetition_penalty=1.25, top_k=7, top_p=0.9, min_p=0.05)
 
 
-def run(engine: str = "torch", **evaluation: Any) -> RunConfig:
+def run(engine: str = "torch", stop_texts: Sequence[str] = (), **evaluation: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "filters",
+            "model": {"stop_texts": list(stop_texts)},
             "environment": {"name": "e"},
             "rollout": {"engine": engine},
             "evaluation": evaluation,
@@ -43,10 +45,10 @@ def test_filters_go_with_tickets_of_evaluations_alone(purpose: Purpose) -> None:
     assert not plain.HasField("filters") and decode_ticket(plain).filters == SamplingFilters()
 
 
-def test_only_filters_that_filter_make_another_setting_of_evaluations() -> None:
-    plain, same, other = run(), run(top_p=1.0, top_k=0), run(top_p=0.9)
-    settings = [rules_of(config).evaluation_setting for config in (plain, same, other)]
-    assert settings[0] == settings[1] != settings[2]
+def test_only_filters_that_filter_and_stop_texts_make_another_setting_of_evaluations() -> None:
+    configs = (run(), run(top_p=1.0, top_k=0), run(top_p=0.9), run(stop_texts=["."]))
+    settings = [rules_of(config).evaluation_setting for config in configs]
+    assert settings[0] == settings[1] and len(set(settings)) == 3
 
 
 def test_sglang_is_refused_by_name() -> None:
@@ -57,6 +59,15 @@ def test_sglang_is_refused_by_name() -> None:
     ) as caught:
         cross_check(run("sglang", top_p=0.9))
     assert caught.value.remedy
+    cross_check(run("vllm", ["a b"]))
+    with pytest.raises(ConfigError, match=r"model\.stop_texts = \['a b'\] with rollout\.engine"):
+        cross_check(run("sglang", ["a b"]))
+
+
+@pytest.mark.parametrize("text", ["", "x" * 257])
+def test_a_stop_text_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.stop_texts has a text of {len(text)} characters"):
+        cross_check(run("torch", ["x" * 256, text]))
 
 
 @pytest.mark.parametrize(

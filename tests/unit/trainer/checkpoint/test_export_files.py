@@ -127,6 +127,15 @@ def test_the_filters_of_evaluations_are_those_of_the_export(run: Path, tmp_path:
         read_record(tmp_path)
 
 
+def test_stop_texts_are_in_the_record_and_the_card(run: Path) -> None:
+    record, texts = written(run, configuration(stop_texts=["a|b\n", "."]))
+    assert record.prompts.stop_texts == ["a|b\n", "."]
+    assert '| an answer ends after the text | `"a\\|b\\n"`, `"."` |\n' in texts["README.md"]
+    assert "stop_strings" in texts["README.md"] and "stop_strings" not in texts["generation_config.json"]
+    assert '(and not at the texts "a|b\\n", ".", which' in summary(record, base_template=True)[1]
+    assert "stop_strings" not in written(run, configuration())[1]["README.md"]
+
+
 def test_a_template_in_tokenizer_config_becomes_a_file(run: Path) -> None:
     file = run / "model" / "tokenizer_config.json"
     (run / "model" / "chat_template.jinja").unlink()

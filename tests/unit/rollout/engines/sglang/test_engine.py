@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from earl.config.sampling_filters import SamplingFilters
-from earl.errors import EngineError, WeightsIncomplete
+from earl.errors import ConfigError, EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.sglang import engine as sglang
 from services.rollout.engines.sglang.link import server_args
@@ -105,6 +105,11 @@ def test_sglang_is_not_given_what_comes_while_it_is_paused(make_sglang):
     engine.pause(keep=False)
     engine.collect()
     assert told(engine.outbox) == [tokens("a", [], 0, "abort")]
+
+
+def test_sglang_is_refused_stop_texts(make_sglang):
+    with pytest.raises(ConfigError, match=r"model\.stop_texts = \['x y'\] with rollout\.engine = \"sglang\""):
+        make_sglang(stop_texts=("x y",))
 
 
 def test_sglang_is_given_no_request_with_filters(make_sglang):

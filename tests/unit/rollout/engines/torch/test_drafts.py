@@ -1,6 +1,7 @@
 """Drafts: where they come from, when they are made, and that no token depends on them."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.torch.drafts.lookup import LONGEST, DraftLookup, matches
 from services.rollout.engines.torch.drafts.policy import (
     MOST_DRAFTED,
@@ -222,12 +224,18 @@ def spoken(ids: tuple[int, ...], vocabulary: int) -> int:
     return hash(("next", *ids[-4:])) % vocabulary
 
 
+def decode(ids: list[int]) -> str:
+    """Texts of tokens overlap, so that a stop text may begin and end inside of them."""
+    return "".join(("a", "ab", "b")[token] for token in ids)
+
+
 def generated(
     prompts: list[list[int]], references: list[list[bytes]], new: int, stop: int, *,
-    drafts: bool, budget: int, kv_tokens: int = 0, vocabulary: int = 3,
+    drafts: bool, budget: int, kv_tokens: int = 0, vocabulary: int = 3, texts: Sequence[str] = (),
 ) -> tuple[list[list[int]], SequenceScheduler]:  # fmt: skip
     """All answers, by a scheduler whose steps sample what `spoken` says at each row."""
-    scheduler = SequenceScheduler(4, 64, (stop,), drafts=drafts, kv_tokens=kv_tokens)
+    stop_texts = StopTexts(texts, decode) if texts else None
+    scheduler = SequenceScheduler(4, 64, (stop,), drafts=drafts, kv_tokens=kv_tokens, stop_texts=stop_texts)
     for number, (ids, known) in enumerate(zip(prompts, references, strict=True)):
         request = GenerateRequest(request_id=str(number), ids=ids, max_new_tokens=new, references=known)
         scheduler.add(request)
@@ -264,10 +272,15 @@ def test_answers_are_the_same_with_and_without_drafts(data):
     references = [[reference(*data.draw(st.lists(st.integers(0, 2), max_size=30)))] for _ in prompts]
     new, stop = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([0, 99]))
     budget, kv_tokens = data.draw(st.integers(4, 60)), data.draw(st.sampled_from([0, 100]))
-    plain, _ = generated(prompts, references, new, stop, drafts=False, budget=budget, kv_tokens=kv_tokens)
-    drafted, _ = generated(prompts, references, new, stop, drafts=True, budget=budget, kv_tokens=kv_tokens)
+    texts = data.draw(st.lists(st.text("ab", min_size=2, max_size=7), max_size=2))
+    settings_ = {"budget": budget, "kv_tokens": kv_tokens, "texts": texts}
+    plain, _ = generated(prompts, references, new, stop, drafts=False, **settings_)
+    drafted, _ = generated(prompts, references, new, stop, drafts=True, **settings_)
     assert drafted == plain
-    assert all(len(answer) == new or answer[-1] == stop for answer in plain)
+    for answer in plain:
+        ended = any(text in decode(answer) for text in texts)
+        assert ended or len(answer) == new or answer[-1] == stop
+        assert not any(text in decode(answer[:-1]) for text in texts)
 
 
 def test_a_known_answer_takes_few_steps():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.scheduler import SequenceScheduler
 from services.rollout.engines.torch.waiting_request import WaitingRequest
@@ -256,3 +257,34 @@ def test_stop_lists_grow(count):
     scheduler.admit(ask("b", [1], stop_ids=[3]))
     assert set(scheduler.table.stops.ids[0]) - {-1} == {*range(count), 9}
     assert set(scheduler.table.stops.ids[1]) - {-1} == {3, 9}
+
+
+def test_a_text_ends_the_answer_that_has_it_and_not_the_prompt():
+    """A preempted sequence, and one that another engine began, continue with the text that they had."""
+    stops = StopTexts(["xy"], lambda ids: "".join("xy."[token] for token in ids))
+    scheduler = SequenceScheduler(3, 16, stop_texts=stops)
+    scheduler.admit(ask("begun", [2, 0], answered=1))
+    scheduler.admit(ask("prompt", [2, 0]))
+    scheduler.admit(ask("both", [2]))
+
+    def step(*ids: int) -> list[bool]:
+        planned = scheduler.schedule(100)
+        assert planned is not None
+        batch, complete = planned
+        order = np.argsort(batch.slots)
+        chosen = np.array(ids)[batch.slots]
+        _, added, stopped, _ = scheduler.advance(batch, complete, chosen, np.zeros(3), 0)
+        assert added.tolist() == [1, 1, 1]
+        return stopped[order].tolist()
+
+    # A step in which no sequence is complete.
+    none = np.zeros(0, dtype=np.int64)
+    assert not scheduler.table.append(none, none, none, none, 0)[1].any()
+    assert step(1, 1, 0) == [True, False, False]
+    scheduler.finish(0)
+    scheduler._preempt(2)
+    scheduler.admit(ask("other", [2]))
+    scheduler.admit(scheduler.waiting.pop())
+    slots = scheduler.table.slot_of
+    expected = {slots["prompt"]: False, slots["other"]: False, slots["both"]: True}
+    assert step(1, 1, 1) == [expected[slot] for slot in range(3)]

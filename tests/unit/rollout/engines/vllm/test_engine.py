@@ -9,6 +9,7 @@ import pytest
 from earl.config.sampling_filters import SamplingFilters
 from earl.errors import EngineBusy, EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.vllm import core as vllm_core
 from services.rollout.engines.vllm import engine as vllm
 from tests.support.foreign_engines import (
@@ -69,6 +70,29 @@ def test_vllm_gets_temperature_seed_and_filters_as_arguments_of_earls_sampler(ma
     first, second = (handle.request.sampling_params.extra_args for handle in core.waiting)
     assert first == {"temperature": 0.5, "seed": 2**64 - 1, "filters": {"top_k": 3, "min_p": 0.1}}
     assert second == {"temperature": 1.0, "seed": 0, "filters": {}}
+
+
+def test_vllm_ends_an_answer_at_a_text(make_vllm, monkeypatch):
+    """Its own scheduler does not know the text: the request is ended there."""
+    stops = StopTexts([",5,6"], lambda ids: "".join(f",{token}" for token in ids))
+    monkeypatch.setattr(vllm, "stop_texts_of", lambda spec: stops)
+    engine, core = make_vllm()
+    engine.submit(ask("a", 9), False)
+    engine.submit(ask("last", 3), True)
+    for _ in range(3):
+        engine.step()
+    assert told(engine.outbox) == [
+        tokens("last", [4], 0, ""),
+        tokens("last", [5], 0, ""),
+        tokens("a", [4, 5, 6], 0, "stop"),
+        tokens("last", [6], 0, "stop"),
+    ]
+    assert core.scheduler.running == [] and not engine.has_work
+    request = ask("moved", 9)
+    request.ids, request.answered = [3, 4, 5, 5, 6, 5], 1
+    engine.submit(request, False)
+    engine.step()
+    assert told(engine.outbox) == [tokens("moved", [6], 0, "stop")]
 
 
 def load_vllm(engine: vllm.VllmEngine, version: int) -> list[Any]:
