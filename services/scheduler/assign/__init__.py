@@ -1,1 +1,1 @@
-"""Lengths of episodes, predicted from those that their tasks had (RhymeRL, arXiv 2508.18588)."""
+"""HistoPipe (RhymeRL, arXiv 2508.18588): lengths predicted from history, and sequences assigned by them."""

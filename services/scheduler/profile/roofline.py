@@ -28,7 +28,7 @@ class Roofline:
         self._terms = terms
         targets = np.asarray(values, float)
         design = np.stack(terms(*np.asarray(points, float).T), axis=1) / targets[:, None]
-        self._coefficients = _non_negative(design, np.ones(len(targets))).tolist()
+        self._coefficients = non_negative(design, np.ones(len(targets))).tolist()
 
     @classmethod
     def of_time(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
@@ -66,7 +66,7 @@ def _varies(points: Sequence[Point]) -> tuple[bool, bool]:
     return len({length for length, _ in points}) > 1, len({sequences for _, sequences in points}) > 1
 
 
-def _non_negative(design: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def non_negative(design: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Least squares with coefficients >= 0: the best of all choices of terms, of equals the one with fewest.
 
     Some four terms: sixteen choices are quicker than an active set is to explain.
