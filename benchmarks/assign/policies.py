@@ -1,0 +1,176 @@
+"""Ways to give sequences to engines, all under the same admission, in a simulated fleet.
+
+round-robin  sequences to engines in turns, in proportion to their slots
+credit       as the ledger leases today: an engine with open slots takes the oldest sequences that wait
+history      `services.scheduler.assign`: planned by predicted lengths, moved to where slots are open
+oracle       the same planner and moves, with true lengths
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from itertools import cycle
+
+import numpy as np
+
+from benchmarks.assign.simulate import SimulatedFleet
+from benchmarks.assign.traces import SequenceBatch
+from services.scheduler.assign.history import LengthHistory
+from services.scheduler.assign.moves import LiveSequences, engine_left_s, moves, tokens_left
+from services.scheduler.assign.plan import EngineFleet, assign
+
+ROUND_ROBIN, CREDIT, HISTORY, ORACLE = "round-robin", "credit", "history", "oracle"
+POLICIES = (ROUND_ROBIN, CREDIT, HISTORY, ORACLE)
+
+
+class RoundRobin:
+    """Gives sequences to engines in turns; an engine with k times the slots of the smallest has k turns."""
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        slots = [state.kind.slots for state in fleet.engines]
+        turns = [
+            (turn / (count // min(slots)), engine)
+            for engine, count in enumerate(slots)
+            for turn in range(count // min(slots))
+        ]
+        self._turns = cycle([engine for _, engine in sorted(turns)])
+        self._queues: list[deque[int]] = [deque() for _ in slots]
+
+    def released(self, fleet: SimulatedFleet, numbers: range) -> None:
+        for number, engine in zip(numbers, self._turns, strict=False):
+            self._queues[engine].append(number)
+
+    def next(self, engine: int) -> int | None:
+        return self._queues[engine].popleft() if self._queues[engine] else None
+
+    def ended(self, number: int) -> None:
+        """Learns nothing."""
+
+    def poll(self, fleet: SimulatedFleet) -> None:
+        """Moves nothing."""
+
+
+class Credit:
+    """Leases the oldest sequences to whoever has open slots, as many as those (`TicketAttempts.lease`)."""
+
+    def __init__(self) -> None:
+        self._pending: deque[int] = deque()
+
+    def released(self, fleet: SimulatedFleet, numbers: range) -> None:
+        self._pending.extend(numbers)
+
+    def next(self, engine: int) -> int | None:
+        return self._pending.popleft() if self._pending else None
+
+    def ended(self, number: int) -> None:
+        """Learns nothing."""
+
+    def poll(self, fleet: SimulatedFleet) -> None:
+        """Moves nothing."""
+
+
+class Planned:
+    """Plans each batch when it is released, and moves sequences to engines with open slots.
+
+    history: predicts lengths, and learns them; None for an oracle, who knows them.
+    """
+
+    def __init__(self, fleet: SimulatedFleet, history: LengthHistory | None) -> None:
+        self._fleet = fleet
+        self._history = history
+        # By number, as of the release of its batch: predicted tokens, and when it has to begin.
+        self._predicted = np.zeros(len(fleet.sequences.prompts))
+        self._latest_s = np.zeros(len(fleet.sequences.prompts))
+        # By engine, a heap of (when it has to begin, number); an entry that `_waiting` denies is void.
+        self._queues: list[list[tuple[float, int]]] = [[] for _ in fleet.engines]
+        self._waiting: dict[int, int] = {}
+
+    def released(self, fleet: SimulatedFleet, numbers: range) -> None:
+        part = slice(numbers.start, numbers.stop)
+        self._predicted[part] = self._lengths(part)
+        free_s = engine_left_s(self._live()[1], fleet.kinds, fleet.kind)
+        engines = EngineFleet(fleet.kinds, fleet.kind, free_s)
+        plan = assign(fleet.sequences.prompts[part], self._predicted[part], engines)
+        self._latest_s[part] = fleet.now_s + plan.latest_s
+        for number, engine in zip(numbers, plan.engine.tolist(), strict=True):
+            self._enqueue(number, engine)
+
+    def next(self, engine: int) -> int | None:
+        queue = self._queues[engine]
+        while queue:
+            number = heapq.heappop(queue)[1]
+            if self._waiting.get(number) == engine:
+                del self._waiting[number]
+                return number
+        return None
+
+    def ended(self, number: int) -> None:
+        if self._history is not None:
+            observe(self._history, self._fleet.sequences, number, number // self._fleet.group_size)
+
+    def poll(self, fleet: SimulatedFleet) -> None:
+        if all(len(state.running) == state.kind.slots for state in fleet.engines):
+            return
+        numbers, live = self._live()
+        takers = set()
+        for move in moves(live, fleet.kinds, fleet.kind):
+            number = int(numbers[move.sequence])
+            takers.add(move.engine)
+            if number in self._waiting:
+                self._enqueue(number, move.engine)
+            else:
+                fleet.move(number, move.engine, self)
+        for engine in takers:
+            fleet.fill(engine, self)
+
+    def _enqueue(self, number: int, engine: int) -> None:
+        self._waiting[number] = engine
+        heapq.heappush(self._queues[engine], (float(self._latest_s[number]), number))
+
+    def _lengths(self, part: slice) -> np.ndarray:
+        sequences = self._fleet.sequences
+        if self._history is None:
+            return sequences.responses[part].astype(float)
+        return predicted(self._history, sequences, range(part.start, part.stop), self._fleet.group_size)
+
+    def _live(self) -> tuple[np.ndarray, LiveSequences]:
+        """(numbers, state) of the sequences that run or wait."""
+        running, engines, done = self._fleet.progress()
+        waiting = np.fromiter(self._waiting, int, len(self._waiting))
+        numbers = np.concatenate([running, waiting])
+        engine = np.concatenate([engines, np.fromiter(self._waiting.values(), int, len(waiting))])
+        done = np.concatenate([done, np.zeros(len(waiting))])
+        sequences = self._fleet.sequences
+        if self._history is None:
+            left = np.maximum(1e-6, sequences.responses[numbers] - done)
+        else:
+            left = tokens_left(self._predicted[numbers], done)
+        waits = np.arange(len(numbers)) >= len(running)
+        return numbers, LiveSequences(engine, waits, sequences.prompts[numbers] + done, left)
+
+
+def observe(history: LengthHistory, sequences: SequenceBatch, number: int, group: int) -> None:
+    """Records a sequence as the scheduler would the episode of its ticket."""
+    history.observe(
+        str(sequences.environment[number]),
+        int(sequences.task[number]),
+        group,
+        int(sequences.prompts[number]),
+        int(sequences.responses[number]),
+    )
+
+
+def predicted(
+    history: LengthHistory, sequences: SequenceBatch, numbers: Sequence[int], group_size: int
+) -> np.ndarray:
+    """Lengths in tokens that a history predicts for whole groups; float (numbers,)."""
+    first = numbers[::group_size]
+    lengths = [
+        history.predict(
+            str(sequences.environment[number]), int(sequences.task[number]), int(sequences.prompts[number])
+        ).tokens
+        for number in first
+    ]
+    return np.repeat(np.asarray(lengths), group_size)
