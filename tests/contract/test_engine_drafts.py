@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from earl.config.sampling_filters import SamplingFilters
+from earl.errors import EngineError
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
@@ -122,6 +123,14 @@ async def test_a_session_continues_after_accepted_and_rejected_drafts(own):
         assert ids == wanted
         assert_close(again, logprobs)
     assert (await engine.stats()).accepted_tokens > 60
+
+
+@pytest.mark.parametrize("wrong", [b"abc", reference([3, 61]), reference([-1])])
+async def test_a_reference_that_is_no_tokens_is_refused_and_ends_nothing(own, wrong):
+    engine = await own(drafts=True)
+    with pytest.raises(EngineError, match="reference"):
+        await engine.generate_all(ask(prompt(4), 4, references=[wrong]))
+    assert (await engine.generate_all(ask(prompt(4), 4))).finish == "length"
 
 
 async def test_no_draft_is_of_two_versions(own, weights):

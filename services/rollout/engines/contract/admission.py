@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from earl.config.sampling_filters import LEAST_PENALTY, MOST_PENALTY, SamplingFilters
 from earl.errors import ConfigError, ContextTooLong, EngineBusy, EngineError, WeightsIncomplete
 from earl.models.spec import load_spec
@@ -48,6 +50,8 @@ def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -
     if min(request.ids) < 0 or max(request.ids) >= vocabulary:
         wrong = next(token for token in request.ids if not 0 <= token < vocabulary)
         raise EngineError(f"token id {wrong} is outside the vocabulary of {vocabulary}", "correct the tokens")
+    for reference in request.references:
+        check_reference(reference, vocabulary)
     if not (math.isfinite(request.temperature) and request.temperature >= 0):
         raise EngineError(f"temperature {request.temperature} is not >= 0", "give 0 for greedy")
     check_filters(request.filters)
@@ -76,6 +80,20 @@ def refuse_filters(filters: SamplingFilters, engine: str) -> None:
         raise EngineError(
             f'{settings}: rollout.engine = "{engine}" does not filter what it samples from',
             'set rollout.engine = "torch" or "vllm", or leave the filters out',
+        )
+
+
+def check_reference(reference: bytes, vocabulary: int) -> None:
+    """Raises EngineError unless these are token ids, int32, of the vocabulary: a draft of any other would end
+    the engine."""
+    if len(reference) % 4:
+        raise EngineError(f"a reference of {len(reference)} bytes is none of int32 token ids", "correct it")
+    ids = np.frombuffer(reference, np.int32)
+    wrong = ids[(ids < 0) | (ids >= vocabulary)]
+    if len(wrong):
+        raise EngineError(
+            f"token id {wrong[0]} of a reference is outside the vocabulary of {vocabulary}",
+            "correct the tokens",
         )
 
 

@@ -211,9 +211,9 @@ def test_seconds_of_a_step_lie_within_those_that_were_measured_and_never_fall(st
     for size, seconds in steps:
         cost.took(size, seconds)
     measured = [seconds for _, seconds in steps]
-    found = cost.seconds(np.arange(1, 5001, 7))
-    assert (np.diff(found) >= -1e-12).all()
-    assert min(measured) - 1e-12 <= found.min() <= found.max() <= max(measured) + 1e-12
+    predicted = cost.seconds(np.arange(1, 5001, 7))
+    assert (np.diff(predicted) >= -1e-12).all()
+    assert min(measured) - 1e-12 <= predicted.min() <= predicted.max() <= max(measured) + 1e-12
 
 
 # --- steps ------------------------------------------------------------------------------------
