@@ -11,7 +11,7 @@ import pytest
 
 from earl import errors
 from earl.env import EnvHost, GatewayClient, Limits
-from earl.env.frames import MAX_MESSAGES
+from earl.env.frames import MAX_MESSAGES, Frames
 from earl.rpc.errors import from_call
 from earl.rpc.options import CLIENT
 from earl.rpc.outbox import Outbox
@@ -76,6 +76,23 @@ async def test_a_host_that_sends_no_protobuf(garbage):
         assert (await task).reward == 0.5
         await good.close()
         await client.close()
+
+
+async def test_a_host_whose_first_answer_was_not_written_yet(monkeypatch):
+    """The first write to it is cancelled by what it sends, and the status still reaches it."""
+
+    class Breaking(Frames):
+        async def write(self, messages):
+            writing = asyncio.create_task(super().write(messages))
+            await asyncio.sleep(0)  # gRPC has the message now, and its answer is not there yet
+            writing.cancel()
+            await asyncio.wait({writing})
+            raise errors.EnvProtocolError("broken while the first answer is written")
+
+    monkeypatch.setattr(servicer, "Frames", Breaking)
+    async with Service() as service, raw_stream(service.address) as call:
+        await call.write(hello_bytes("bad"))
+        assert "while the first answer is written" in str(await ended_with(call))
 
 
 async def test_a_host_that_sends_no_protobuf_at_once():

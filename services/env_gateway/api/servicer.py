@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -20,6 +20,16 @@ log = logging.getLogger(__name__)
 
 SERVICE = "earl.v1.EnvGatewayService"
 add_to_server = env_pb2_grpc.add_EnvGatewayServiceServicer_to_server
+
+
+async def _accepted(context: grpc.aio.ServicerContext, frame: Callable[..., Any]) -> Frames:
+    """The server's end of a stream, with its initial metadata sent.
+
+    gRPC would send them with the first message: with that write cancelled, by a peer's bad message, they
+    would go out twice, which gRPC refuses, and the peer would never get its status.
+    """
+    await context.send_initial_metadata(())
+    return Frames(context, frame)
 
 
 class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
@@ -56,7 +66,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
 
     async def Attach(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
         """Serves the stream of an environment host."""
-        await serve_host(self._gateway, Frames(context, env_pb2.AttachResponse))
+        await serve_host(self._gateway, await _accepted(context, env_pb2.AttachResponse))
 
     async def Play(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
         """Serves the stream of a client."""
@@ -69,7 +79,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
 
         self._clients.add(client)
         try:
-            frames = Frames(context, env_pb2.PlayResponse)
+            frames = await _accepted(context, env_pb2.PlayResponse)
             await exchange(frames, client.outbox, handle, paced=True)
         finally:
             self._clients.discard(client)
