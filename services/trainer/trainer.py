@@ -22,8 +22,6 @@ import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
-
 from earl.errors import DataPlaneError, EarlError, OutOfMemory, TrainerError
 from earl.obs import tracing
 from earl.ticket_ranges import RangeSet
@@ -45,9 +43,7 @@ from services.trainer.ranks.activity import (
     SAVING,
     TRAINING,
     WAITING,
-    gather_devices,
-    gather_transfers,
-    memory_fraction,
+    gather_report,
 )
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.trainer_state import TrainerChange, canary_logprobs
@@ -312,27 +308,29 @@ class TrainerRank:
         """Tells the scheduler that the batch is trained, with figures of all ranks."""
         trained = int(self._columns.trained_tokens().sum())
         tokens = int(self._columns.offsets[-1])
-        mine = torch.tensor([tokens, trained, len(self._columns.items)])
-        counts = self._group.sum(mine * self._mesh.counts).tolist()
+        # Ranks of one replica have the same sequences.
+        counted = self._mesh.counts
+        counts = [int(count) * counted for count in (tokens, trained, len(self._columns.items))]
+        report = gather_report(self._group, self._dispatcher.totals.values(), counts)
+        all_tokens, all_trained, sequences = map(float, report.counts)
         seconds = self._activity.seconds
         metrics |= {
-            "tokens": float(counts[0]),
-            "trained_tokens": float(counts[1]),
-            "sequences": float(counts[2]),
+            "tokens": all_tokens,
+            "trained_tokens": all_trained,
+            "sequences": sequences,
             "read_s": seconds[READING],
             "train_s": seconds[TRAINING],
             # Seconds of the version before: this one is published after it is committed.
             "publish_s": seconds.get(PUBLISHING, 0.0),
-            "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
-            "memory_fraction": memory_fraction(self._group),
+            "train_tokens_per_s": all_tokens / max(seconds[TRAINING], 1e-9),
+            "memory_fraction": report.memory_fraction,
         }
         before = self._activity.gauges
         self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
         if "paced_passes" in metrics:
             for gauge, name in (("paced_steps", "paced_passes"), ("late_steps", "late_passes")):
                 self._activity.gauges[gauge] = before.get(gauge, 0.0) + metrics[name]
-        self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
-        self._activity.devices = gather_devices(self._group)
+        self._activity.transfers, self._activity.devices = report.transfers, report.devices
         if self._rank0 is not None:
             self._rank0.commit(plan.batch_id, self.progress.version, metrics)
 

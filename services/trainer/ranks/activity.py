@@ -5,13 +5,12 @@ Written by the computing thread, read by the asyncio side: single attributes and
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -32,27 +31,46 @@ ASLEEP = "asleep"
 MOST_SPANS = 256
 
 
-def gather_transfers(group: Group, mine: Iterable[TransferTotals]) -> tuple[TransferTotals, ...]:
-    """The totals of all ranks, by path, on every rank. A collective."""
-    ranks = group.gather(msgspec.json.encode(list(mine)))
-    parts = [part for data in ranks for part in msgspec.json.decode(data, type=list[TransferTotals])]
-    return tuple(totals_by_path(parts))
+class RankReport(msgspec.Struct):
+    """A rank's part of a StageReport. memory: of its device; None where it uses none."""
+
+    counts: list[int]
+    memory: DeviceMemory | None
+    devices: list[WorkerDevice]
+    transfers: list[TransferTotals]
 
 
-def memory_fraction(group: Group) -> float:
-    """Returns the memory use of the fullest device of all ranks, 0..1; ranks on CPUs share a host. A
-    collective.
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """Figures of all ranks, equal on every rank.
+
+    counts: sums over ranks. memory_fraction: use of the fullest device, 0..1; ranks on CPUs share a host.
+    devices: in the order of ranks. transfers: totals by path of the data plane.
     """
-    mine = on_cuda() if group.device.type == "cuda" else on_host([os.getpid()])
-    ranks = [json.loads(data) for data in group.gather(json.dumps(mine and asdict(mine)).encode())]
-    return fullest(DeviceMemory(**memory) for memory in ranks if memory) or 0.0
+
+    counts: tuple[int, ...]
+    memory_fraction: float
+    devices: list[WorkerDevice]
+    transfers: tuple[TransferTotals, ...]
 
 
-def gather_devices(group: Group) -> list[WorkerDevice]:
-    """The devices of all ranks, in their order. A collective."""
-    mine = rank_devices(group.device.type)
-    ranks = group.gather(msgspec.json.encode(mine))
-    return [device for data in ranks for device in msgspec.json.decode(data, type=list[WorkerDevice])]
+def gather_report(
+    group: Group, transfers: Iterable[TransferTotals] = (), counts: Iterable[int] = ()
+) -> StageReport:
+    """Gathers what each rank has read and counted, its device and its memory, in one collective.
+
+    counts: as many on every rank.
+    """
+    kind = group.device.type
+    memory = on_cuda() if kind == "cuda" else on_host([os.getpid()])
+    mine = RankReport(list(counts), memory, rank_devices(kind), list(transfers))
+    ranks = [msgspec.json.decode(data, type=RankReport) for data in group.gather(msgspec.json.encode(mine))]
+    return StageReport(
+        tuple(map(sum, zip(*(rank.counts for rank in ranks), strict=True))),
+        fullest(rank.memory for rank in ranks if rank.memory is not None) or 0.0,
+        [device for rank in ranks for device in rank.devices],
+        tuple(totals_by_path(total for rank in ranks for total in rank.transfers)),
+    )
 
 
 @dataclass(slots=True)

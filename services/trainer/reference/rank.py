@@ -26,7 +26,7 @@ import torch
 from earl.dispatch.read.reader import SequenceRead
 from earl.errors import DataPlaneError, OutOfMemory
 from earl.obs import tracing
-from services.trainer.ranks.activity import READING, gather_devices, gather_transfers, memory_fraction
+from services.trainer.ranks.activity import READING, gather_report
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
@@ -189,9 +189,8 @@ class ReferenceRank:
         device_s = float(self._group.sum(seconds)[0])
         self._io.run(self._logprobs.publish(), CALL_S)
         full, given_up = self._gathered([] if placed else [0]), self._gathered([] if fits else [0])
-        self._activity.transfers = gather_transfers(self._group, self._dispatcher.totals.values())
-        self._activity.devices = gather_devices(self._group)
-        memory = memory_fraction(self._group)
+        report = gather_report(self._group, self._dispatcher.totals.values())
+        self._activity.transfers, self._activity.devices = report.transfers, report.devices
         if self._rank0 is None:
             return
         results: dict[ReferenceItem, LogprobColumn] = {}
@@ -215,7 +214,7 @@ class ReferenceRank:
             # While all ranks compute.
             "tokens_per_s": self._group.size * tokens / max(busy_s, 1e-9),
             "arena_used_fraction": self._logprobs.used_fraction,
-            "memory_fraction": memory,
+            "memory_fraction": report.memory_fraction,
         }
         self._rank0.complete(lease.fence, results, gone)
 

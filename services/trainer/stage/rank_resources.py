@@ -18,7 +18,7 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
 from earl.rpc.peers import peer
-from services.trainer.ranks.activity import Activity, gather_devices
+from services.trainer.ranks.activity import Activity, gather_report
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, GroupPlan
 from services.trainer.ranks.requests import StageRequests
@@ -79,7 +79,7 @@ class RankResources:
     def join(self, group: Group) -> None:
         """Works in this group from now on. A collective."""
         self.group = group
-        self.activity.devices = gather_devices(group)
+        self.activity.devices = gather_report(group).devices
 
     async def open_store(self, size_bytes: int, grows_to: int = 0) -> TensorStore:
         """A store with a new arena of this rank; the caller closes it. grows_to: as in Arena.create."""

@@ -1,6 +1,7 @@
 """The pace of passes over sequences, where the devices of a stage are simulated.
 
-    an optimizer step: computed for real ─► waits until the replica's time for its sequences is over ─► update
+    an optimizer step: computed for real, with its update ─► waits until the replica's time for its sequences
+    is over
 
 The wait is part of the computing thread's step: heartbeats do not wait for it, and it is bounded. A replica
 waits for its own share; what ranks wait for each other comes on top, as it does on real devices.

@@ -127,14 +127,15 @@ class Stepper:
                 lambda: progressed(min(1.0, next(done) / total)),
             )  # fmt: skip
             stats, norm = self._within_memory(columns, mini.chosen, compute)
-            tokens = sum(columns.items[index].total_tokens for index in mini.chosen)
-            self._paced.wait(len(mini.chosen), tokens)
-            if not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]:
-                # The policy has left the one that sampled: the rest of the batch would mislead it.
+            # The policy has left the one that sampled: the rest of the batch would mislead it.
+            stopped = not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]
+            if stopped:
                 self.policy.clear_gradients()
-                stopped = True
+            else:
+                self.optimizer.step(lr, norm, trainer.max_grad_norm)
+            self._paced.wait(len(mini.chosen), sum(columns.items[i].total_tokens for i in mini.chosen))
+            if stopped:
                 break
-            self.optimizer.step(lr, norm, trainer.max_grad_norm)
         metrics = tally.metrics(self.group, whole=start is not None)
         metrics["kl_stopped"] = float(stopped)
         if self._paced.active:
