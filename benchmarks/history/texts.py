@@ -69,7 +69,7 @@ def accepted_a_step(
     lookup, ids = DraftLookup(references), np.array([*prompt, *answer], dtype=np.int64)
     place, steps, accepted = len(prompt), 0, 0
     while place < len(ids):
-        draft = lookup.propose(ids[:place], min(window, len(ids) - place - 1)) if window else []
+        draft = lookup.propose(ids[:place], min(window, len(ids) - place - 1)).tokens
         stands = 0
         while stands < len(draft) and draft[stands] == ids[place + stands]:
             stands += 1

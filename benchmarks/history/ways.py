@@ -83,7 +83,11 @@ class Way:
         seconds = time.perf_counter() - started
         after = await self._engine.stats()
         return Answered(
-            list(answers), seconds, after.steps - before.steps, after.drafted_tokens, after.accepted_tokens
+            list(answers),
+            seconds,
+            after.steps - before.steps,
+            after.drafts.drafted_tokens,
+            after.drafts.accepted_tokens,
         )
 
 

@@ -135,7 +135,7 @@ def status_of(loop: RunLoop) -> SchedulerStatus:
         metrics=loop.recorder.report.latest
         | ({} if left_s is None else {"phase_left_s": left_s})
         | step_figures(loop, elapsed_s)
-        | loop.recorder.monitor.counts,
+        | loop.recorder.monitor.counters.totals,
         elapsed_s=elapsed_s,
         done=loop.stopping,
         message=loop.message,

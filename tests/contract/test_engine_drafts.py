@@ -76,11 +76,13 @@ async def test_a_deterministic_engine_answers_bit_for_bit_the_same(own):
     answers = await play(drafting, requests_of(wanted, requests))
     assert list(map(told, answers)) == list(map(told, wanted))
     stats = await drafting.stats()
-    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert 0 < stats.drafts.accepted_tokens < stats.drafts.drafted_tokens
     # Counters are handed over once.
-    assert (await drafting.stats()).drafted_tokens == 0
-    assert stats.generated_tokens == sum(len(answer.ids) for answer in answers)
-    assert (await plain.stats()).drafted_tokens == 0
+    assert (await drafting.stats()).drafts.drafted_tokens == 0
+    assert stats.generated_tokens == sum(len(answer.ids) for answer in answers) == stats.drafts.tokens
+    # The plain engine's sequences have a token of each step.
+    assert stats.drafts.tokens == stats.drafts.steps + stats.drafts.accepted_tokens
+    assert (await plain.stats()).drafts.figures() == {}
 
 
 async def test_a_known_answer_takes_fewer_steps_and_a_stream_says_the_same(own):
@@ -98,7 +100,7 @@ async def test_a_known_answer_takes_fewer_steps_and_a_stream_says_the_same(own):
     assert len(chunks) < NEW / 3
     after = await engine.stats()
     assert after.steps - before.steps < NEW / 3
-    assert after.accepted_tokens > NEW / 2
+    assert after.drafts.accepted_tokens > NEW / 2
 
 
 async def test_a_session_continues_after_accepted_and_rejected_drafts(own):
@@ -122,7 +124,7 @@ async def test_a_session_continues_after_accepted_and_rejected_drafts(own):
         ids, again = await episode("s", references)
         assert ids == wanted
         assert_close(again, logprobs)
-    assert (await engine.stats()).accepted_tokens > 60
+    assert (await engine.stats()).drafts.accepted_tokens > 60
 
 
 @pytest.mark.parametrize("wrong", [b"abc", reference([3, 61]), reference([-1])])

@@ -58,8 +58,14 @@ async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
         await run.replace("rollout-0")
         await run.finish()
         assert run.outcome() == undisturbed
-        *_, last = read_lines(run.stack.directory / "metrics.jsonl")
+        lines = list(read_lines(run.stack.directory / "metrics.jsonl"))
+        last = lines[-1]
         assert 0 < last["accepted_tokens"] <= last["drafted_tokens"]
+        sources = [last[f"drafts.{source}.drafted_tokens"] for source in ("task", "environment", "context")]
+        assert sum(sources) == last["drafted_tokens"]
+        # A step without one may have trained on what was played before.
+        figures = [line["tokens_per_forward"] for line in lines if "tokens_per_forward" in line]
+        assert figures and min(figures) >= 1
 
 
 MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published", "evaluation_done")

@@ -9,6 +9,7 @@ from typing import Any
 from earl.errors import ContextTooLong, EngineLost, VersionGone
 from earl.models.spec import ModelSpec
 from earl.obs.memory import DeviceMemory
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
@@ -65,6 +66,7 @@ class InMemory(Engine):
         self.generated = 0
         self.memory: DeviceMemory | None = None
         self.busy: list = []
+        self.drafts = DraftCounts()
         self._paused = False
         self._aborts = 0
 
@@ -185,7 +187,7 @@ class InMemory(Engine):
             kv_used_fraction=0.0, steps=self.generated, generated_tokens=self.generated,
             prefilled_tokens=1, reused_tokens=0,
             evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
-            memory=self.memory, busy=self.busy,
+            memory=self.memory, busy=self.busy, drafts=self.drafts,
         )  # fmt: skip
 
     def generate(self, request): ...

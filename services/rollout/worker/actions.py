@@ -18,7 +18,7 @@ from earl.errors import ContextTooLong, EngineError, EnvironmentFailure
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.tokenizer_cache import TokenizerCache
-from services.rollout.worker.draft_history import DraftHistory
+from services.rollout.worker.draft_history import DraftHistory, References
 from services.rollout.worker.ticket import EpisodeTicket
 
 # Chooses the action for an observation, and appends both to the columns.
@@ -70,6 +70,7 @@ def sampled(
 
     async def choose(observation: Observation, columns: TokenColumns) -> str:
         left = _observe(observation, columns, bounds, policy)
+        references = history.references(ticket, name) if history is not None else References([], 0)
         request = GenerateRequest(
             request_id=f"{name}/{columns.turns_taken}",
             ids=columns.tokens,
@@ -78,7 +79,8 @@ def sampled(
             seed=ticket.sample_seed,
             filters=ticket.filters,
             session=name,
-            references=history.references(ticket, name) if history is not None else [],
+            references=references.ids,
+            task_references=references.of_task,
         )
         try:
             answer = await policy.generate(request)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,14 @@ CONTEXTS, TURNS, LEAD = 8, 64, 16
 MOST_TOKENS = 8192
 
 
+class References(NamedTuple):
+    """References of a request, the likeliest first: int32 token ids. of_task: how many of them, the first,
+    are of its task."""
+
+    ids: list[bytes]
+    of_task: int
+
+
 class DraftHistory:
     """The contexts of tasks and the turns of environments, as far as `sources` ("task", "environment") has
     them."""
@@ -37,11 +46,12 @@ class DraftHistory:
         self._turns: dict[str, OrderedDict[bytes, None]] = {}
         self.size_bytes = 0
 
-    def references(self, ticket: EpisodeTicket, session: str) -> list[bytes]:
-        """References for a request of the episode, the likeliest first: int32 token ids. session: its own
-        context is left out, since the engine has it."""
+    def references(self, ticket: EpisodeTicket, session: str) -> References:
+        """References for a request of the episode. session: its own context is left out, since the engine has
+        it."""
         contexts = self._tasks.get(_task(ticket), {})
         chosen = [ids for name, ids in reversed(contexts.items()) if name != session]
+        of_task = len(chosen)
         chosen += reversed(self._turns.get(ticket.label, ()))
         kept: list[bytes] = []
         tokens = MOST_TOKENS
@@ -50,7 +60,7 @@ class DraftHistory:
             if tokens < 0:
                 break
             kept.append(ids)
-        return kept
+        return References(kept, min(of_task, len(kept)))
 
     def note(self, ticket: EpisodeTicket, session: str, context: Sequence[int], answered: int) -> None:
         """A turn of the episode is over. context: all of its tokens so far; answered: how many of them, the

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from earl.obs.memory import fullest
 from earl.worker_report import BusySpan, TransferTotals, WorkerDevice, totals_by_path
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import GENERATES, EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
@@ -62,8 +63,8 @@ class Gauges:
         self.endings: Counter[str] = Counter()
         # Steps on paced devices, and those of them over pace.
         self._paced_steps = self._late_steps = 0
-        # Tokens that engines drafted, and those of them that they accepted.
-        self._drafted = self._accepted = 0
+        # What all engines have counted of drafts, also those that have been replaced.
+        self._drafts = DraftCounts()
         # Device-seconds that engines have generated for; None before any engine told.
         self._busy_s: float | None = None
         self._generated = Rate()
@@ -87,8 +88,7 @@ class Gauges:
         for engine in self.engines:
             self._paced_steps += engine.paced_steps
             self._late_steps += engine.late_steps
-            self._drafted += engine.drafted_tokens
-            self._accepted += engine.accepted_tokens
+            self._drafts.include(engine.drafts)
             for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
                 if period.what == GENERATES:
@@ -138,8 +138,7 @@ class Gauges:
             values["memory_fraction"] = memory
         if self._paced_steps:
             values |= {"paced_steps": float(self._paced_steps), "late_steps": float(self._late_steps)}
-        if self._drafted:
-            values |= {"drafted_tokens": float(self._drafted), "accepted_tokens": float(self._accepted)}
+        values |= self._drafts.figures()
         if self._busy_s is not None:
             values["busy_device_s"] = self._busy_s
         for ending, count in self.endings.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from earl.draft_figures import ACCEPTED, DRAFTED, SOURCES, STEPS, TOKENS, of_source
 from earl.obs.catalogue import Sample, transferred
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
@@ -47,8 +48,6 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
         "waking_s": "earl_rollout_waking_seconds_total",
         "paced_steps": "earl_rollout_paced_steps_total",
         "late_steps": "earl_rollout_late_steps_total",
-        "drafted_tokens": "earl_rollout_drafted_tokens_total",
-        "accepted_tokens": "earl_rollout_accepted_tokens_total",
         "memory_fraction": "earl_rollout_memory_used_ratio",
         "blocked_sequences": "earl_rollout_blocked_sequences",
         "blocked_context_tokens": "earl_rollout_blocked_context_tokens",
@@ -56,4 +55,17 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
     }.items():
         if name in gauges.latest:
             yield Sample(metric, gauges.latest[name])
+    yield from draft_samples(gauges.latest)
     yield from transferred("rollout", gauges.transfers())
+
+
+def draft_samples(gauges: Mapping[str, float]) -> Iterator[Sample]:
+    """Yields the counts of drafts, in all and by source, of a worker with these gauges; none if its engines
+    do not draft."""
+    for name in (DRAFTED, ACCEPTED, STEPS, TOKENS):
+        if name in gauges:
+            yield Sample(f"earl_rollout_{name}_total", gauges[name])
+    for figure in (DRAFTED, ACCEPTED):
+        for source in SOURCES:
+            if (name := of_source(source, figure)) in gauges:
+                yield Sample(f"earl_rollout_source_{figure}_total", gauges[name], {"source": source})

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from earl.config.run import RunConfig
+from earl.draft_figures import step_figures
 from earl.transcript import TranscriptTurn
 from services.scheduler.batches import batch_plan
 from services.scheduler.batches.columns import ColumnRegistry
@@ -72,6 +73,7 @@ class RunRecorder:
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
     ) -> StepFigures:  # fmt: skip
         """A batch is trained: writes its line; what the step was."""
+        counters = self.monitor.counters
         tokens = [result.total_tokens for result in committed.results]
         read_for = ledger.rules.reference_for
         labelled = zip(tokens, committed.environments, strict=True)
@@ -91,7 +93,7 @@ class RunRecorder:
             trajectories=batch_plan.summary(
                 committed, masks_truncated=self._masks_truncated, frozen=self._frozen
             ),
-            trainer={**trainer, **self.monitor.counts},
+            trainer={**trainer, **counters.totals, **step_figures(counters.take())},
             observed=observed,
             length_tokens=tokens,
             transfers=self.fleet.moved(),

@@ -19,14 +19,13 @@ from statistics import median
 
 from earl.parallelism import REFERENCE, ROLLOUT, TRAINER, Parallelism
 from services.scheduler.monitor.length_sketch import LengthSketch, Quantiles
+from services.scheduler.monitor.worker_counters import WorkerCounters
 from services.scheduler.monitor.workers import stage_parallelism
 from services.scheduler.selector.decision import Workload
 from services.scheduler.state.workers import WorkerRecord
 
 # Steps that the trend is taken over.
 TREND_STEPS = 16
-# What workers count, and the part of it that is counted beside it.
-COUNTED = (("paced_steps", "late_steps"), ("drafted_tokens", "accepted_tokens"))
 # What remains of the weight of former lengths after a training step.
 FADE = 0.5
 
@@ -152,6 +151,7 @@ class Monitor:
 
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
+        self.counters = WorkerCounters()
         self._playing = Level()
         # Levels of the last step in which anything was played.
         self._busy = Levels()
@@ -181,6 +181,7 @@ class Monitor:
     def reported(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
         """Records the gauges of a worker's heartbeat."""
         self._gauges.setdefault(stage, {})[worker] = gauges
+        self.counters.reported(worker, gauges)
         if "memory_fraction" in gauges:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
         if stage == ROLLOUT:
@@ -201,19 +202,6 @@ class Monitor:
         """The longest sequence that waits because no engine of its worker can hold it; 0 if none does."""
         gauges = self._gauges.get(ROLLOUT, {}).values()
         return max((known.get("blocked_context_tokens", 0.0) for known in gauges), default=0.0)
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Sums of what all workers have counted so far, as they last reported: steps on paced devices and
-        those of them over pace, tokens that engines drafted and those accepted. Without what no worker
-        counts."""
-        workers = [gauges for stage in self._gauges.values() for gauges in stage.values()]
-        return {
-            name: sum(gauges.get(name, 0.0) for gauges in workers)
-            for pair in COUNTED
-            if any(pair[0] in gauges for gauges in workers)
-            for name in pair
-        }
 
     def remember(self, mean_tokens: float) -> None:
         """The mean episode length of a step before this scheduler's time."""

@@ -24,6 +24,7 @@ from earl.config.sampling_filters import SamplingFilters
 from earl.obs.memory import DeviceMemory
 from earl.pacing.pace import Pace
 from earl.worker_report import TransferTotals, WorkerDevice
+from services.rollout.engines.contract.draft_counts import DraftCounts
 
 Finish = Literal["", "stop", "length", "abort"]
 
@@ -115,6 +116,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     session: str = ""
     # What the answer may repeat, the likeliest first: int32 token ids in this machine's byte order.
     references: list[bytes] = []
+    # How many of the references, the first, are other episodes of the task; the rest are turns of its
+    # environment. It is for counting drafts by their source.
+    task_references: int = 0
 
 
 class TokenChunk(msgspec.Struct, tag=True, array_like=True):
@@ -202,9 +206,8 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     # Steps on paced devices that no earlier call reported, and those of them over pace.
     paced_steps: int = 0
     late_steps: int = 0
-    # Tokens that were drafted since the last call, and those of them that sampling gave.
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    # What no earlier call reported of drafts.
+    drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
 
 
 class LoadReport(msgspec.Struct, kw_only=True, tag=True):

@@ -28,6 +28,7 @@ from earl.errors import (
 from earl.obs.memory import rank_devices
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import admission, wire
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import (
     EngineCaps,
     EngineSpec,
@@ -358,7 +359,6 @@ class TorchEngine(LocalEngine):
         """Counters and gauges; busy periods are handed over once."""
         scheduler, table, budget = self._scheduler, self._table, self._kv.budget
         paced_steps, late_steps = self._paced.take()
-        drafted, accepted = scheduler.drafter.take() if scheduler.drafter is not None else (0, 0)
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
@@ -385,6 +385,5 @@ class TorchEngine(LocalEngine):
             asleep=self._asleep,
             paced_steps=paced_steps,
             late_steps=late_steps,
-            drafted_tokens=drafted,
-            accepted_tokens=accepted,
+            drafts=scheduler.drafter.take() if scheduler.drafter is not None else DraftCounts(),
         )

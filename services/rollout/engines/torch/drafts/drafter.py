@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.torch.drafts.lookup import DraftLookup
 from services.rollout.engines.torch.drafts.policy import MOST_DRAFTED, DraftPolicy
 from services.rollout.engines.torch.slot_table import SlotTable
@@ -25,7 +26,9 @@ class Drafter:
         self.policy = DraftPolicy(len(table.length), most)
         # By slot: the request whose references it looks in.
         self._lookups: dict[int, tuple[str, DraftLookup]] = {}
-        self.drafted = self.accepted = 0
+        # By slot: where its last draft stood.
+        self._sources: dict[int, str] = {}
+        self.counts = DraftCounts()
 
     def draft(self, slots: np.ndarray, complete: np.ndarray, taken: np.ndarray, spare: int) -> np.ndarray:
         """Drafts for the sequences of slots [N] that sample in this step (complete [N]) and writes the tokens
@@ -43,7 +46,7 @@ class Drafter:
             most = min(self.policy.most(slot), int(table.limit[slot]) - length - 1, spare)
             if most < 1:
                 continue
-            tokens = lookup.propose(table.tokens[slot, :length], most)
+            tokens, self._sources[slot] = lookup.propose(table.tokens[slot, :length], most)
             if not tokens:
                 self.policy.missed(slot)
             table.tokens[slot, length : length + len(tokens)] = tokens
@@ -57,16 +60,16 @@ class Drafter:
     def note(self, slots: np.ndarray, drafts: np.ndarray, added: np.ndarray) -> None:
         """A step has added `added` [N] tokens to the sequences of slots [N], of which drafts [N] had been
         drafted."""
+        self.counts.steps += len(slots)
+        self.counts.tokens += int(added.sum())
         for slot, drafted, tokens in zip(slots.tolist(), drafts.tolist(), added.tolist(), strict=True):
             if drafted:
                 self.policy.note(slot, drafted, tokens - 1)
-                self.drafted += drafted
-                self.accepted += tokens - 1
+                self.counts.draft(self._sources[slot], drafted, tokens - 1)
 
-    def take(self) -> tuple[int, int]:
-        """(tokens that were drafted, those of them that were accepted) since the last call."""
-        counts = self.drafted, self.accepted
-        self.drafted = self.accepted = 0
+    def take(self) -> DraftCounts:
+        """Returns the counts since the last call."""
+        counts, self.counts = self.counts, DraftCounts()
         return counts
 
     def _lookup(self, slot: int) -> DraftLookup:
@@ -74,6 +77,7 @@ class Drafter:
         assert request is not None
         known = self._lookups.get(slot)
         if known is None or known[0] != request.request_id:
-            known = self._lookups[slot] = request.request_id, DraftLookup(request.references)
+            lookup = DraftLookup(request.references, request.task_references)
+            known = self._lookups[slot] = request.request_id, lookup
             self.policy.begin(slot)
         return known[1]

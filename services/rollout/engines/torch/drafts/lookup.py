@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+from earl.draft_figures import CONTEXT, ENVIRONMENT, TASK
 
 # Stands between references; no token.
 SEPARATOR = -1
@@ -26,19 +29,30 @@ PLACES = 32
 LEAST_VOTES = 0.25
 
 
-class DraftLookup:
-    """The references of a sequence. references: token ids, int32, what is most alike first."""
+class Draft(NamedTuple):
+    """Tokens that may follow. source: where the first place stands that has all of them, a source of
+    earl.draft_figures; "" where there are none."""
 
-    def __init__(self, references: Sequence[bytes]) -> None:
+    tokens: list[int]
+    source: str = ""
+
+
+class DraftLookup:
+    """The references of a sequence. references: token ids, int32, what is most alike first. of_task: how many
+    of them, the first, are of its task; the others are of its environment."""
+
+    def __init__(self, references: Sequence[bytes], of_task: int = 0) -> None:
         parts = [np.full(1, SEPARATOR, np.int32)]
         for reference in references:
             parts += [np.frombuffer(reference, np.int32), parts[0]]
         self._references = np.concatenate(parts)
+        # What stands before it is of the task.
+        self._task_end = sum(map(len, parts[: 1 + 2 * of_task]))
 
-    def propose(self, ids: np.ndarray, most: int) -> list[int]:
+    def propose(self, ids: np.ndarray, most: int) -> Draft:
         """Returns up to `most` tokens that may follow ids [N] int64."""
         if most < 1 or len(ids) < SHORTEST:
-            return []
+            return Draft([])
         tail = ids[-LONGEST:]
         places, longest = matches(self._references, tail)
         inside, length = matches(ids[:-1], tail)
@@ -46,8 +60,12 @@ class DraftLookup:
         if length > longest:
             tokens, places, longest = ids, inside[::-1], length
         if longest < SHORTEST:
-            return []
-        return followed(tokens, places[:PLACES].tolist(), most)
+            return Draft([])
+        draft, end = followed(tokens, places[:PLACES].tolist(), most)
+        if not draft:
+            return Draft([])
+        source = CONTEXT if tokens is ids else TASK if end <= self._task_end else ENVIRONMENT
+        return Draft(draft, source)
 
 
 def matches(tokens: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, int]:
@@ -65,8 +83,9 @@ def matches(tokens: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, int]:
     return places + 1, length
 
 
-def followed(tokens: np.ndarray, places: Sequence[int], most: int) -> list[int]:
-    """Returns what follows at most of the places, token by token: a place has a vote until it differs."""
+def followed(tokens: np.ndarray, places: Sequence[int], most: int) -> tuple[list[int], int]:
+    """Returns what follows at most of the places, token by token, and the place behind it at the first of
+    those that have all of it. A place has a vote until it differs."""
     draft: list[int] = []
     voters, end = list(places), len(tokens)
     least = LEAST_VOTES * len(voters)
@@ -78,4 +97,4 @@ def followed(tokens: np.ndarray, places: Sequence[int], most: int) -> list[int]:
             break
         draft.append(token)
         voters = [place + 1 for place, following in zip(voters, nexts, strict=True) if following == token]
-    return draft
+    return draft, voters[0]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.torch.drafts.lookup import LONGEST, DraftLookup, matches
@@ -25,7 +26,7 @@ def reference(*ids: int) -> bytes:
 
 
 def propose(references: list[bytes], ids: list[int], most: int = 16) -> list[int]:
-    return DraftLookup(references).propose(np.array(ids, dtype=np.int64), most)
+    return DraftLookup(references).propose(np.array(ids, dtype=np.int64), most).tokens
 
 
 # --- lookup -----------------------------------------------------------------------------------
@@ -291,7 +292,48 @@ def test_a_known_answer_takes_few_steps():
     answers, scheduler = generated([prompt], known, 40, 99, drafts=True, budget=100)
     assert answers == [answer]
     drafter = scheduler.drafter
-    assert drafter is not None and drafter.accepted == drafter.drafted > 25
+    assert drafter is not None
+    counts = drafter.take()
+    assert counts.accepted == counts.drafted and counts.drafted_tokens > 25
+    # Each step gave its sequence the token that it samples anyway, and what of its draft stood.
+    assert counts.tokens == 40 == counts.steps + counts.accepted_tokens
+    assert drafter.take() == DraftCounts()
+
+
+def test_a_draft_counts_for_the_source_of_the_first_place_that_has_it():
+    ids = [1, 2, 3, 4, 1, 2, 3]
+    same, other, rest = reference(9, 1, 2, 3, 5), reference(8, 1, 2, 3, 6), reference(1, 2, 3, 4)
+    for references, of_task, context, draft in (
+        ([same, other], 1, [8, *ids], ([5], "task")),
+        ([other, same], 0, [8, 1, 2, 3], ([6], "environment")),
+        # Two of three places are for 4, and the first of them is the environment's.
+        ([same, rest, rest], 1, [1, 2, 3], ([4], "environment")),
+        ([same, rest, rest], 2, [1, 2, 3], ([4], "task")),
+        ([reference(1, 2, 3)], 1, [*ids, 4, 1, 2], ([3, 4, 1, 2], "context")),
+        ([], 0, [1, 2], ([], "")),
+    ):
+        lookup = DraftLookup(references, of_task)
+        assert lookup.propose(np.array(context, dtype=np.int64), 4) == draft, (references, context)
+
+
+@pytest.mark.parametrize(("of_task", "source"), [(0, "environment"), (1, "task")])
+def test_tokens_are_counted_by_their_source(of_task, source):
+    scheduler = SequenceScheduler(4, 64, drafts=True)
+    drafter = scheduler.drafter
+    assert drafter is not None
+    known = [reference(*range(40))]
+    scheduler.add(
+        GenerateRequest(
+            request_id="a", ids=list(range(10)), max_new_tokens=20, references=known, task_references=of_task
+        )
+    )
+    planned = scheduler.schedule(1000)
+    assert planned is not None
+    batch, complete = planned
+    assert batch.drafts.tolist() == [3]
+    # Two of the three stand.
+    scheduler.advance(batch, complete, np.array([10, 11, 50, 51]), np.zeros(4), 1)
+    assert drafter.take() == DraftCounts(1, 3, {source: 3}, {source: 2})
 
 
 def test_a_step_samples_from_no_more_rows_than_the_engine_has_sequences():
