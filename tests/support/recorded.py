@@ -9,8 +9,10 @@ from pathlib import Path
 
 from earl.config.load import load_run
 from earl.config.run import RunConfig
+from earl.draft_figures import step_figures
 from earl.transcript import Sampled, TranscriptTurn
 from earl.worker_report import BusySpan, TransferTotals
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.scheduler.batches.batch_plan import summary
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.endings import Endings
@@ -58,6 +60,7 @@ def recorded(
     layout: tuple[int, int, int, int] = (2, 1, 1, 1),
     environments: Sequence[str] = (),
     winners: bool = True,
+    drafts: bool = False,
 ) -> None:
     """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`
     (STEP: the step's number), and decisions for a rollout that is cut so and would be cut otherwise from a
@@ -66,7 +69,7 @@ def recorded(
 
     environments: labels of a mixture, each with twice the weight of the one before; of the last the
     policy plays two seats. winners: False for an environment that has rewards alone, where nothing is won or
-    lost."""
+    lost. drafts: of each step's 1,000 steps of sequences 800 draft a token, of which 500 are accepted."""
     draw = random.Random(seed)
     config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
     if environments:
@@ -91,6 +94,7 @@ def recorded(
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
     monitor = Monitor()
+    monitor.reported("rollout", "rollout-0", {})
     selection = selecting(directory)
     members = (
         WorkerRecord(name="rollout-0", incarnation=1, stage=1, parallelism=layout),
@@ -117,6 +121,12 @@ def recorded(
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
         transfers = TransferTotals(path="shm", size_bytes=1 << 20, seconds=0.001, transfers=64, retries=1)
+        if drafts:
+            drafted = DraftCounts(1000 * step, 1500 * step)
+            drafted.draft("task", 600 * step, 450 * step)
+            drafted.draft("context", 200 * step, 50 * step)
+            monitor.reported("rollout", "rollout-0", drafted.figures())
+        counters = monitor.counters
         seen = monitor.step(
             workers=members, device_slots=16, batch_tokens=tokens, now_s=10.0 * step,
             trainer={"train_tokens_per_s": 5000.0, "memory_fraction": 0.4},
@@ -136,7 +146,8 @@ def recorded(
                 **figures_of(environments, step, tokens),
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
-                     "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
+                     "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5,
+                     **counters.totals, **step_figures(counters.take())},
             observed=seen, length_tokens=tokens, transfers=[transfers],
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip

@@ -142,6 +142,8 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
     )
     accepted = partial(counted, part="accepted_tokens", whole="drafted_tokens")
     yield Figure("accepted_drafts", "of drafted tokens, accepted", accepted, percent)
+    forwards = partial(counted, part="drafting_tokens", whole="drafting_steps")
+    yield Figure("tokens_per_forward", "with drafts, tokens of a sequence a step", forwards, number)
     for part, title in (("first", "first steps"), ("last", "last steps"), ("best", "best steps")):
         yield Figure(
             f"reward_{part}",

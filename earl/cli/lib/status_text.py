@@ -41,6 +41,17 @@ def paced_line(status: RunStatus) -> str:
     return f"{status.paced}; {late / steps:.1%} of {steps:,.0f} steps over pace"
 
 
+def drafts_line(status: RunStatus) -> str:
+    """The worth of the run's drafts so far: the part of their tokens that was accepted, and the tokens that a
+    sequence gets of a step, which is 1 without drafts. "" where engines do not draft."""
+    names = ("drafted_tokens", "accepted_tokens", "drafting_steps", "drafting_tokens")
+    drafted, accepted, steps, tokens = (status.metrics.get(name, 0.0) for name in names)
+    if not steps:
+        return ""
+    share = f"{accepted / drafted:.1%} of {drafted:,.0f} tokens accepted" if drafted else "none so far"
+    return f"drafts: {share}, {tokens / steps:.2f} tokens a step"
+
+
 def progress_of(status: RunStatus) -> tuple[int, int]:
     """(done, total) of the phase."""
     if status.phase.startswith("evaluate:"):

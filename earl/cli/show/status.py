@@ -15,6 +15,7 @@ from rich.text import Text
 from earl.cli.lib.exit_code import INTERRUPTED
 from earl.cli.lib.find_run import AsJson, Gateway, RunDir, Scheduler
 from earl.cli.lib.snapshot import NOWHERE, RunMonitor, RunSnapshot, RunState, monitor_of
+from earl.cli.lib.status_text import drafts_line
 from earl.cli.show import panels
 
 app = typer.Typer(add_completion=False)
@@ -101,6 +102,8 @@ def parts(snapshot: RunSnapshot, cells: int) -> Iterator[RenderableType]:
         yield Text(step)
     for line in panels.seat_lines(snapshot.status):
         yield Text(line)
+    if drafts := drafts_line(snapshot.status):
+        yield Text(drafts)
     if snapshot.directory != NOWHERE:
         yield Text(str(snapshot.directory), style="grey50")
     reason, style = panels.ending_line(snapshot)

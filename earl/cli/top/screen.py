@@ -25,7 +25,7 @@ from textual.widgets import Footer, Static
 from earl.cli.lib.find_run import CALL_S
 from earl.cli.lib.recent import Recent
 from earl.cli.lib.snapshot import RunSnapshot
-from earl.cli.lib.status_text import sparkline
+from earl.cli.lib.status_text import drafts_line, sparkline
 from earl.cli.show import panels
 from earl.cli.top.section import TableSection
 from earl.errors import EarlError
@@ -133,6 +133,7 @@ class Top(App[None]):
     #headline { height: auto; padding: 0 1; text-style: bold; }
     #step { height: auto; padding: 0 1; }
     #seats { height: auto; padding: 0 1; }
+    #drafts { height: auto; padding: 0 1; }
     #trend { height: 1; padding: 0 1; color: $text-muted; }
     #ending { height: auto; padding: 0 1; }
     #problems { height: auto; max-height: 4; padding: 0 1; color: $error; }
@@ -154,6 +155,7 @@ class Top(App[None]):
         yield Static("connecting …", id="headline", markup=False)
         yield Static("", id="step", markup=False)
         yield Static("", id="seats", markup=False)
+        yield Static("", id="drafts", markup=False)
         yield Static("", id="trend", markup=False)
         yield Static("", id="ending", markup=False)
         yield Static("", id="problems", markup=False)
@@ -196,6 +198,7 @@ class Top(App[None]):
         write(base.query_one("#headline", Static), headline)
         write(base.query_one("#step", Static), Text(panels.step_line(snapshot)))
         write(base.query_one("#seats", Static), Text("\n".join(panels.seat_lines(snapshot.status))))
+        write(base.query_one("#drafts", Static), Text(drafts_line(snapshot.status)))
         self._trend(base, snapshot.status)
         write(base.query_one("#ending", Static), Text(*panels.ending_line(snapshot)))
         problems = [*panels.problems(snapshot), *([self._refusal] if self._refusal else [])]
