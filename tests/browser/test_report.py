@@ -47,7 +47,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 def report(tmp_path: Path) -> str:
-    recorded(tmp_path, steps=24, text=f"{ENDING}{EVIL} step-STEP")
+    recorded(tmp_path, steps=24, text=f"{ENDING}{EVIL} step-STEP", drafts=True)
     faults, file = FaultTexts(), FaultFile(tmp_path)
     faults.note(("host-1", "open_spiel/tic_tac_toe"), ENDING + EVIL)
     file.quarantined("open_spiel/tic_tac_toe", "host-1", ENDING + EVIL)
@@ -78,6 +78,8 @@ async def test_all_of_it_is_drawn_from_the_file_alone(browser: Browser, report: 
         assert "Faults of environments" in said and "host-1" in said and "Every attempt" in said
         for words in ("Not measured", "KL to the reference", "final", "Parallelism of rollout", "Win rate"):
             assert words in said, words
+        drafts = page.locator("#machine .card:not(.without)", has_text="Accepted drafts")
+        assert await drafts.locator(".legend span").all_text_contents() == ["all", "task", "context"]
         assert await page.locator("#evaluations tbody tr").count() == 2
         contrast = await page.evaluate(LOW_CONTRAST)
         assert contrast["texts"] > 150 and contrast["low"] == []

@@ -14,8 +14,10 @@ from earl.cli.compare.figures import figures as compared
 from earl.cli.lib.status_text import drafts_line
 from earl.cli.report.data import read_run
 from earl.cli.report.page import write_report
+from earl.cli.report.web_files import web_files
 from earl.cli.show.status import rendered
 from earl.cli.top.screen import Top
+from earl.draft_figures import SOURCES, of_source
 from earl.stack.status import RunStatus
 from tests.support.recorded import recorded
 from tests.support.report_file import report_data
@@ -78,3 +80,9 @@ def test_without_drafts_there_is_nothing_to_draw(tmp_path: Path):
     assert not [name for name in metrics if "draft" in name or "forward" in name]
     values = {figure.key: figure.of(read_run(tmp_path)) for figure in compared()}
     assert values["accepted_drafts"] is None and values["tokens_per_forward"] is None
+
+
+def test_the_page_draws_what_is_recorded():
+    page = web_files()["figures.js"].decode()
+    names = ["tokens_per_forward", "draft_acceptance", *(of_source(name, "acceptance") for name in SOURCES)]
+    assert all(f'"{name}"' in page for name in names)
