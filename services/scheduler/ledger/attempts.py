@@ -12,7 +12,6 @@ Pure: time is an argument (monotonic seconds).
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 
@@ -103,16 +102,13 @@ class TicketAttempts:
         return group
 
     def lease(self, worker: WorkerRecord, credit: int, now: float) -> list[Ticket]:
-        """The tickets of up to `credit` pending episodes, oldest first, now leased to this worker until
-        now + lease_s. A match is one episode: only one of its seats acts at a time."""
+        """The tickets of up to `credit` pending episodes, in their order (PendingTickets), now leased to this
+        worker until now + lease_s. A match is one episode: only one of its seats acts at a time."""
         tables, run = self.tables, self.tables.run
         if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
-        while credit > 0 and tables.pending:
-            ticket = tables.tickets.get(heapq.heappop(tables.pending))
-            if ticket is None or ticket.state is not TicketState.PENDING:
-                continue
+        while credit > 0 and (ticket := tables.pending.first()) is not None:
             credit -= 1
             for member in tables.match(ticket):
                 run.fence += 1

@@ -6,7 +6,6 @@ order) gives equal tables; only clocks (lease and membership deadlines) start ag
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from earl.ticket_ranges import RangeSet
+from services.scheduler.ledger.pending import PendingTickets
 from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
@@ -81,7 +81,7 @@ class LedgerTables:
         self.kept: set[int] = set()
         self.held: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self.buckets: Counter[str] = Counter()
-        self.pending: list[int] = []
+        self.pending = PendingTickets()
         # Monotonic seconds; not stored.
         self.lease_until: DeadlineQueue[int] = DeadlineQueue()
         self.lease_since: dict[int, float] = {}
@@ -306,7 +306,7 @@ class LedgerTables:
         self.state_since[number] = self.now
         self.buckets[ticket.bucket] += 1
         if state is TicketState.PENDING:
-            heapq.heappush(self.pending, number)
+            self.pending.add(ticket)
         elif state in HELD:
             if joins:
                 self.held[ticket.worker, ticket.incarnation].add(number)
@@ -325,7 +325,8 @@ class LedgerTables:
         number, state = ticket.id, ticket.state
         self.buckets[ticket.bucket] -= 1
         if state is TicketState.PENDING:
-            return  # it is left in the heap, whose entries are looked at when they come up
+            self.pending.remove(ticket)
+            return
         if state not in HELD:
             self.kept.discard(number)
             if state is TicketState.TRAINED:
