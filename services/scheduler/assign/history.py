@@ -89,26 +89,31 @@ class LengthHistory:
         return PredictionError(None if log_factor is None else math.exp(log_factor), self._covered.value)
 
     def observe(
-        self, environment: str, task: int, group: int, prompt_tokens: int, response_tokens: int
-    ) -> None:
+        self, environment: str, task: int, group: int, prompt_tokens: int, response_tokens: int,
+        predicted: float | None = None,
+    ) -> None:  # fmt: skip
         """Records an episode that ended by itself or was truncated.
 
         environment: its label; "" in a run that has only one. task: its number in the set; -1 if it is in
         none, and then it counts for its environment alone. group: of its ticket. A group is played together,
         so its episodes count as predictions for later groups alone. Lengths in tokens; a response below 1
-        counts as 1.
+        counts as 1. predicted: for its group before that began, 0 if nothing was; None for what is predicted
+        now.
         """
         response_tokens = max(1, response_tokens)
         of_environment = self._environment(environment)
         if task < 0:
-            self._judge(of_environment.quantile(prompt_tokens, self._quantile), response_tokens)
+            if predicted is None:
+                predicted = of_environment.quantile(prompt_tokens, self._quantile)
+            self._judge(predicted, response_tokens)
         else:
             record = self._tasks.setdefault((environment, task), _TaskRecord())
             self._tasks.move_to_end((environment, task))
             if len(self._tasks) > self._most_tasks:
                 self._tasks.popitem(last=False)
             if group != record.group:
-                predicted = self.predict(environment, task, prompt_tokens).tokens
+                if predicted is None:
+                    predicted = self.predict(environment, task, prompt_tokens).tokens
                 record.begin(group, predicted)
             self._judge(record.predicted, response_tokens)
             if record.before is not None:
@@ -117,7 +122,8 @@ class LengthHistory:
         of_environment.add(prompt_tokens, response_tokens)
 
     def predict(self, environment: str, task: int, prompt_tokens: int) -> LengthPrediction:
-        """Predicts the length of a response of the task's next group. task: -1 for one that is in no set."""
+        """Predicts the length of a response of the task's next group. task: -1 for one that is in no set.
+        prompt_tokens: 0 where they are not known."""
         of_environment = self._environments.get(environment)
         if of_environment is None:
             return LengthPrediction(0.0, 0.0)
@@ -179,7 +185,7 @@ class _EnvironmentRecord:
         self._by_prompt.setdefault(max(1, prompt_tokens).bit_length(), _FadingSketch()).add(response_tokens)
 
     def quantile(self, prompt_tokens: int, fraction: float) -> float:
-        sketch = self._by_prompt.get(max(1, prompt_tokens).bit_length(), self._all)
+        sketch = self._by_prompt.get(prompt_tokens.bit_length(), self._all)
         return sketch.quantile(fraction)
 
 

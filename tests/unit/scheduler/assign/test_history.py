@@ -48,6 +48,26 @@ def test_ranks_of_tasks_are_those_of_their_lengths(order, factor):
     assert predicted == sorted(predicted) and len(set(predicted)) == 6
 
 
+def test_the_error_is_that_of_the_predictions_that_were_made_before():
+    known = LengthHistory()
+    for task in (0, -1):
+        known.observe("", task, 1, 100, 50, predicted=0.0)  # nothing was predicted
+    assert known.error == PredictionError(None, None)
+    for task in (0, -1):
+        known.observe("", task, 2, 100, 50, predicted=100.0)
+    assert known.error.factor == pytest.approx(2.0) and known.error.covered == 1.0
+
+
+def test_a_prompt_that_is_not_known_is_like_all_of_its_environment():
+    known = LengthHistory(0.5)
+    for number in range(30):
+        known.observe("", number, number, 1, 100)
+        known.observe("", 50 + number, 50 + number, 5000, 8000)
+        known.observe("", 100 + number, 100 + number, 5000, 8000)
+    assert known.predict("", 999, 1).tokens == pytest.approx(100, rel=0.02)
+    assert known.predict("", 999, 0).tokens == pytest.approx(8000, rel=0.02)
+
+
 def test_a_task_without_a_record_is_predicted_by_environment_and_prompt():
     known = LengthHistory(0.5)
     for number in range(40):
