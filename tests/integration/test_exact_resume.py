@@ -19,6 +19,7 @@ from earl.stack import plan
 from tests.support.exact import Exact, Moment, Outcome
 
 DRAFTS: dict[str, Any] = {"drafts": ["task", "environment", "context"]}
+LONGEST: dict[str, Any] = {"length_order": "longest"}
 # Versions: 1 is the start, 2 and 3 are made by warm-up, 4 to 7 by training.
 LAST = 7
 # One process of every kind: the second rollout worker has the hashes of the run that is killed.
@@ -46,8 +47,9 @@ async def left_alone(directory: Path, workers: int, **sections: dict[str, Any]) 
 async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    # Its engines draft, and the undisturbed run's do not: no token depends on that.
-    async with Exact(tmp_path, workers=1, rollout=DRAFTS) as run:
+    # Its engines draft and its tickets wait for longer ones, unlike the undisturbed run's: no token depends
+    # on that.
+    async with Exact(tmp_path, workers=1, rollout=DRAFTS, scheduler=LONGEST) as run:
         await run.up()
         assert await run.until(Moment("batch_committed"))  # in warm-up: there is no checkpoint yet
         await run.kill_all()
@@ -66,6 +68,7 @@ async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
         # A step without one may have trained on what was played before.
         figures = [line["tokens_per_forward"] for line in lines if "tokens_per_forward" in line]
         assert figures and min(figures) >= 1
+        assert last["length_prediction_factor"] >= 1 and 0 < last["length_prediction_covered"] <= 1
 
 
 MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published", "evaluation_done")

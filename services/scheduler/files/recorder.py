@@ -93,7 +93,7 @@ class RunRecorder:
             trajectories=batch_plan.summary(
                 committed, masks_truncated=self._masks_truncated, frozen=self._frozen
             ),
-            trainer={**trainer, **counters.totals, **step_figures(counters.take())},
+            trainer={**trainer, **counters.totals, **step_figures(counters.take()), **ledger.lengths.figures},
             observed=observed,
             length_tokens=tokens,
             transfers=self.fleet.moved(),

@@ -5,7 +5,7 @@ only by the newest scheduler (term), only in order (revision), and only where ea
 (state and fence) is what the ledger believed. A write whose answer was lost can be repeated.
 
     <prefix>ledger:guard                       term, revision
-    <prefix>ledger:{ticket,group,member,lives,evaluation,stage,outcome,state}
+    <prefix>ledger:{ticket,group,member,lives,evaluation,stage,outcome,lengths,state}
                                                hashes: field -> "<head>|<msgpack>"
     <prefix>{events,trajectories}              the bus
 """

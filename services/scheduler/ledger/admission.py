@@ -44,6 +44,11 @@ def places(rules: Rules, purpose: Purpose, version: int) -> range:
     return range(min(done, batches) * size, min(done + ahead, batches) * size)
 
 
+def training_step(rules: Rules, version: int) -> int:
+    """Returns the step of training, from 0, whose batch is trained at a version."""
+    return max(0, version - 1 - rules.warmup_batches)
+
+
 def target_version(version: int, outstanding_groups: int, batch_groups: int) -> int:
     """Version at which a group issued now is trained at the latest, behind what is outstanding."""
     return version + outstanding_groups // batch_groups

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 
 from services.scheduler.ledger.evaluation import baseline
+from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
@@ -50,10 +51,13 @@ SMALLEST_SPREAD = 1e-6
 class TicketAttempts:
     """Transitions of single tickets and of matches."""
 
-    def __init__(self, rules: Rules, tables: LedgerTables, successes: TaskSuccesses) -> None:
+    def __init__(
+        self, rules: Rules, tables: LedgerTables, successes: TaskSuccesses, lengths: TaskLengths
+    ) -> None:
         self.rules = rules
         self.tables = tables
         self._successes = successes
+        self._lengths = lengths
         # Tickets in a row that used up their attempts, the label of the last one's environment, and why an
         # attempt failed last.
         self.given_up = 0
@@ -77,6 +81,7 @@ class TicketAttempts:
         instance = instance_at(self.rules, purpose, index, take, self._successes.curriculum)
         judged = self.tables.evaluations.get(evaluation)
         episodes = judged.episodes if judged else 0
+        trains = purpose is Purpose.TRAIN
         self.tables.issue(
             Issue(
                 group=group,
@@ -97,6 +102,7 @@ class TicketAttempts:
                 ],
                 seats=seats_at(self.rules, purpose, index),
                 frozen=is_frozen_at(self.rules, purpose, index),
+                predicted_tokens=self._lengths.predict(instance.environment, instance.task) if trains else 0,
             )
         )
         return group
@@ -325,6 +331,7 @@ class TicketAttempts:
                     rewards.setdefault(member.seat, []).append(member.result.reward)
             if all(max(values) - min(values) < SMALLEST_SPREAD for values in rewards.values()):
                 self._successes.add_replaced(members)
+                self._lengths.add_replaced(members)
                 self._substitute(ticket, Reason.NO_SIGNAL)
 
     def retry(self, ticket: Ticket) -> None:

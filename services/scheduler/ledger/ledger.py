@@ -19,7 +19,9 @@ from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketAttempts
+from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.membership import Membership
+from services.scheduler.ledger.pending import PendingTickets
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.facts import BatchPlanned
@@ -40,9 +42,10 @@ class Ledger:
 
     def __init__(self, rules: Rules, held_back: Collection[int] = ()) -> None:
         self.rules = rules
-        self.tables = LedgerTables()
+        self.tables = LedgerTables(PendingTickets(rules.batch_groups if rules.longest_first else 0))
         self.successes = TaskSuccesses(rules, self.tables)
-        self.attempts = TicketAttempts(rules, self.tables, self.successes)
+        self.lengths = TaskLengths(rules, self.tables)
+        self.attempts = TicketAttempts(rules, self.tables, self.successes, self.lengths)
         self.membership = Membership(rules, self.tables, self.attempts)
         self._held_back = held_back
 
@@ -251,9 +254,10 @@ class Ledger:
         seats: list[int] = []
         against: list[int] = []
         committed = CommittedBatch(batch, [], [], seats, against)
-        self.successes.add_trained(batch.version, map(tables.tickets.__getitem__, batch.tickets))
-        for number in batch.tickets:
-            ticket = tables.tickets[number]
+        members = [tables.tickets[number] for number in batch.tickets]
+        self.successes.add_trained(batch.version, members)
+        self.lengths.add_trained(batch.version, members)
+        for ticket in members:
             if ticket.result is not None:
                 committed.results.append(ticket.result)
                 committed.environments.append(ticket.environment)

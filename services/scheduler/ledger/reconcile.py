@@ -39,10 +39,13 @@ def reconcile(
         run.last_batch = batch.id  # the manifest holds it
     tickets = ledger.tables.tickets.values()
     # The batch that made this version, if the ledger did not see it committed.
-    unseen = (
-        ticket for ticket in tickets if ticket.id in consumed and ticket.state is not TicketState.TRAINED
-    )
-    ledger.successes.add_trained(version - 1, [ticket for ticket in unseen if ticket.result is not None])
+    unseen = [
+        ticket
+        for ticket in tickets
+        if ticket.id in consumed and ticket.state is not TicketState.TRAINED and ticket.result is not None
+    ]
+    ledger.successes.add_trained(version - 1, unseen)
+    ledger.lengths.add_trained(version - 1, unseen)
     torn, rolled_back = _tickets(ledger, consumed)
     rolled_back += _compacted(ledger, consumed)
     _unknown(ledger, consumed)
@@ -134,4 +137,5 @@ def _abandon(ledger: Ledger, version: int) -> None:
                 if ticket.state is TicketState.PENDING and {ticket.min_version, ticket.floor} != {oldest}:
                     tables.change(ticket, min_version=oldest, floor=oldest)
     ledger.successes.roll_back(version)
+    ledger.lengths.roll_back(version)
     tables.run.train_over = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from services.scheduler.ledger.admission import training_step
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.curriculum import RECENT, Curriculum, Successes
 from services.scheduler.state.outcomes import GroupOutcome
@@ -44,18 +45,19 @@ class TaskSuccesses:
 
     def add_trained(self, version: int, tickets: Iterable[Ticket]) -> None:
         """The groups of a batch that was trained at a version; their results are still there."""
-        self._add(self._step(version), tickets, trained=True)
+        self._add(training_step(self._rules, version), tickets, trained=True)
 
     def add_replaced(self, tickets: Iterable[Ticket]) -> None:
         """A group that is about to be dropped for want of signal."""
         members = list(tickets)
         place = max(ticket.index for ticket in members) // self._rules.batch_groups
-        self._add(max(place, self._step(self._tables.run.version)), members, trained=False)
+        current = training_step(self._rules, self._tables.run.version)
+        self._add(max(place, current), members, trained=False)
 
     def roll_back(self, version: int) -> None:
         """The batches that were trained at this version and later ones are given up."""
-        table = self._tables.outcomes
-        for step in [step for step in table if step >= self._step(version)]:
+        first, table = training_step(self._rules, version), self._tables.outcomes
+        for step in [step for step in table if step >= first]:
             replaced = tuple(outcome for outcome in table[step] if not outcome.trained)
             if replaced:
                 table[step] = replaced
@@ -65,10 +67,6 @@ class TaskSuccesses:
         self.curriculum.forget()
 
     # --- within -----------------------------------------------------------------------------
-
-    def _step(self, version: int) -> int:
-        """The step of training, from 0, whose batch is trained at a version."""
-        return max(0, version - 1 - self._rules.warmup_batches)
 
     def _add(self, step: int, tickets: Iterable[Ticket], *, trained: bool) -> None:
         groups: dict[int, list[Ticket]] = {}

@@ -19,6 +19,7 @@ from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
+from services.scheduler.state.group_lengths import StepLengths
 from services.scheduler.state.outcomes import StepOutcomes
 from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.run import Batch, RunCounters
@@ -29,7 +30,7 @@ from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
 # Kinds of records whose keys are numbers.
-NUMBERED = frozenset({"group", "outcome"})
+NUMBERED = frozenset({"group", "outcome", "lengths"})
 # Fields of a ticket that indices depend on.
 INDEXED = frozenset({"id", "group", "purpose", "index", "state", "reason", "worker", "incarnation"})
 
@@ -43,7 +44,7 @@ class LedgerTables:
     `tickets` and `closed` are views that cannot be written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pending: PendingTickets | None = None) -> None:
         self.run = RunCounters()
         self.batch: Batch | None = None
         self._tickets: dict[int, Ticket] = {}
@@ -59,10 +60,13 @@ class LedgerTables:
         self.stages: RecordTable[str, StageRecord] = RecordTable()
         # By step of training, what its groups came to; only with a curriculum.
         self.outcomes: RecordTable[int, StepOutcomes] = RecordTable()
+        # By step of training, the lengths of its groups; only with length_order = "longest".
+        self.lengths: RecordTable[int, StepLengths] = RecordTable()
         # By kind, the tables of frozen records.
         self._frozen: dict[str, RecordTable[Any, Any]] = {
             "group": self.issues, "lives": self.incarnations, "member": self.workers,
             "evaluation": self.evaluations, "stage": self.stages, "outcome": self.outcomes,
+            "lengths": self.lengths,
         }  # fmt: skip
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: Mapping[str, RangeSet] = MappingProxyType({})
@@ -81,7 +85,7 @@ class LedgerTables:
         self.kept: set[int] = set()
         self.held: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self.buckets: Counter[str] = Counter()
-        self.pending = PendingTickets()
+        self.pending = PendingTickets() if pending is None else pending
         # Monotonic seconds; not stored.
         self.lease_until: DeadlineQueue[int] = DeadlineQueue()
         self.lease_since: dict[int, float] = {}

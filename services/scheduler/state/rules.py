@@ -92,6 +92,8 @@ class Rules:
     min_group_size: int = _key("scheduler.min_group_size", 0)
     resample: int = _key("scheduler.resample", 0)
     drops_truncated: bool = False
+    # The longest predicted responses of a batch are leased first.
+    longest_first: bool = False
     # The environments, at least one.
     mixture: tuple[Share, ...] = (Share(),)
     # Labels of the environments whose trajectories the reference stage reads; None: of all.
@@ -124,6 +126,7 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
     return Rules(
         **values,
         drops_truncated=config.scheduler.truncated == "drop",
+        longest_first=config.scheduler.length_order == "longest",
         mixture=mixture,
         reference_for=None if config.trainer.kl_coefficient else frozenset(protected_kl(config)),
         evaluation_setting=_evaluation_setting(config, task_sets),

@@ -16,6 +16,7 @@ import msgspec
 from earl.ticket_ranges import RangeSet
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
+from services.scheduler.state.group_lengths import StepLengths
 from services.scheduler.state.outcomes import StepOutcomes
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.switch_records import StageRecord
@@ -30,6 +31,7 @@ Record = (
     | EvaluationRecord
     | StageRecord
     | StepOutcomes
+    | StepLengths
     | RunCounters
     | Batch
     | dict[str, list[tuple[int, int]]]
@@ -47,6 +49,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("evaluation", ""): EvaluationRecord,
     ("stage", ""): StageRecord,
     ("outcome", ""): StepOutcomes,
+    ("lengths", ""): StepLengths,
     ("state", "run"): RunCounters,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],

@@ -123,6 +123,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     # Its seat, from 0, of so many that the policy, or a frozen version of it, has in the episode.
     seat: int = 0
     seats: int = 1
+    # The length of its response as predicted when it was issued; 0 if nothing was.
+    predicted_tokens: int = 0
     # A frozen version plays the other seats, which have no tickets.
     frozen: bool = False
     state: TicketState = TicketState.PENDING
@@ -162,8 +164,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
 class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
     """A group of new tickets: `first` and the ids after it, each of whose samplers has a seed here.
 
-    transcripts: ids of those whose conversation is wanted. seats, frozen: of each match, see Ticket; the
-    tickets have the seats in turns.
+    transcripts: ids of those whose conversation is wanted. seats, frozen: of each match, predicted_tokens:
+    of each ticket, see Ticket; the tickets have the seats in turns.
     """
 
     group: int
@@ -180,6 +182,7 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
     transcripts: list[int] = []
     seats: int = 1
     frozen: bool = False
+    predicted_tokens: int = 0
 
     def tickets(self) -> list[Ticket]:
         """The tickets as they were issued."""
@@ -201,6 +204,7 @@ class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=T
                 seat=(number - self.first) % self.seats,
                 seats=self.seats,
                 frozen=self.frozen,
+                predicted_tokens=self.predicted_tokens,
             )
             for number, seed in enumerate(self.sample_seeds, self.first)
         ]
