@@ -235,7 +235,7 @@ def check_batches(config: RunConfig) -> None:
 def check_groups(config: RunConfig) -> None:
     """Raises ConfigError if groups could be trained with fewer trajectories than tell anything."""
     least = config.scheduler.min_group_size
-    if config.scheduler.truncated == "drop" and not least:
+    if config.scheduler.truncated == "drop" and not least and not config.scheduler.extra_episodes:
         raise ConfigError(
             'scheduler.truncated = "drop" without scheduler.min_group_size would drop a whole group for each '
             "truncated episode",
@@ -282,6 +282,12 @@ def check_deterministic(config: RunConfig) -> None:
             f"deterministic = true with scheduler.train_limit_s = {scheduler.train_limit_s:g}: the last step "
             "and the learning rate would depend on timing",
             "remove scheduler.train_limit_s and bound the run by scheduler.steps",
+        )
+    if scheduler.extra_episodes:
+        raise ConfigError(
+            f"deterministic = true with scheduler.extra_episodes = {scheduler.extra_episodes}: which "
+            "episodes are trained would depend on timing",
+            "remove scheduler.extra_episodes",
         )
     if engine != "torch":
         raise ConfigError(

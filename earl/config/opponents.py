@@ -21,6 +21,13 @@ def check_opponents(config: RunConfig) -> None:
                 f"{entry.seats} seats learn twice or more, and equally often, from a group",
                 f"use {2 * entry.seats} or another multiple of {entry.seats} above it",
             )
+    extra = config.scheduler.extra_episodes
+    if entries and extra:
+        raise ConfigError(
+            f'scheduler.extra_episodes = {extra} with opponent = "frozen" of environment {entries[0].label}: '
+            "how often each seat learns would depend on which episodes end first",
+            'remove scheduler.extra_episodes, or set opponent = "current"',
+        )
     if entries and config.rollout.engine != "torch":
         raise ConfigError(
             f'opponent = "frozen" with rollout.engine = "{config.rollout.engine}": a second engine of it, '

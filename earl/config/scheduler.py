@@ -26,6 +26,12 @@ class SchedulerConfig(ConfigSection):
     # Set it, to half of group_size for example, where episodes fail now and then: a failure then costs one
     # episode instead of its group.
     min_group_size: int = Field(default=0, ge=0)
+    # Episodes of each group of training that are issued beyond group_size. The group is closed as soon as
+    # group_size of its episodes have been accepted, and the others are dropped as closed_early; 0: none.
+    #
+    # Set it where a few slow episodes keep all others waiting. It favours short answers: compare length_mean
+    # and closed_length_mean in metrics.jsonl (docs/tasks.md).
+    extra_episodes: int = Field(default=0, ge=0)
     # How many times the group at one place of a batch is replaced by another task because all its rewards
     # are equal and there is nothing to learn from it (DAPO's dynamic sampling); 0: never.
     #

@@ -172,6 +172,8 @@ class Scheduler:
                     known = ticket if first else None
                     result, transcript = results[place][1], transcripts[place]
                     self.loop.recorder.accepted(self.loop.ledger, known, result, transcript)
+                elif answer[0] is TicketVerdict.REFUSED:
+                    self.loop.recorder.refused(ticket, *results[place])
         self.loop.traces.moved(attempt.ticket_id for attempt, _ in results)
         await self.loop.settled()
         self.loop.recorder.report.evaluations(

@@ -233,13 +233,15 @@ class RolloutWorker:
             self._empty.set()
 
     async def _renew(self) -> None:
+        # Where groups are closed early, leases end in every step.
+        level = logging.INFO if self._config.scheduler.extra_episodes else logging.WARNING
         while True:
             now_s = time.monotonic()
             due = self.leases.due(now_s)
             if due:
                 for ticket in self.leases.lost(await self._tickets.renew(due)):
-                    log.warning(
-                        "the lease of ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt
+                    log.log(
+                        level, "the lease of ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt
                     )
                     self._reported(ticket)
                     task = self._episodes.get(ticket)

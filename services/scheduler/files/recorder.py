@@ -23,7 +23,7 @@ from services.scheduler.monitor.workers import WorkerFleet
 from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.state.mixture import batch_part_at, epoch_at
 from services.scheduler.state.run import CommittedBatch
-from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
+from services.scheduler.state.tickets import MAY_TRAIN, Attempt, EpisodeResult, Purpose, Reason, Ticket
 
 
 class RunRecorder:
@@ -39,6 +39,11 @@ class RunRecorder:
         self._masks_truncated = config.scheduler.truncated == "mask"
         self._frozen = config.frozen
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
+        self._closes_early = config.scheduler.extra_episodes > 0
+        # Tickets that were closed early until the last step; and since then the tokens of those, by ticket,
+        # whose episodes ended all the same.
+        self._closed_before = 0
+        self._closed_tokens: dict[int, int] = {}
 
     def ended(self, result: EpisodeResult, environment: str) -> None:
         """An attempt at an episode ended, whether it may be trained or comes to nothing."""
@@ -68,6 +73,13 @@ class RunRecorder:
         part = batch_part_at(ledger.rules, ticket.purpose, ticket.index)
         self.monitor.observe(result.total_tokens, result.turn_tokens, part)
 
+    def refused(self, ticket: Ticket | None, attempt: Attempt, result: EpisodeResult) -> None:
+        """Records the length of an episode whose group was closed before its report came."""
+        if ticket is None or ticket.reason != Reason.CLOSED_EARLY or attempt.fence != ticket.fence:
+            return
+        if result.ending in MAY_TRAIN:
+            self._closed_tokens[ticket.id] = result.total_tokens
+
     def committed(
         self, ledger: Ledger, columns: ColumnRegistry, committed: CommittedBatch, *,
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
@@ -90,9 +102,10 @@ class RunRecorder:
             phase=phase,
             version=version,
             time_s=elapsed_s,
-            trajectories=batch_plan.summary(
-                committed, masks_truncated=self._masks_truncated, frozen=self._frozen
-            ),
+            trajectories={
+                **batch_plan.summary(committed, masks_truncated=self._masks_truncated, frozen=self._frozen),
+                **self._closed_early(ledger),
+            },
             trainer={**trainer, **counters.totals, **step_figures(counters.take()), **ledger.lengths.figures},
             observed=observed,
             length_tokens=tokens,
@@ -102,6 +115,17 @@ class RunRecorder:
         )
         self._samples.trained(step, committed.batch.tickets)
         return observed
+
+    def _closed_early(self, ledger: Ledger) -> dict[str, float]:
+        """The figures of what was closed early since the last step."""
+        if not self._closes_early:
+            return {}
+        closed, tokens = ledger.attempts.closed_early, self._closed_tokens.values()
+        figures = {"closed_early": float(closed - self._closed_before)}
+        if tokens:
+            figures["closed_length_mean"] = sum(tokens) / len(tokens)
+        self._closed_before, self._closed_tokens = closed, {}
+        return figures
 
     def write(self, ledger: Ledger, elapsed_s: float) -> None:
         """Writes what is due: evaluations that have ended, and how episodes ended."""

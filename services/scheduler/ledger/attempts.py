@@ -3,6 +3,7 @@
     issue ─► pending ─lease─► leased ─complete─► ready  (training, warm-up: a batch takes it from here)
                 ▲               │       └──────► evaluated
                 └─ expired, failed, worker gone; at most `attempts` tries, then dropped(reason)
+    pending, leased ─ enough others of the group are ready ─► dropped(closed_early)
 
 The tickets of a match (several seats of one episode are the policy's) are leased, completed, tried again
 and dropped together, each in one transition: what is stored holds all of it or nothing.
@@ -16,6 +17,7 @@ import math
 from collections.abc import Sequence
 
 from services.scheduler.ledger.evaluation import baseline
+from services.scheduler.ledger.groups import can_spare, has_signal, is_full
 from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
@@ -27,6 +29,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.state.seeds import sample_seeds
 from services.scheduler.state.tickets import (
     BATCHED,
+    MAY_TRAIN,
     Attempt,
     EpisodeEnding,
     EpisodeResult,
@@ -39,13 +42,10 @@ from services.scheduler.state.tickets import (
 )
 from services.scheduler.state.workers import WorkerRecord
 
-MAY_TRAIN = frozenset({EpisodeEnding.OK, EpisodeEnding.TRUNCATED})
 # States of a ticket whose attempt was accepted.
 DONE = BATCHED | {TicketState.EVALUATED}
 # Reasons for which a ticket is dropped whose attempt was accepted.
 LEFT_OUT = frozenset({Reason.TRUNCATED, Reason.NO_SIGNAL})
-# Rewards of a group that differ by less are equal up to rounding: all its advantages would be 0.
-SMALLEST_SPREAD = 1e-6
 
 
 class TicketAttempts:
@@ -63,6 +63,8 @@ class TicketAttempts:
         self.given_up = 0
         self.last_given_up = ""
         self.last_fault = ""
+        # Tickets that were dropped as closed_early since this process began.
+        self.closed_early = 0
         # Since when the time of episodes stands still; None while it does not.
         self._still_since: float | None = None
 
@@ -197,6 +199,8 @@ class TicketAttempts:
                 member.env_seed, member.seat,
             )  # fmt: skip
             self.tables.record_fact(ready)
+        if is_full(self.rules, self.tables, ticket):
+            self.close_group(ticket.group)
         self._resample(ticket)
         return TicketVerdict.ACCEPTED, ""
 
@@ -215,6 +219,14 @@ class TicketAttempts:
             self._forget_columns(ticket)
             tables.move(ticket, TicketState.DROPPED, reason)
         self.free(batch_trajectories(self.rules, Purpose.TRAIN, 0))
+
+    def close_group(self, group: int) -> None:
+        """Drops what of a group of training has not ended: it is trained with what is ready."""
+        for number in list(self.tables.groups[Purpose.TRAIN][group]):
+            ticket = self.tables.tickets[number]
+            if ticket.state in (TicketState.PENDING, TicketState.LEASED):
+                self.tables.move(ticket, TicketState.DROPPED, Reason.CLOSED_EARLY)
+                self.closed_early += 1
 
     # --- within -----------------------------------------------------------------------------
 
@@ -298,8 +310,7 @@ class TicketAttempts:
 
     def _leave_out(self, ticket: Ticket, alone: Reason, whole: Reason) -> None:
         """Drops a ticket or match, alone if enough others of its group are left, otherwise with its group."""
-        episodes = len(self.tables.groups[ticket.purpose][ticket.group]) // len(ticket.match)
-        if ticket.purpose is Purpose.TRAIN and 0 < self.rules.min_group_size < episodes:
+        if can_spare(self.rules, self.tables, ticket):
             for member in self.tables.match(ticket):
                 self._forget_columns(member)
                 self.tables.move(member, TicketState.DROPPED, alone)
@@ -325,11 +336,7 @@ class TicketAttempts:
             return
         if ticket.group in tables.whole[ticket.purpose]:
             members = [tables.tickets[number] for number in tables.groups[ticket.purpose][ticket.group]]
-            rewards: dict[int, list[float]] = {}
-            for member in members:
-                if member.result is not None:
-                    rewards.setdefault(member.seat, []).append(member.result.reward)
-            if all(max(values) - min(values) < SMALLEST_SPREAD for values in rewards.values()):
+            if not has_signal(members):
                 self._successes.add_replaced(members)
                 self._lengths.add_replaced(members)
                 self._substitute(ticket, Reason.NO_SIGNAL)

@@ -27,7 +27,7 @@ from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.mixture import batch_episodes, group_size_at, is_frozen_at
+from services.scheduler.state.mixture import batch_episodes, group_size_at, is_frozen_at, issued_size_at
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import Purpose, Reason, TicketState
@@ -269,13 +269,14 @@ def _issue_training(ledger: Ledger) -> bool:
     rules, version = ledger.rules, ledger.tables.run.version
     outstanding = len(ledger.tables.groups[Purpose.TRAIN])
     vacant = _vacant(ledger, Purpose.TRAIN)
-    largest = max((share.group_size or rules.group_size) * share.trained_seats for share in rules.mixture)
+    episodes = max(share.group_size or rules.group_size for share in rules.mixture) + rules.extra_episodes
+    largest = episodes * max(share.trained_seats for share in rules.mixture)
     at_once = math.ceil(ISSUED_AT_ONCE / largest)
     for ahead, index in enumerate(vacant[:at_once], outstanding):
         target = target_version(version, ahead, rules.batch_groups)
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
-        size = group_size_at(rules, Purpose.TRAIN, index)
+        size = issued_size_at(rules, Purpose.TRAIN, index)
         ledger.attempts.issue(Purpose.TRAIN, size, oldest, rules.temperature, index=index)
     return len(vacant) > at_once
 

@@ -88,8 +88,18 @@ def is_frozen_at(rules: Rules, purpose: Purpose, index: int) -> bool:
 
 
 def group_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
-    """The trajectories of the index-th group of a purpose: one for each seat of its episodes that learns."""
+    """The trajectories of the index-th group of a purpose: one for each seat of its episodes that learns.
+
+    Without those of extra episodes: with as many accepted, a group of training is closed.
+    """
     return _trajectories(rules, purpose, share_at(rules, purpose, index))
+
+
+def issued_size_at(rules: Rules, purpose: Purpose, index: int) -> int:
+    """The tickets that the index-th group of a purpose is issued with: its trajectories, and those of extra
+    episodes."""
+    extra = rules.extra_episodes if purpose is Purpose.TRAIN else 0
+    return group_size_at(rules, purpose, index) + extra * share_at(rules, purpose, index).trained_seats
 
 
 def batch_part_at(rules: Rules, purpose: Purpose, index: int) -> float:

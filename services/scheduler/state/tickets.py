@@ -45,12 +45,18 @@ class EpisodeEnding(StrEnum):
     TIMEOUT = "timeout"
 
 
+# Endings of episodes that a batch may take.
+MAY_TRAIN = frozenset({EpisodeEnding.OK, EpisodeEnding.TRUNCATED})
+
+
 class Reason(StrEnum):
     """The reason for which a ticket was dropped."""
 
     GROUP_INCOMPLETE = "group_incomplete"
     # Its attempts are used up, and its group continues without it.
     MEMBER_FAILED = "member_failed"
+    # As many episodes of its group as are trained were accepted before it ended.
+    CLOSED_EARLY = "closed_early"
     # It was truncated, and scheduler.truncated is "drop".
     TRUNCATED = "truncated"
     # All rewards of its group are equal.

@@ -219,6 +219,16 @@ REFUSED = {
         + '[scheduler]\ntimeout = "truncate"\nstaleness = 0\nselector = "static"\n',
         r'deterministic = true with scheduler\.timeout = "truncate"',
     ),
+    "closing by the clock in a deterministic run": (
+        "deterministic = true\n"
+        + ENTRY
+        + '[scheduler]\nextra_episodes = 2\nstaleness = 0\nselector = "static"\n',
+        r"deterministic = true with scheduler\.extra_episodes = 2: which episodes .*; remove scheduler",
+    ),
+    "closing before each seat has learnt as often": (
+        ENTRY + 'seats = 2\nopponent = "frozen"\n[scheduler]\nextra_episodes = 2\n',
+        r'scheduler\.extra_episodes = 2 with opponent = "frozen" of environment a/b: how often each seat',
+    ),
     "a group of one": (
         ENTRY + "group_size = 1\n",
         r"group_size = 1 of environment a/b makes every advantage zero",

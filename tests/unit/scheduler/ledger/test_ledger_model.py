@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.scheduler.state.rules import Share
 from services.scheduler.state.tickets import EpisodeEnding
-from tests.support.ledger import RULES, Rollout, World
+from tests.support.ledger import RULES, Rollout, World, ids_of
 
 workers = st.sampled_from([0, 1])
 
@@ -22,12 +22,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(
         seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2),
-        members=st.integers(1, 3), seats=st.integers(1, 3), frozen=st.booleans(),
+        members=st.integers(1, 3), extra=st.integers(0, 2), seats=st.integers(1, 3), frozen=st.booleans(),
     )  # fmt: skip
-    def begin(self, seed: int, staleness: int, warmup: int, members: int, seats: int, frozen: bool) -> None:
+    def begin(
+        self, seed: int, staleness: int, warmup: int, members: int, extra: int, seats: int, frozen: bool
+    ) -> None:
         rules = dataclasses.replace(
             RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1,
-            mixture=(Share(seats=seats, frozen=frozen and seats > 1),),
+            extra_episodes=extra, mixture=(Share(seats=seats, frozen=frozen and seats > 1),),
         )  # fmt: skip
         self.world = World(random.Random(seed), rules)
         self.world.attempt(self.world.restart)
@@ -122,6 +124,20 @@ def test_long_walks(staleness: int, crash_chance: float, seats: int, frozen: boo
         trained += len(world.parameters.consumed)
         world.finish()
     assert trained > 8 * seeds  # the walks did get somewhere
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("seats", [1, 2])
+def test_long_walks_with_extra_episodes(staleness: int, seats: int) -> None:
+    """Groups are closed early in every walk, and are trained whole: `finish` counts them."""
+    rules = dataclasses.replace(RULES, staleness=staleness, extra_episodes=2, mixture=(Share(seats=seats),))
+    for seed in range(2):
+        world = World(random.Random(f"extra {seed} {staleness}"), rules)
+        world.crash_chance = 0.03
+        world.restart()
+        world.wander(80)
+        world.finish()
+        assert len(ids_of(world.ledger.tables, "dropped:closed_early")) > 8
 
 
 TestLedger = LedgerMachine.TestCase

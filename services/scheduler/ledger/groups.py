@@ -1,0 +1,38 @@
+"""Readings of a group of training: whether it is full, can spare a member, or has a signal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.state.mixture import group_size_at
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.tickets import Purpose, Ticket
+
+# Rewards of a group that differ by less are equal up to rounding: all its advantages would be 0.
+SMALLEST_SPREAD = 1e-6
+
+
+def is_full(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:
+    """Returns whether so many of the ticket's group are ready that its other episodes are extra."""
+    if ticket.purpose is not Purpose.TRAIN or not rules.extra_episodes:
+        return False
+    return tables.ready[ticket.group] >= group_size_at(rules, Purpose.TRAIN, ticket.index)
+
+
+def can_spare(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:
+    """Returns whether the ticket's group may be trained without its episode: with min_group_size others, or
+    with a whole group of others where that is 0."""
+    if ticket.purpose is not Purpose.TRAIN:
+        return False
+    least = rules.min_group_size * len(ticket.match) or group_size_at(rules, Purpose.TRAIN, ticket.index)
+    return least < len(tables.groups[Purpose.TRAIN][ticket.group])
+
+
+def has_signal(members: Iterable[Ticket]) -> bool:
+    """Returns whether the rewards of any seat differ, so that some advantage is not 0."""
+    rewards: dict[int, list[float]] = {}
+    for member in members:
+        if member.result is not None:
+            rewards.setdefault(member.seat, []).append(member.result.reward)
+    return any(max(values) - min(values) >= SMALLEST_SPREAD for values in rewards.values())
