@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -241,6 +242,12 @@ def check_groups(config: RunConfig) -> None:
             "truncated episode",
             "set scheduler.min_group_size, for example to half of group_size",
         )
+    if config.scheduler.close_groups and not least:
+        raise ConfigError(
+            f"scheduler.close_groups = {config.scheduler.close_groups} without scheduler.min_group_size: "
+            "nothing says with how many episodes a group may be closed",
+            "set scheduler.min_group_size, for example to half of group_size",
+        )
     smallest = min(config.mixture, key=lambda entry: entry.group_size)
     if least == 1:
         raise ConfigError(
@@ -283,11 +290,11 @@ def check_deterministic(config: RunConfig) -> None:
             "and the learning rate would depend on timing",
             "remove scheduler.train_limit_s and bound the run by scheduler.steps",
         )
-    if scheduler.extra_episodes:
+    if key := scheduler.early_close:
         raise ConfigError(
-            f"deterministic = true with scheduler.extra_episodes = {scheduler.extra_episodes}: which "
-            "episodes are trained would depend on timing",
-            "remove scheduler.extra_episodes",
+            f"deterministic = true with {key} = {attrgetter(key)(config)}: which episodes are trained would "
+            "depend on timing",
+            f"remove {key}",
         )
     if engine != "torch":
         raise ConfigError(

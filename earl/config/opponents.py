@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 
@@ -21,12 +23,11 @@ def check_opponents(config: RunConfig) -> None:
                 f"{entry.seats} seats learn twice or more, and equally often, from a group",
                 f"use {2 * entry.seats} or another multiple of {entry.seats} above it",
             )
-    extra = config.scheduler.extra_episodes
-    if entries and extra:
+    if entries and (key := config.scheduler.early_close):
         raise ConfigError(
-            f'scheduler.extra_episodes = {extra} with opponent = "frozen" of environment {entries[0].label}: '
+            f'{key} = {attrgetter(key)(config)} with opponent = "frozen" of environment {entries[0].label}: '
             "how often each seat learns would depend on which episodes end first",
-            'remove scheduler.extra_episodes, or set opponent = "current"',
+            f'remove {key}, or set opponent = "current"',
         )
     if entries and config.rollout.engine != "torch":
         raise ConfigError(

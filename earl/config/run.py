@@ -91,8 +91,8 @@ class RunConfig(ConfigSection):
     # The same tokens and parameters, bit for bit, however often the run is killed and resumed.
     #
     # Set it for debugging and for proofs; it costs speed. It needs scheduler.staleness = 0, no
-    # scheduler.train_limit_s, no scheduler.extra_episodes, rollout.engine = "torch", and a scheduler.selector
-    # other than "on".
+    # scheduler.train_limit_s, no scheduler.extra_episodes or close_groups, rollout.engine = "torch", and a
+    # scheduler.selector other than "on".
     deterministic: bool = False
     # Directory of all runs; this one is runs_dir/name.
     #

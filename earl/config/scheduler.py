@@ -32,6 +32,12 @@ class SchedulerConfig(ConfigSection):
     # Set it where a few slow episodes keep all others waiting. It favours short answers: compare length_mean
     # and closed_length_mean in metrics.jsonl (docs/tasks.md).
     extra_episodes: int = Field(default=0, ge=0)
+    # Groups of a batch that are closed with min_group_size episodes or more, instead of waiting for their
+    # others, once the trainer asks for the batch and all its other groups are complete; 0: none.
+    #
+    # Set it to 1 or 2 where the trainer waits for the last groups of a batch. It favours short answers like
+    # extra_episodes, but costs no episodes beyond group_size.
+    close_groups: int = Field(default=0, ge=0)
     # How many times the group at one place of a batch is replaced by another task because all its rewards
     # are equal and there is nothing to learn from it (DAPO's dynamic sampling); 0: never.
     #
@@ -147,6 +153,12 @@ class SchedulerConfig(ConfigSection):
     #
     # Change it in a fleet, where workers connect from other machines; off loopback it needs TLS and a token.
     bind: str = "127.0.0.1:0"
+
+    @property
+    def early_close(self) -> str:
+        """The first key that closes groups early, such as "scheduler.extra_episodes"; "" if none does."""
+        keys = {"scheduler.extra_episodes": self.extra_episodes, "scheduler.close_groups": self.close_groups}
+        return next((key for key, value in keys.items() if value), "")
 
 
 class SwitchDeadlines(ConfigSection):

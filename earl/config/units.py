@@ -24,6 +24,7 @@ UNITS = {
     "batch_groups": "groups",
     "batches": "batches",
     "checkpoint_every": "steps",
+    "close_groups": "groups",
     "engine_restarts": "restarts",
     "engines": "engines",
     "frozen_every": "steps",

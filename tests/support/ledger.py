@@ -450,7 +450,13 @@ class World:
         share = rules.mixture[0]
         trajectories = rules.warmup_batches * rules.warmup_episodes * share.seats
         trajectories += rules.steps * rules.batch_groups * rules.group_size * share.trained_seats
-        assert counts["trained"] == trajectories == len(self.parameters.consumed)
+        assert counts["trained"] == len(self.parameters.consumed)
+        if not rules.min_group_size:
+            assert counts["trained"] == trajectories
+        else:
+            spared = rules.group_size - rules.min_group_size
+            spared *= rules.steps * rules.batch_groups * share.trained_seats
+            assert trajectories - spared <= counts["trained"] <= trajectories
 
     def reconcile_or_rejoin(self) -> None:
         if self.reconciled and self.trainer_is_current():

@@ -234,7 +234,7 @@ class RolloutWorker:
 
     async def _renew(self) -> None:
         # Where groups are closed early, leases end in every step.
-        level = logging.INFO if self._config.scheduler.extra_episodes else logging.WARNING
+        level = logging.INFO if self._config.scheduler.early_close else logging.WARNING
         while True:
             now_s = time.monotonic()
             due = self.leases.due(now_s)

@@ -39,7 +39,7 @@ class RunRecorder:
         self._masks_truncated = config.scheduler.truncated == "mask"
         self._frozen = config.frozen
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
-        self._closes_early = config.scheduler.extra_episodes > 0
+        self._closes_early = bool(config.scheduler.early_close)
         # Tickets that were closed early until the last step; and since then the tokens of those, by ticket,
         # whose episodes ended all the same.
         self._closed_before = 0

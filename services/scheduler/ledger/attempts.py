@@ -201,7 +201,8 @@ class TicketAttempts:
             self.tables.record_fact(ready)
         if is_full(self.rules, self.tables, ticket):
             self.close_group(ticket.group)
-        self._resample(ticket)
+        else:
+            self._resample(ticket)
         return TicketVerdict.ACCEPTED, ""
 
     def expire(self, now: float) -> None:
@@ -221,12 +222,13 @@ class TicketAttempts:
         self.free(batch_trajectories(self.rules, Purpose.TRAIN, 0))
 
     def close_group(self, group: int) -> None:
-        """Drops what of a group of training has not ended: it is trained with what is ready."""
-        for number in list(self.tables.groups[Purpose.TRAIN][group]):
-            ticket = self.tables.tickets[number]
+        """Drops what of a group of training has not ended: it is trained with what is ready, or replaced."""
+        members = [self.tables.tickets[number] for number in self.tables.groups[Purpose.TRAIN][group]]
+        for ticket in members:
             if ticket.state in (TicketState.PENDING, TicketState.LEASED):
                 self.tables.move(ticket, TicketState.DROPPED, Reason.CLOSED_EARLY)
                 self.closed_early += 1
+        self._resample(members[0])
 
     # --- within -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Readings of a group of training: whether it is full, can spare a member, or has a signal. Pure."""
+"""Readings of a group of training: whether it is full, may be closed, or has a signal. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def is_full(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:
     if ticket.purpose is not Purpose.TRAIN or not rules.extra_episodes:
         return False
     return tables.ready[ticket.group] >= group_size_at(rules, Purpose.TRAIN, ticket.index)
+
+
+def may_close(rules: Rules, tables: LedgerTables, group: int) -> bool:
+    """Returns whether a group that is not complete has min_group_size episodes that are ready."""
+    members = tables.groups[Purpose.TRAIN][group]
+    least = rules.min_group_size * len(tables.tickets[members[0]].match)
+    return 0 < least <= tables.ready[group] < len(members)
 
 
 def can_spare(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:

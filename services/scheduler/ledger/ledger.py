@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketAttempts
+from services.scheduler.ledger.groups import may_close
 from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.membership import Membership
 from services.scheduler.ledger.pending import PendingTickets
@@ -234,19 +237,44 @@ class Ledger:
         if purpose is not Purpose.TRAIN:
             first = sorted(tables.groups[purpose], key=lambda group: tables.place(purpose, group))[:count]
             return first if tables.whole[purpose].issuperset(first) and len(first) == count else None
-        whole = tables.whole[purpose]
-        if len(whole) < count:
+        if len(tables.whole[purpose]) + rules.close_groups < count:
             return None
+        candidates = self._candidates()
+        chosen = choose(candidates, version, count, rules.staleness)
+        if chosen is None and self._close_late(candidates, count):
+            # A closed group may have been replaced, or be held back.
+            chosen = choose(self._candidates(), version, count, rules.staleness)
+        return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
+
+    def _candidates(self) -> list[GroupCandidate]:
+        """The groups of training; those that are too stale are dropped."""
+        tables, rules, version = self.tables, self.rules, self.tables.run.version
+        whole = tables.whole[Purpose.TRAIN]
         candidates = []
-        for group, members in list(tables.groups[purpose].items()):
+        for group, members in list(tables.groups[Purpose.TRAIN].items()):
             floor = min(tables.tickets[number].floor for number in members)
             if version - floor > rules.staleness and group in whole:
-                self.attempts.drop_group(purpose, group, Reason.TOO_STALE)
+                self.attempts.drop_group(Purpose.TRAIN, group, Reason.TOO_STALE)
                 continue
             complete = group in whole and group not in self._held_back
             candidates.append(GroupCandidate(group, floor + rules.staleness, complete))
-        chosen = choose(candidates, version, count, rules.staleness)
-        return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
+        return candidates
+
+    def _close_late(self, candidates: Sequence[GroupCandidate], count: int) -> bool:
+        """Closes the groups that a batch of `count` waits for, if they are at most close_groups; returns
+        whether it did. Closed are as few as possible, those first that must be trained first."""
+        tables, rules = self.tables, self.rules
+        late = [candidate for candidate in candidates if may_close(rules, tables, candidate.group)]
+        late.sort(key=lambda candidate: (candidate.deadline, candidate.group))
+        for number in range(1, min(rules.close_groups, len(late)) + 1):
+            closed = {candidate.group for candidate in late[:number]}
+            complete = [replace(each, complete=each.complete or each.group in closed) for each in candidates]
+            chosen = choose(complete, tables.run.version, count, rules.staleness)
+            if chosen is not None:
+                for group in sorted(closed.intersection(chosen)):
+                    self.attempts.close_group(group)
+                return True
+        return False
 
     def _train(self, batch: Batch) -> CommittedBatch:
         """Moves the tickets of a batch from planned to trained, once."""

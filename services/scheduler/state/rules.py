@@ -91,6 +91,7 @@ class Rules:
     # 0: all of a group.
     min_group_size: int = _key("scheduler.min_group_size", 0)
     extra_episodes: int = _key("scheduler.extra_episodes", 0)
+    close_groups: int = _key("scheduler.close_groups", 0)
     resample: int = _key("scheduler.resample", 0)
     drops_truncated: bool = False
     # The longest predicted responses of a batch are leased first.

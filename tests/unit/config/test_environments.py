@@ -229,6 +229,16 @@ REFUSED = {
         ENTRY + 'seats = 2\nopponent = "frozen"\n[scheduler]\nextra_episodes = 2\n',
         r'scheduler\.extra_episodes = 2 with opponent = "frozen" of environment a/b: how often each seat',
     ),
+    "closing late groups by the clock in a deterministic run": (
+        "deterministic = true\n"
+        + ENTRY
+        + '[scheduler]\nclose_groups = 1\nmin_group_size = 2\nstaleness = 0\nselector = "static"\n',
+        r"deterministic = true with scheduler\.close_groups = 1: which episodes .*; remove scheduler\.close",
+    ),
+    "closing groups without a least size": (
+        ENTRY + "[scheduler]\nclose_groups = 1\n",
+        r"scheduler\.close_groups = 1 without scheduler\.min_group_size: nothing says with how many",
+    ),
     "a group of one": (
         ENTRY + "group_size = 1\n",
         r"group_size = 1 of environment a/b makes every advantage zero",

@@ -23,6 +23,7 @@ from tests.support.ledger import Image, check_tables
 from tests.unit.scheduler.ledger.test_groups import TRAIN_ONLY, OneWorker, rewards_of
 from tests.unit.scheduler.ledger.test_matches import SELF_PLAY, Matches
 
+LATE = dataclasses.replace(TRAIN_ONLY, min_group_size=2, close_groups=1)
 EXTRA = dataclasses.replace(TRAIN_ONLY, group_size=3, extra_episodes=2)
 
 
@@ -32,6 +33,12 @@ def report_all(world: OneWorker, tickets: list[Ticket]) -> list[TicketVerdict]:
 
 def bucket(world: OneWorker, name: str) -> list[int]:
     return [ticket.id for ticket in world.ledger.tables.tickets.values() if ticket.bucket == name]
+
+
+def image_of(world: OneWorker) -> Image:
+    image = Image()
+    image.apply(world.ledger.tables.take_changes())
+    return image
 
 
 def test_a_group_is_closed_with_the_last_episode_that_it_is_trained_with() -> None:
@@ -121,11 +128,9 @@ def test_matches_are_closed_whole() -> None:
 
 def test_what_is_closed_stays_so_for_a_scheduler_that_starts_again() -> None:
     world = OneWorker(EXTRA)
-    image = Image()
     late, *others = world.lease()[:4]
     report_all(world, others)
-    image.apply(world.ledger.tables.take_changes())
-    again = Ledger.restored(world.ledger.rules, image.load(), 0.0)
+    again = Ledger.restored(world.ledger.rules, image_of(world).load(), 0.0)
     check_tables(again.tables)
     assert again.tables.tickets == world.ledger.tables.tickets
     assert again.tables.tickets[late.id].bucket == "dropped:closed_early"
@@ -152,6 +157,80 @@ def test_each_environment_of_a_mixture_has_its_own_size() -> None:
     for ticket in tickets:
         sizes.setdefault(ticket.group, []).append(ticket.environment)
     assert {tuple(labels) for labels in sizes.values()} == {("a",) * 4, ("b",) * 10}
+
+
+def test_the_last_group_of_a_batch_is_closed_when_the_trainer_asks() -> None:
+    world = OneWorker(LATE)
+    tickets = world.lease()
+    report_all(world, [*tickets[:4], tickets[5], tickets[7]])
+    assert world.counts() == {"leased": 2, "ready": 6}
+    batch = phases.next_batch(world.ledger, 0.0)
+    assert batch is not None and batch.tickets == [1, 2, 3, 4, 6, 8]
+    assert world.counts() == {"planned": 6, "dropped:closed_early": 2}
+    world.ledger.commit(batch.id, 2)
+    world.advance()
+    assert len(world.lease()) == 8
+
+
+def test_more_groups_than_the_key_says_are_waited_for() -> None:
+    world = OneWorker(LATE)
+    tickets = world.lease()
+    report_all(world, [*tickets[:3], *tickets[4:7]])
+    assert phases.next_batch(world.ledger, 0.0) is None
+    assert world.counts() == {"leased": 2, "ready": 6}
+
+
+def test_a_group_with_fewer_than_min_group_size_is_waited_for() -> None:
+    world = OneWorker(LATE)
+    tickets = world.lease()
+    report_all(world, tickets[:5])
+    assert phases.next_batch(world.ledger, 0.0) is None
+    assert world.counts() == {"leased": 3, "ready": 5}
+
+
+def test_a_group_that_a_later_batch_may_take_is_not_closed() -> None:
+    world = OneWorker(dataclasses.replace(LATE, staleness=1))
+    tickets = world.lease()
+    report_all(world, [*tickets[:3], *tickets[8:16]])
+    batch = phases.next_batch(world.ledger, 0.0)
+    assert batch is not None and batch.tickets == [ticket.id for ticket in tickets[8:16]]
+    assert world.counts() == {"planned": 8, "ready": 3, "leased": 5}
+    world.ledger.commit(batch.id, 2)
+    world.advance()
+    report_all(world, [*tickets[4:8], *world.lease()])
+    # Two later groups are complete, but this is the last batch that may take the first one.
+    batch = phases.next_batch(world.ledger, 0.0)
+    assert batch is not None and batch.tickets == [1, 2, 3, 5, 6, 7, 8]
+    assert bucket(world, "dropped:closed_early") == [4]
+
+
+def test_nothing_is_closed_for_a_batch_that_waits_for_columns() -> None:
+    held_back = {1}
+    world = OneWorker(LATE)
+    world.ledger = Ledger.restored(LATE, image_of(world).load(), 0.0, held_back)
+    tickets = world.lease()
+    report_all(world, tickets[:6])
+    assert phases.next_batch(world.ledger, 0.0) is None
+    assert world.counts() == {"leased": 2, "ready": 6}
+    held_back.clear()
+    held_back.add(2)  # closed, and not yet read by the reference stage
+    assert phases.next_batch(world.ledger, 0.0) is None
+    assert world.counts() == {"dropped:closed_early": 2, "ready": 6}
+    held_back.clear()
+    batch = phases.next_batch(world.ledger, 0.0)
+    assert batch is not None and batch.tickets == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_late_group_that_is_closed_without_signal_is_replaced() -> None:
+    world = OneWorker(dataclasses.replace(LATE, resample=1))
+    tickets = world.lease()
+    report_all(world, tickets[:4])
+    for ticket in tickets[4:6]:
+        world.report(ticket, reward=1.0)
+    assert phases.next_batch(world.ledger, 0.0) is None
+    assert world.counts() == {"ready": 4, "dropped:closed_early": 2, "dropped:no_signal": 2}
+    world.advance()
+    assert len(world.lease()) == 4
 
 
 @pytest.mark.parametrize("rules", [TRAIN_ONLY, SELF_PLAY])

@@ -22,14 +22,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(
         seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2),
-        members=st.integers(1, 3), extra=st.integers(0, 2), seats=st.integers(1, 3), frozen=st.booleans(),
+        members=st.integers(1, 3), extra=st.integers(0, 2), close=st.integers(0, 2), seats=st.integers(1, 3),
+        frozen=st.booleans(),
     )  # fmt: skip
     def begin(
-        self, seed: int, staleness: int, warmup: int, members: int, extra: int, seats: int, frozen: bool
-    ) -> None:
+        self, seed: int, staleness: int, warmup: int, members: int, extra: int, close: int, seats: int,
+        frozen: bool,
+    ) -> None:  # fmt: skip
         rules = dataclasses.replace(
             RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1,
-            extra_episodes=extra, mixture=(Share(seats=seats, frozen=frozen and seats > 1),),
+            extra_episodes=extra, close_groups=close, min_group_size=members - 1 if close else 0,
+            mixture=(Share(seats=seats, frozen=frozen and seats > 1),),
         )  # fmt: skip
         self.world = World(random.Random(seed), rules)
         self.world.attempt(self.world.restart)
@@ -128,16 +131,23 @@ def test_long_walks(staleness: int, crash_chance: float, seats: int, frozen: boo
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("seats", [1, 2])
-def test_long_walks_with_extra_episodes(staleness: int, seats: int) -> None:
-    """Groups are closed early in every walk, and are trained whole: `finish` counts them."""
-    rules = dataclasses.replace(RULES, staleness=staleness, extra_episodes=2, mixture=(Share(seats=seats),))
-    for seed in range(2):
-        world = World(random.Random(f"extra {seed} {staleness}"), rules)
+@pytest.mark.parametrize(
+    "keys", [{"extra_episodes": 2}, {"group_size": 3, "min_group_size": 1, "close_groups": 2}], ids="+".join
+)
+def test_long_walks_with_groups_that_are_closed_early(
+    staleness: int, seats: int, keys: dict[str, int]
+) -> None:
+    """Groups are closed early, before and after crashes; `finish` counts what was trained."""
+    rules = dataclasses.replace(RULES, staleness=staleness, steps=8, mixture=(Share(seats=seats),), **keys)
+    closed = 0
+    for seed in range(4):
+        world = World(random.Random(f"early {seed} {staleness}"), rules)
         world.crash_chance = 0.03
         world.restart()
-        world.wander(80)
+        world.wander(120)
         world.finish()
-        assert len(ids_of(world.ledger.tables, "dropped:closed_early")) > 8
+        closed += len(ids_of(world.ledger.tables, "dropped:closed_early"))
+    assert closed > 0
 
 
 TestLedger = LedgerMachine.TestCase
