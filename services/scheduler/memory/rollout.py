@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, MemoryParts, ceil_div, largest, together
 
-# linear.PACK_ELEMENTS, model_runner.FIRST_POSITIONS, kv_cache.PAGE_BYTES, attention.ALIGNED,
-# engine.PREFILL_TOKENS of services/rollout/engines/torch; core.BLOCK_TOKENS of services/rollout/engines/vllm.
+# linear's PACK_ELEMENTS and KEPT_PRODUCTS, model_runner.FIRST_POSITIONS, kv_cache.PAGE_BYTES,
+# attention.ALIGNED and engine.PREFILL_TOKENS of services/rollout/engines/torch; core.BLOCK_TOKENS of
+# services/rollout/engines/vllm.
 PACK_ELEMENTS = 1 << 17
+KEPT_PRODUCTS = 48
 FIRST_POSITIONS = 1024
 PAGE_BYTES = 4096
 ALIGNED = 16
@@ -27,6 +29,8 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 BLOCK_TOKENS = 32
 # sampling.BLOCK: logits are padded to whole blocks.
 SAMPLE_BLOCK = 128
+# Of one of oneDNN's products in bfloat16, compiled for AVX-512.
+PRODUCT_BYTES = 600 << 10
 # SlotTable of engines/torch: tokens, log-probs and versions of every position.
 COLUMN_BYTES = 8 + 4 + 8
 
@@ -107,9 +111,14 @@ def _blocked(model: ModelNumbers, how: RolloutNumbers) -> list[int]:
     return [size for size in (*matrices, model.vocab * model.hidden) if size >= PACK_ELEMENTS]
 
 
+def _product_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
+    """Products that oneDNN keeps compiled where it multiplies in bfloat16, once all have been needed."""
+    return KEPT_PRODUCTS * PRODUCT_BYTES if how.item_bytes < WIDE_BYTES and _blocked(model, how) else 0
+
+
 def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
     item = how.item_bytes
-    weights, kv = weight_bytes(model, how), kv_bytes(model, how)
+    weights, kv = weight_bytes(model, how) + _product_bytes(model, how), kv_bytes(model, how)
     if how.device == "cpu":
         kv += COLUMN_BYTES * how.sequences * how.length
     all_tokens = how.sequences * how.length

@@ -6,11 +6,22 @@ in every call: at batch 1 to 64 that is half of the time. `pack` makes it again 
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 
 # Matrices with fewer elements cost more to call in the blocked layout than they gain.
 PACK_ELEMENTS = 1 << 17
+# Products of other shapes that oneDNN keeps compiled, some 0.6 MiB each with AVX-512. Nearly every step has
+# another number of rows, so that its own bound of 1,024 is reached; a product compiles in a millisecond.
+KEPT_PRODUCTS = 48
+
+
+def bound_products() -> None:
+    """Bounds what oneDNN keeps compiled, unless the environment does. To be called before anything is
+    computed."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_PRODUCTS))
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -36,6 +36,7 @@ from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_cache import rows_within
 from services.rollout.engines.torch.kv_handover import SlotRows
 from services.rollout.engines.torch.kv_shards import KvShards
+from services.rollout.engines.torch.linear import bound_products
 from services.rollout.engines.torch.model_runner import AddUp, ModelRunner, alone
 from services.rollout.engines.torch.shm_allreduce import SharedSum
 from services.rollout.engines.torch.weight_copy import copy_staged
@@ -113,6 +114,7 @@ class EngineRank:
         spec = start.spec
         torch.set_num_threads(spec.threads)
         settle_card()
+        bound_products()
         model = load_spec(spec.model_dir)
         device = device_of(spec, start.rank)
         slots, context = rows_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
