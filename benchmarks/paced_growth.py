@@ -54,7 +54,7 @@ GOALS = {
     "truncated_max": 0.0,
 }
 # Lengths and loads of the profile, and the minutes for it.
-CONTEXTS, LOADS, MINUTES = "32,96,256,448", "16,64", 6
+CONTEXTS, LOADS, MINUTES = "24,72,144,200", "32,128", 6
 # Static layouts that later rounds repeat, at most.
 REPEATED = 3
 # Steps of the running mean of the reward.
