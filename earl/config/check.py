@@ -240,7 +240,7 @@ def check_groups(config: RunConfig) -> None:
         raise ConfigError(
             'scheduler.truncated = "drop" without scheduler.min_group_size would drop a whole group for each '
             "truncated episode",
-            "set scheduler.min_group_size, for example to half of group_size",
+            "set scheduler.min_group_size, for example to half of group_size, or scheduler.extra_episodes",
         )
     if config.scheduler.close_groups and not least:
         raise ConfigError(
@@ -253,6 +253,13 @@ def check_groups(config: RunConfig) -> None:
         raise ConfigError(
             "scheduler.min_group_size = 1 makes the advantage of a trajectory that is left alone zero",
             "use 2 or more, or 0 for whole groups",
+        )
+    largest = max(config.mixture, key=lambda entry: entry.group_size)
+    if config.scheduler.close_groups and least >= largest.group_size + config.scheduler.extra_episodes:
+        raise ConfigError(
+            f"scheduler.close_groups = {config.scheduler.close_groups} with scheduler.min_group_size = "
+            f"{least}: no group has more episodes than that, so none is closed early",
+            "lower scheduler.min_group_size, or remove scheduler.close_groups",
         )
     if least > smallest.group_size:
         raise ConfigError(

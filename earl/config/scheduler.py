@@ -87,7 +87,8 @@ class SchedulerConfig(ConfigSection):
     episode_s: float = Field(default=0.0, ge=0)
     # "train": what an episode that ends as TRUNCATED sampled is trained on like any other. "mask": its reward
     # counts in its group, its tokens in no loss (DAPO's overlong filtering). "drop": it is left out of its
-    # group, which needs min_group_size others, or is replaced by another task.
+    # group, which needs min_group_size others (or group_size with extra_episodes), or is replaced by another
+    # task.
     #
     # Set "mask" where a bound, not the policy, is to blame for episodes that are cut short.
     truncated: Literal["train", "mask", "drop"] = "train"

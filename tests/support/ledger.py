@@ -7,6 +7,7 @@ scheduler before or after the operation was stored.
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, field
 
@@ -47,6 +48,15 @@ def ids_of(tables: LedgerTables, bucket: str) -> RangeSet:
     """All ticket ids of a bucket, compacted or not."""
     kept = RangeSet.of(ticket.id for ticket in tables.tickets.values() if ticket.bucket == bucket)
     return kept | tables.closed.get(bucket, RangeSet())
+
+
+def leased_in_order(tables: LedgerTables) -> list[int]:
+    """The tickets that wait, in the order in which they would be leased."""
+    pending, numbers = copy.deepcopy(tables.pending), []
+    while (ticket := pending.first()) is not None:
+        pending.remove(ticket)
+        numbers.append(ticket.id)
+    return numbers
 
 
 def check_tables(tables: LedgerTables) -> None:
@@ -409,6 +419,12 @@ class World:
             again.held[key] == tables.held[key] for key in tables.held
         )
         assert again.tickets == tables.tickets and again.issues == tables.issues
+        assert again.lengths == tables.lengths and again.outcomes == tables.outcomes
+        waiting = leased_in_order(tables)
+        assert leased_in_order(again) == waiting
+        assert set(waiting) == {
+            number for number, ticket in tables.tickets.items() if ticket.state is TicketState.PENDING
+        }
         stored = {int(name) for kind, name, _ in self.image.peek() if kind == "ticket"}
         of_groups = {one.id for issue in tables.issues.values() for one in issue.tickets()} - stored
         assert of_groups | stored >= set(tables.tickets) and not stored - set(tables.tickets)

@@ -21,10 +21,20 @@ def is_full(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:
 
 
 def may_close(rules: Rules, tables: LedgerTables, group: int) -> bool:
-    """Returns whether a group that is not complete has min_group_size episodes that are ready."""
-    members = tables.groups[Purpose.TRAIN][group]
-    least = rules.min_group_size * len(tables.tickets[members[0]].match)
-    return 0 < least <= tables.ready[group] < len(members)
+    """Returns whether a group that is not complete has min_group_size episodes that are ready.
+
+    Where groups without a signal are replaced, it needs one: what is played yet may give it.
+    """
+    numbers = tables.groups[Purpose.TRAIN][group]
+    least = rules.min_group_size * len(tables.tickets[numbers[0]].match)
+    if not 0 < least <= tables.ready[group] < len(numbers):
+        return False
+    return not rules.resample or has_signal(map(tables.tickets.__getitem__, numbers))
+
+
+def missing(tables: LedgerTables, group: int) -> int:
+    """Tickets of a group of training that are not ready."""
+    return len(tables.groups[Purpose.TRAIN][group]) - tables.ready[group]
 
 
 def can_spare(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:

@@ -13,7 +13,7 @@ raises LedgerError (or UnknownWorker, WorkerReplaced) and has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketAttempts
-from services.scheduler.ledger.groups import may_close
+from services.scheduler.ledger.groups import may_close, missing
 from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.membership import Membership
 from services.scheduler.ledger.pending import PendingTickets
@@ -242,7 +242,7 @@ class Ledger:
         candidates = self._candidates()
         chosen = choose(candidates, version, count, rules.staleness)
         if chosen is None and self._close_late(candidates, count):
-            # A closed group may have been replaced, or be held back.
+            # Columns of a closed group may be on their way.
             chosen = choose(self._candidates(), version, count, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
 
@@ -262,14 +262,30 @@ class Ledger:
 
     def _close_late(self, candidates: Sequence[GroupCandidate], count: int) -> bool:
         """Closes the groups that a batch of `count` waits for, if they are at most close_groups; returns
-        whether it did. Closed are as few as possible, those first that must be trained first."""
+        whether it did.
+
+        Closed are as few as possible, those first that must be trained first, of these the fullest. None is
+        while the batch waits for columns of groups that are whole: closing another would gain nothing.
+        """
         tables, rules = self.tables, self.rules
-        late = [candidate for candidate in candidates if may_close(rules, tables, candidate.group)]
-        late.sort(key=lambda candidate: (candidate.deadline, candidate.group))
-        for number in range(1, min(rules.close_groups, len(late)) + 1):
-            closed = {candidate.group for candidate in late[:number]}
-            complete = [replace(each, complete=each.complete or each.group in closed) for each in candidates]
-            chosen = choose(complete, tables.run.version, count, rules.staleness)
+        whole, held_back = tables.whole[Purpose.TRAIN], self._held_back
+
+        def chosen_with(complete: Container[int]) -> list[int] | None:
+            counted = [replace(each, complete=each.group in complete) for each in candidates]
+            return choose(counted, tables.run.version, count, rules.staleness)
+
+        if chosen_with(whole) is not None:
+            return False
+        late = [
+            (each.deadline, missing(tables, each.group), each.group)
+            for each in candidates
+            if each.group not in held_back and may_close(rules, tables, each.group)
+        ]
+        late.sort()
+        ready = {each.group for each in candidates if each.complete}
+        for number in range(max(1, count - len(ready)), min(rules.close_groups, len(late)) + 1):
+            closed = {group for _, _, group in late[:number]}
+            chosen = chosen_with(ready | closed)
             if chosen is not None:
                 for group in sorted(closed.intersection(chosen)):
                     self.attempts.close_group(group)

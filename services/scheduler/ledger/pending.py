@@ -8,8 +8,8 @@
                                          response; of equal ones the lowest number
 
 The order is a function of the tickets that wait. A batch is that of the tickets' places in the schedule (see
-admission.places): no new ticket is leased before one of an earlier batch that was issued before it. Tickets
-of a group have one prediction, and stay together.
+admission.places). Tickets of a group have one prediction, and stay together. Where no group was replaced,
+no new ticket is leased before one of an earlier batch: places are issued in their order.
 """
 
 from __future__ import annotations

@@ -239,6 +239,10 @@ REFUSED = {
         ENTRY + "[scheduler]\nclose_groups = 1\n",
         r"scheduler\.close_groups = 1 without scheduler\.min_group_size: nothing says with how many",
     ),
+    "groups that are closed with no fewer episodes than they have": (
+        ENTRY + "[scheduler]\nclose_groups = 1\ngroup_size = 4\nmin_group_size = 4\n",
+        r"scheduler\.close_groups = 1 with scheduler\.min_group_size = 4: no group has more episodes",
+    ),
     "a group of one": (
         ENTRY + "group_size = 1\n",
         r"group_size = 1 of environment a/b makes every advantage zero",

@@ -18,7 +18,7 @@ const CARDS = [
   ["training", "Reference log-probs", "Trajectories left for later batches, after each step. Where many wait, so do batches.", [["stages.reference.waiting", "waiting"], ["stages.reference.done", "done"]], number],
   ["training", "Recent episode lengths", "Tokens of whole recent episodes.", [["episode_tokens.p95", "95th percentile"], ["episode_tokens.mean", "mean"], ["episode_tokens.p50", "median"]], number],
   ["training", "Truncated episodes", "Ended by a bound, of a batch.", [["truncated_episodes", "truncated"]], number],
-  ["training", "Closed early", "Tickets whose groups were trained without them.", [["closed_early", "closed early"]], number],
+  ["training", "Closed early", "Tickets whose groups did not wait for them, in the step in which they were closed.", [["closed_early", "closed early"]], number],
   ["training", "Length of closed episodes", "Tokens of those that ended all the same. Others were stopped, and are longer.", [["closed_length_mean", "mean"]], number],
   ["machine", "Memory in use", "Of what each stage may have.", [["load.rollout.memory_fraction", "rollout"], ["load.trainer.memory_fraction", "trainer"]], share],
   ["machine", "KV cache", "Tokens that are held, of those that fit.", [["load.rollout.kv.used_fraction", "in use"]], share],
