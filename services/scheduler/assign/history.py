@@ -33,6 +33,8 @@ MOST_TASKS, MOST_ENVIRONMENTS = 1 << 16, 1 << 10
 TREND_EPISODES, PRIOR_EPISODES = 4096, 16.0
 # The weight of an environment's former lengths is halved after so many new ones.
 FADE_EPISODES = 1024
+# Up to so many lengths a quantile is that of all of them; later it is computed once for as many more.
+FRESH_EPISODES = 64
 # Episodes that the error is averaged over.
 ERROR_EPISODES = 4096
 
@@ -104,7 +106,7 @@ class LengthHistory:
         of_environment = self._environment(environment)
         if task < 0:
             if predicted is None:
-                predicted = of_environment.quantile(prompt_tokens, self._quantile)
+                predicted = of_environment.quantile(prompt_tokens)
             self._judge(predicted, response_tokens)
         else:
             record = self._tasks.setdefault((environment, task), _TaskRecord())
@@ -129,12 +131,12 @@ class LengthHistory:
             return LengthPrediction(0.0, 0.0)
         record = self._tasks.get((environment, task)) if task >= 0 else None
         if record is None or not record.lengths:
-            return LengthPrediction(of_environment.quantile(prompt_tokens, self._quantile), 0.0)
+            return LengthPrediction(of_environment.quantile(prompt_tokens), 0.0)
         recorded, episodes = record.mean()
         return LengthPrediction(of_environment.trend.quantile(recorded, self._quantile), episodes)
 
     def _environment(self, label: str) -> _EnvironmentRecord:
-        record = self._environments.setdefault(label, _EnvironmentRecord())
+        record = self._environments.setdefault(label, _EnvironmentRecord(self._quantile))
         self._environments.move_to_end(label)
         if len(self._environments) > MOST_ENVIRONMENTS:
             self._environments.popitem(last=False)
@@ -174,19 +176,20 @@ class _TaskRecord:
 class _EnvironmentRecord:
     """Lengths of all tasks of an environment, by the length of their prompts, and their trend."""
 
-    def __init__(self) -> None:
+    def __init__(self, quantile: float) -> None:
+        self._quantile = quantile
         self.trend = _Trend()
-        self._all = _FadingSketch()
+        self._all = _FadingSketch(quantile)
         # By the number of bits of the prompt's length.
         self._by_prompt: dict[int, _FadingSketch] = {}
 
     def add(self, prompt_tokens: int, response_tokens: int) -> None:
         self._all.add(response_tokens)
-        self._by_prompt.setdefault(max(1, prompt_tokens).bit_length(), _FadingSketch()).add(response_tokens)
+        bits = max(1, prompt_tokens).bit_length()
+        self._by_prompt.setdefault(bits, _FadingSketch(self._quantile)).add(response_tokens)
 
-    def quantile(self, prompt_tokens: int, fraction: float) -> float:
-        sketch = self._by_prompt.get(prompt_tokens.bit_length(), self._all)
-        return sketch.quantile(fraction)
+    def quantile(self, prompt_tokens: int) -> float:
+        return self._by_prompt.get(prompt_tokens.bit_length(), self._all).quantile()
 
 
 class _Trend:
@@ -226,26 +229,34 @@ class _Trend:
 
 
 class _FadingSketch:
-    """A sketch in which former lengths fade, and which remembers the quantile that is asked for."""
+    """A sketch in which former lengths fade, and one of its quantiles.
 
-    def __init__(self) -> None:
+    A few lengths more hardly change it, and computing it takes as long as counting a hundred: beyond FRESH
+    lengths it is computed at every FRESH-th, whenever it is asked for. So a history that is built again from
+    the same lengths predicts the same.
+    """
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
         self._sketch = LengthSketch()
         self._count = 0
-        self._quantiles: dict[float, float] = {}
+        # None until it is asked for.
+        self._quantile: float | None = None
 
     def add(self, tokens: int) -> None:
         self._sketch.add(tokens)
         self._count += 1
         if self._count % FADE_EPISODES == 0:
             self._sketch.decay(0.5)
-        # A few lengths more hardly change a quantile, and computing it takes as long as counting a hundred.
-        if self._count <= 64 or self._count % 64 == 0:
-            self._quantiles.clear()
+        if self._count % FRESH_EPISODES == 0:
+            self._quantile = self._sketch.quantile(self._fraction)
+        elif self._count < FRESH_EPISODES:
+            self._quantile = None
 
-    def quantile(self, fraction: float) -> float:
-        if fraction not in self._quantiles:
-            self._quantiles[fraction] = self._sketch.quantile(fraction)
-        return self._quantiles[fraction]
+    def quantile(self) -> float:
+        if self._quantile is None:
+            self._quantile = self._sketch.quantile(self._fraction)
+        return self._quantile
 
 
 class _RecentMean:

@@ -171,3 +171,17 @@ def test_episodes_of_a_group_do_not_predict_each_other():
     # Both were cold starts: the second was predicted by the first one's length, four times.
     assert known.error.covered is not None and known.error.covered < 0.5
     assert known.error.factor is not None and known.error.factor > 20
+
+
+@pytest.mark.parametrize("count", [63, 64, 200, 240, 1100])
+def test_a_history_that_is_built_again_predicts_the_same(count):
+    """Whenever it was asked before."""
+    drawn = random.Random(count)
+    responses = [drawn.randint(1, 1000) for _ in range(count)]
+    asked, built = LengthHistory(), LengthHistory()
+    for group, response in enumerate(responses):
+        asked.observe("", -1, group, 100, response, predicted=0.0)
+        asked.predict("", 3, 0)
+        built.observe("", -1, group, 100, response, predicted=0.0)
+    assert asked.predict("", 3, 0) == built.predict("", 3, 0)
+    assert asked.predict("", -1, 100) == built.predict("", -1, 100)
