@@ -113,7 +113,7 @@ class Scheduler:
         self.loop.ledger.membership.mark_alive(*worker, report.received_s, report.version)
         self.loop.ledger.membership.keep_devices(worker.name, report.devices)
         self.loop.recorder.fleet.reported(worker.name, report)
-        self.loop.recorder.monitor.reported(record.stage_name, worker.name, report.gauges)
+        self.loop.recorder.monitor.reported(record.stage_name, worker.name, report.gauges, worker.incarnation)
         self.loop.parallelism.heartbeat(record, parallelism, epoch, report.gauges, now=report.received_s)
         self.loop.recorder.report.spans(worker.name, spans)
         if report.version != before:

@@ -21,20 +21,22 @@ class WorkerCounters:
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
         self._step: dict[str, float] = {}
-        # By worker, what it last reported. Of those that left it stays: some come back, and count further.
-        self._reported: dict[str, dict[str, float]] = {}
+        # By worker, its incarnation and what that last reported. Of those that left it stays: some come back,
+        # and count further.
+        self._reported: dict[str, tuple[int, dict[str, float]]] = {}
 
-    def reported(self, worker: str, gauges: Mapping[str, float]) -> None:
+    def reported(self, worker: str, incarnation: int, gauges: Mapping[str, float]) -> None:
         """Records the gauges of a worker's heartbeat.
 
-        A worker of which any counter fell began again and counts from 0. Of one that is new here what it had
-        counted before is part of the totals, and of no step.
+        Another incarnation of a worker counts from 0. Of a worker that is new here what it had counted before
+        is part of the totals, and of no step.
         """
         is_new = worker not in self._reported
-        known = self._reported.setdefault(worker, {})
+        before, known = self._reported.get(worker, (incarnation, {}))
+        if before != incarnation:
+            known = {}
+        self._reported[worker] = incarnation, known
         counted = {name: gauges[name] for name in COUNTED if name in gauges}
-        if any(value < known.get(name, 0.0) for name, value in counted.items()):
-            known.clear()
         for name, value in counted.items():
             more = value - known.get(name, 0.0)
             self.totals[name] = self.totals.get(name, 0.0) + more

@@ -178,10 +178,10 @@ class Monitor:
         engines hold the context of each."""
         self._playing.set(sequences, now_s)
 
-    def reported(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
-        """Records the gauges of a worker's heartbeat."""
+    def reported(self, stage: str, worker: str, gauges: Mapping[str, float], incarnation: int = 0) -> None:
+        """Records the gauges of a worker's heartbeat. incarnation: which of its lives reported them."""
         self._gauges.setdefault(stage, {})[worker] = gauges
-        self.counters.reported(worker, gauges)
+        self.counters.reported(worker, incarnation, gauges)
         if "memory_fraction" in gauges:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
         if stage == ROLLOUT:

@@ -11,22 +11,22 @@ def drafts(steps: float, tokens: float) -> dict[str, float]:
 def test_workers_are_added_up_and_what_is_no_counter_is_left_out():
     counters = WorkerCounters()
     assert counters.totals == counters.take() == {}
-    counters.reported("rollout-0", {"running_episodes": 3.0})
-    counters.reported("rollout-1", {})
+    counters.reported("rollout-0", 1, {"running_episodes": 3.0})
+    counters.reported("rollout-1", 1, {})
     assert counters.totals == counters.take() == {}
-    counters.reported("rollout-0", {"running_episodes": 3.0, **drafts(10.0, 12.0)})
-    counters.reported("rollout-1", drafts(1.0, 2.0) | {"drafts.task.drafted_tokens": 5.0})
+    counters.reported("rollout-0", 1, {"running_episodes": 3.0, **drafts(10.0, 12.0)})
+    counters.reported("rollout-1", 1, drafts(1.0, 2.0) | {"drafts.task.drafted_tokens": 5.0})
     assert counters.totals == drafts(11.0, 14.0) | {"drafts.task.drafted_tokens": 5.0}
     assert counters.take() == counters.totals
 
 
 def test_a_step_has_what_was_counted_since_the_step_before():
     counters = WorkerCounters()
-    counters.reported("rollout-0", {})
-    counters.reported("rollout-0", drafts(10.0, 12.0))
+    counters.reported("rollout-0", 1, {})
+    counters.reported("rollout-0", 1, drafts(10.0, 12.0))
     counters.take()
-    counters.reported("rollout-0", drafts(10.0, 12.0))
-    counters.reported("rollout-0", drafts(14.0, 20.0))
+    counters.reported("rollout-0", 1, drafts(10.0, 12.0))
+    counters.reported("rollout-0", 1, drafts(14.0, 20.0))
     assert counters.take() == drafts(4.0, 8.0)
     assert counters.take() == {}
     assert counters.totals == drafts(14.0, 20.0)
@@ -34,25 +34,25 @@ def test_a_step_has_what_was_counted_since_the_step_before():
 
 def test_a_worker_that_begins_again_counts_from_0_and_takes_nothing_back():
     counters = WorkerCounters()
-    counters.reported("rollout-0", {})
-    counters.reported("rollout-0", drafts(10.0, 12.0))
+    counters.reported("rollout-0", 1, {})
+    counters.reported("rollout-0", 1, drafts(10.0, 12.0))
     counters.take()
     # Before its engines have started, it has no counters at all.
-    counters.reported("rollout-0", {})
-    counters.reported("rollout-0", drafts(3.0, 4.0))
-    assert counters.totals == drafts(13.0, 16.0)
-    assert counters.take() == drafts(3.0, 4.0)
-    # By now it has more steps than it last reported, but not as many tokens: so all of its steps are new.
-    counters.reported("rollout-0", drafts(3.5, 3.5))
-    assert counters.take() == drafts(3.5, 3.5)
+    counters.reported("rollout-0", 2, {})
+    # As many as the life before had, and more: all of them are new.
+    counters.reported("rollout-0", 2, drafts(10.0, 14.0))
+    assert counters.totals == drafts(20.0, 26.0)
+    assert counters.take() == drafts(10.0, 14.0)
+    counters.reported("rollout-0", 3, drafts(3.0, 3.0))
+    assert counters.take() == drafts(3.0, 3.0)
 
 
 def test_the_past_of_a_worker_that_is_new_here_is_of_no_step():
     counters = WorkerCounters()
-    counters.reported("rollout-0", drafts(100.0, 150.0))
+    counters.reported("rollout-0", 1, drafts(100.0, 150.0))
     assert counters.totals == drafts(100.0, 150.0)
     assert counters.take() == {}
-    counters.reported("rollout-0", drafts(101.0, 152.0))
+    counters.reported("rollout-0", 1, drafts(101.0, 152.0))
     assert counters.take() == drafts(1.0, 2.0)
 
 
