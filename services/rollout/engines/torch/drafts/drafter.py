@@ -26,8 +26,8 @@ class Drafter:
         self.policy = DraftPolicy(len(table.length), most)
         # By slot: the request whose references it looks in.
         self._lookups: dict[int, tuple[str, DraftLookup]] = {}
-        # By slot: where its last draft stood.
-        self._sources: dict[int, str] = {}
+        # By slot: where each token of its last draft stood.
+        self._sources: dict[int, list[str]] = {}
         self.counts = DraftCounts()
 
     def draft(self, slots: np.ndarray, complete: np.ndarray, taken: np.ndarray, spare: int) -> np.ndarray:
@@ -65,7 +65,8 @@ class Drafter:
         for slot, drafted, tokens in zip(slots.tolist(), drafts.tolist(), added.tolist(), strict=True):
             if drafted:
                 self.policy.note(slot, drafted, tokens - 1)
-                self.counts.draft(self._sources[slot], drafted, tokens - 1)
+                # A draft that was shortened counts for the place of what was computed.
+                self.counts.draft(self._sources[slot][drafted - 1], drafted, tokens - 1)
 
     def take(self) -> DraftCounts:
         """Returns the counts since the last call."""

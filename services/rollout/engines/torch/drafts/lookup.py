@@ -30,11 +30,11 @@ LEAST_VOTES = 0.25
 
 
 class Draft(NamedTuple):
-    """Tokens that may follow. source: where the first place stands that has all of them, a source of
-    earl.draft_figures; "" where there are none."""
+    """Tokens that may follow. sources: for each of them, where the first place stands that has it and all
+    before it, a source of earl.draft_figures."""
 
     tokens: list[int]
-    source: str = ""
+    sources: list[str]
 
 
 class DraftLookup:
@@ -52,7 +52,7 @@ class DraftLookup:
     def propose(self, ids: np.ndarray, most: int) -> Draft:
         """Returns up to `most` tokens that may follow ids [N] int64."""
         if most < 1 or len(ids) < SHORTEST:
-            return Draft([])
+            return Draft([], [])
         tail = ids[-LONGEST:]
         places, longest = matches(self._references, tail)
         inside, length = matches(ids[:-1], tail)
@@ -60,12 +60,11 @@ class DraftLookup:
         if length > longest:
             tokens, places, longest = ids, inside[::-1], length
         if longest < SHORTEST:
-            return Draft([])
-        draft, end = followed(tokens, places[:PLACES].tolist(), most)
-        if not draft:
-            return Draft([])
-        source = CONTEXT if tokens is ids else TASK if end <= self._task_end else ENVIRONMENT
-        return Draft(draft, source)
+            return Draft([], [])
+        draft, ends = followed(tokens, places[:PLACES].tolist(), most)
+        if tokens is ids:
+            return Draft(draft, [CONTEXT] * len(draft))
+        return Draft(draft, [TASK if end <= self._task_end else ENVIRONMENT for end in ends])
 
 
 def matches(tokens: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, int]:
@@ -83,10 +82,11 @@ def matches(tokens: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, int]:
     return places + 1, length
 
 
-def followed(tokens: np.ndarray, places: Sequence[int], most: int) -> tuple[list[int], int]:
-    """Returns what follows at most of the places, token by token, and the place behind it at the first of
-    those that have all of it. A place has a vote until it differs."""
+def followed(tokens: np.ndarray, places: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """Returns what follows at most of the places, token by token, and of each token the place behind it at
+    the first of those that have it and all before it. A place has a vote until it differs."""
     draft: list[int] = []
+    ends: list[int] = []
     voters, end = list(places), len(tokens)
     least = LEAST_VOTES * len(voters)
     while voters and len(draft) < most:
@@ -97,4 +97,5 @@ def followed(tokens: np.ndarray, places: Sequence[int], most: int) -> tuple[list
             break
         draft.append(token)
         voters = [place + 1 for place, following in zip(voters, nexts, strict=True) if following == token]
-    return draft, voters[0]
+        ends.append(voters[0])
+    return draft, ends

@@ -300,17 +300,20 @@ def test_a_known_answer_takes_few_steps():
     assert drafter.take() == DraftCounts()
 
 
-def test_a_draft_counts_for_the_source_of_the_first_place_that_has_it():
+def test_each_token_has_the_source_of_the_first_place_that_has_it_and_all_before_it():
     ids = [1, 2, 3, 4, 1, 2, 3]
     same, other, rest = reference(9, 1, 2, 3, 5), reference(8, 1, 2, 3, 6), reference(1, 2, 3, 4)
+    six, seven = reference(1, 2, 3, 5, 6), reference(1, 2, 3, 5, 7)
     for references, of_task, context, draft in (
-        ([same, other], 1, [8, *ids], ([5], "task")),
-        ([other, same], 0, [8, 1, 2, 3], ([6], "environment")),
+        ([same, other], 1, [8, *ids], ([5], ["task"])),
+        ([other, same], 0, [8, 1, 2, 3], ([6], ["environment"])),
         # Two of three places are for 4, and the first of them is the environment's.
-        ([same, rest, rest], 1, [1, 2, 3], ([4], "environment")),
-        ([same, rest, rest], 2, [1, 2, 3], ([4], "task")),
-        ([reference(1, 2, 3)], 1, [*ids, 4, 1, 2], ([3, 4, 1, 2], "context")),
-        ([], 0, [1, 2], ([], "")),
+        ([same, rest, rest], 1, [1, 2, 3], ([4], ["environment"])),
+        ([same, rest, rest], 2, [1, 2, 3], ([4], ["task"])),
+        # All three have 5, and the task's place no more of it.
+        ([six, seven, seven], 1, [1, 2, 3], ([5, 7], ["task", "environment"])),
+        ([reference(1, 2, 3)], 1, [*ids, 4, 1, 2], ([3, 4, 1, 2], ["context"] * 4)),
+        ([], 0, [1, 2], ([], [])),
     ):
         lookup = DraftLookup(references, of_task)
         assert lookup.propose(np.array(context, dtype=np.int64), 4) == draft, (references, context)
