@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -26,9 +27,11 @@ async def _accepted(context: grpc.aio.ServicerContext, frame: Callable[..., Any]
     """The server's end of a stream, with its initial metadata sent.
 
     gRPC would send them with the first message: with that write cancelled, by a peer's bad message, they
-    would go out twice, which gRPC refuses, and the peer would never get its status.
+    would go out twice, which gRPC refuses, and the peer would never get its status. Of a peer that is gone
+    the reader learns.
     """
-    await context.send_initial_metadata(())
+    with suppress(grpc.aio.InternalError):
+        await context.send_initial_metadata(())
     return Frames(context, frame)
 
 

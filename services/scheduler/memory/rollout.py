@@ -111,14 +111,15 @@ def _blocked(model: ModelNumbers, how: RolloutNumbers) -> list[int]:
     return [size for size in (*matrices, model.vocab * model.hidden) if size >= PACK_ELEMENTS]
 
 
-def _product_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
+def _product_bytes(how: RolloutNumbers) -> int:
     """Products that oneDNN keeps compiled where it multiplies in bfloat16, once all have been needed."""
-    return KEPT_PRODUCTS * PRODUCT_BYTES if how.item_bytes < WIDE_BYTES and _blocked(model, how) else 0
+    multiplies = how.device == "cpu" and how.native and how.packs and how.item_bytes < WIDE_BYTES
+    return KEPT_PRODUCTS * PRODUCT_BYTES if multiplies else 0
 
 
 def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
     item = how.item_bytes
-    weights, kv = weight_bytes(model, how) + _product_bytes(model, how), kv_bytes(model, how)
+    weights, kv = weight_bytes(model, how) + _product_bytes(how), kv_bytes(model, how)
     if how.device == "cpu":
         kv += COLUMN_BYTES * how.sequences * how.length
     all_tokens = how.sequences * how.length

@@ -57,7 +57,7 @@ class StageReport:
 def gather_report(
     group: Group, transfers: Iterable[TransferTotals] = (), counts: Iterable[int] = ()
 ) -> StageReport:
-    """Gathers what each rank has read and counted, its device and its memory, in one collective.
+    """Gathers what each rank has read and counted, its device and its memory. A collective.
 
     counts: as many on every rank.
     """

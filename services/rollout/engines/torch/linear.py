@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 # Matrices with fewer elements cost more to call in the blocked layout than they gain.
 PACK_ELEMENTS = 1 << 17
-# Products of other shapes that oneDNN keeps compiled, some 0.6 MiB each with AVX-512. Nearly every step has
-# another number of rows, so that its own bound of 1,024 is reached; a product compiles in a millisecond.
+# Products of other shapes that oneDNN keeps compiled, up to 0.6 MiB each with AVX-512. Nearly every step has
+# another number of rows, so that they would fill its own bound of 1,024; a product compiles in a millisecond.
 KEPT_PRODUCTS = 48
 
 
