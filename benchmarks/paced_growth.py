@@ -8,6 +8,7 @@ bare      the same ways once without a pace, on this machine's cores: reported, 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 from benchmarks.goals import missed_goals
 from benchmarks.learning import published
 from benchmarks.record.progress import counted, phase
-from earl.cli.report.curves import TRAIN, smooth
+from earl.cli.report.curves import TRAIN
 from earl.cli.report.data import RecordedRun
 from earl.config.load import Override
 from earl.config.paced_check import paced_text
@@ -35,15 +36,15 @@ Runs = Callable[[str, Sequence[Override]], RecordedRun]
 COMPARES = (
     "SIMULATED TIMES: the run file's devices are paced (docs/paced.md); services, data plane, ledger, "
     "switches, weights and sampling are real. Tokens trained on per second of a whole run, warm-up and "
-    "switches included, and seconds until the running mean of the reward first reaches what both runs of "
-    "a pair reach: with the selector, and in each legal static layout of rollout and trainer, all of them "
-    "under the same table's memory. A static layout ends for memory if an episode was truncated or lost "
-    "for want of it. Round 1 runs all; the later rounds the selector and the quickest survivors. A round "
-    "has one seed; intervals are 95 %, of the logarithm of the ratio of a round's two runs (Student's t). "
-    "vs_best_static: against the survivor with most tokens/s; reward_seconds: against the survivor that "
+    "switches included, and seconds until the rewards of a run's steps of training add up to what they do "
+    "in both runs of a pair: with the selector, and in each legal static layout of rollout and trainer, all "
+    "of them under the same table's memory. A static layout ends for memory if an episode was truncated or "
+    "lost for want of it. Round 1 runs all; the later rounds the selector and the quickest survivors. A "
+    "round has one seed; intervals are 95 %, of the logarithm of the ratio of a round's two runs (Student's "
+    "t). vs_best_static: against the survivor with most tokens/s; reward_seconds: against the survivor that "
     "is hardest to beat, above 1 where the selector is sooner. over_pace_max: the largest part of a run's "
-    "steps that took longer than their pace. bare: one run of each way without a pace, on this machine's "
-    "own cores."
+    "steps that took longer than their pace, engines' and trainer's together; late_passes_max: of the "
+    "trainer's passes alone. bare: one run of each way without a pace, on this machine's own cores."
 )
 GOALS = {
     "vs_best_static_low": 1.0,
@@ -57,8 +58,6 @@ GOALS = {
 CONTEXTS, LOADS, MINUTES = "24,72,144,200", "32,128", 6
 # Static layouts that later rounds repeat, at most.
 REPEATED = 3
-# Steps of the running mean of the reward.
-WINDOW = 5
 
 
 def compare(
@@ -79,6 +78,7 @@ def compare(
     def once(way: str, number: int) -> None:
         records.append(run(way, [("seed", str(config.seed + number))]))
         figures = {"way": way, "repetition": number, **figures_of(records[-1])}
+        figures["late_passes"] = late_passes(records[-1])
         runs.append({**figures, "survives": survives(figures)})
 
     def summed(_: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,6 +153,7 @@ def summary(runs: Sequence[Mapping[str, Any]], records: Sequence[RecordedRun], o
         "tokens_per_s": rates,
         "survivors_min": float(sum(way != ours for way in survivors)),
         "over_pace_max": max(shares, default=None),
+        "late_passes_max": max((run["late_passes"] for run in runs), default=None),
         "oom_max": float(sum(int(run["episodes_out_of_memory"] or 0) for run in selector_runs)),
         "truncated_max": float(sum(int(run["episodes_truncated"] or 0) for run in selector_runs)),
         "switches": [int(run["switches"]) for run in selector_runs],
@@ -177,16 +178,24 @@ def interval_figures(name: str, ratio: Mapping[str, Any] | None) -> dict[str, fl
 
 
 def sooner(ours: RecordedRun, rival: RecordedRun) -> float:
-    """The rival's seconds to the highest reward that both reach, over those of ours."""
-    curves = [reward_curve(run) for run in (ours, rival)]
-    target = min(max(reward for _, reward in curve) for curve in curves)
+    """The rival's seconds until it had earned what both earn in all, over those of ours."""
+    curves = [earned(run) for run in (ours, rival)]
+    target = min(curve[-1][1] for curve in curves)
     mine_s, other_s = (next(time_s for time_s, reward in curve if reward >= target) for curve in curves)
     return other_s / mine_s
 
 
-def reward_curve(run: RecordedRun) -> list[tuple[float, float]]:
-    """(seconds of the run, running mean of the reward) after each step of training."""
-    return smooth(run.points("reward_mean", phase=TRAIN, over="time_s"), WINDOW)
+def earned(run: RecordedRun) -> list[tuple[float, float]]:
+    """(seconds of the run, sum of the mean rewards so far) after each step of training."""
+    points = run.points("reward_mean", phase=TRAIN, over="time_s")
+    sums = itertools.accumulate(reward for _, reward in points)
+    return [(time_s, total) for (time_s, _), total in zip(points, sums, strict=True)]
+
+
+def late_passes(run: RecordedRun) -> float:
+    """The part of the trainer's passes, warm-up included, that took longer than their pace; 0 without any."""
+    late, paced = (math.fsum(v for _, v in run.points(key)) for key in ("late_passes", "paced_passes"))
+    return late / paced if paced else 0.0
 
 
 def bare_summary(bare: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from earl.errors import ConfigError
 
 RUN: dict[str, Any] = {
     "tokens_per_s": 100.0, "episodes_truncated": 0, "episodes_out_of_memory": 0, "switches": 0,
-    "survives": True, "over_pace": 0.01, "repetition": 0,
+    "survives": True, "over_pace": 0.01, "late_passes": 0.02, "repetition": 0,
 }  # fmt: skip
 
 
@@ -78,12 +78,13 @@ def test_pairs_of_one_seed_are_compared_with_their_intervals():
     assert figures["missed"] == ["survivors_min"]
 
 
-def test_seconds_count_to_the_reward_that_both_reach():
-    runs = [RUN | {"way": "selector"}, RUN | {"way": "static"}]
-    # The static run never gets beyond a running mean of 0.2, which the selector's has after two steps.
-    records = [record(1.0, [0.1, 0.5, 0.9]), record(1.0, [0.1, 0.1, 0.2, 0.4])]
+def test_seconds_count_to_the_reward_that_both_earn():
+    runs = [RUN | {"way": "selector"}, RUN | {"way": "static", "late_passes": 0.3}]
+    # The static run earns 0.75 in four steps, and the selector's more in three: tasks may become harder.
+    records = [record(1.0, [0.5, 0.25, 0.125]), record(1.0, [0.25, 0.25, 0.125, 0.125])]
     figures = summary(runs, records, "selector")
     assert figures["reward_seconds"] == pytest.approx(4 / 2)
+    assert figures["late_passes_max"] == 0.3
     assert figures["reward_seconds_low"] is None and "reward_seconds_low" in figures["missed"]
 
 
