@@ -32,7 +32,7 @@ def may_close(rules: Rules, tables: LedgerTables, group: int) -> bool:
     return not rules.resample or has_signal(map(tables.tickets.__getitem__, numbers))
 
 
-def missing(tables: LedgerTables, group: int) -> int:
+def count_missing(tables: LedgerTables, group: int) -> int:
     """Tickets of a group of training that are not ready."""
     return len(tables.groups[Purpose.TRAIN][group]) - tables.ready[group]
 

@@ -21,7 +21,7 @@ from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketAttempts
-from services.scheduler.ledger.groups import may_close, missing
+from services.scheduler.ledger.groups import count_missing, may_close
 from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.membership import Membership
 from services.scheduler.ledger.pending import PendingTickets
@@ -277,7 +277,7 @@ class Ledger:
         if chosen_with(whole) is not None:
             return False
         late = [
-            (each.deadline, missing(tables, each.group), each.group)
+            (each.deadline, count_missing(tables, each.group), each.group)
             for each in candidates
             if each.group not in held_back and may_close(rules, tables, each.group)
         ]

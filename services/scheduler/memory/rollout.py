@@ -29,7 +29,7 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 BLOCK_TOKENS = 32
 # sampling.BLOCK: logits are padded to whole blocks.
 SAMPLE_BLOCK = 128
-# Of one of oneDNN's products in bfloat16, compiled for AVX-512.
+# A product that oneDNN has compiled, in bfloat16 for AVX-512.
 PRODUCT_BYTES = 600 << 10
 # SlotTable of engines/torch: tokens, log-probs and versions of every position.
 COLUMN_BYTES = 8 + 4 + 8

@@ -251,7 +251,7 @@ def test_nothing_is_closed_for_a_batch_that_waits_for_columns() -> None:
 
 
 def test_a_late_group_without_a_signal_is_waited_for() -> None:
-    """What it lacks may give the signal without which it would be replaced."""
+    """Episodes that it lacks may give the signal without which it would be replaced."""
     world = OneWorker(dataclasses.replace(LATE, resample=1))
     tickets = world.lease()
     report_all(world, tickets[:4])
