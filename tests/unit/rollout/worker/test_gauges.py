@@ -49,16 +49,16 @@ async def test_drafts_are_summed_over_engines_and_over_their_restarts():
         assert await told() == {}, "engines that do not draft have no such figures"
         made[0].drafts = DraftCounts(10, 14, {"task": 6}, {"task": 4})
         made[1].drafts = DraftCounts(5, 6, {"task": 1, "context": 2}, {"task": 1, "context": 0})
-        wanted = {
+        expected = {
             "drafting_steps": 15.0, "drafting_tokens": 20.0, "drafted_tokens": 9.0, "accepted_tokens": 5.0,
             "drafts.task.drafted_tokens": 7.0, "drafts.task.accepted_tokens": 5.0,
             "drafts.environment.drafted_tokens": 0.0, "drafts.environment.accepted_tokens": 0.0,
             "drafts.context.drafted_tokens": 2.0, "drafts.context.accepted_tokens": 0.0,
         }  # fmt: skip
-        assert await told() == wanted
+        assert await told() == expected
         # An engine reports what it has counted since it was asked before, one in place of another from 0.
         made[0].drafts = made[1].drafts = DraftCounts()
-        assert await told() == wanted
+        assert await told() == expected
         made[0].gone.set()
         await until(lambda: pool.live == 2 and len(made) == 3)
         made[2].drafts = DraftCounts(1, 2, {"environment": 1}, {"environment": 1})
