@@ -41,6 +41,11 @@ def contract_memory(settings: CheckSettings) -> CheckFigures:
     return _tests(settings, "test_engine_memory.py")
 
 
+def contract_drafts(settings: CheckSettings) -> CheckFigures:
+    """The same tokens, log-probs and versions with drafts and without."""
+    return _tests(settings, "test_engine_drafts.py")
+
+
 def contract_handover(settings: CheckSettings) -> CheckFigures:
     """KV from engine to engine."""
     return _tests(settings, "test_engine_handover.py")

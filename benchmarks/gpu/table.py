@@ -85,6 +85,12 @@ CHECKS: tuple[GpuCheck, ...] = (
         "engine-contract-memory", "engines:contract_memory", "the engine contract: KV, dtypes, bits", 240.0
     ),
     GpuCheck(
+        "engine-contract-drafts",
+        "engines:contract_drafts",
+        "the engine contract: the same tokens with drafts and without",
+        240.0,
+    ),
+    GpuCheck(
         "engine-contract-handover",
         "engines:contract_handover",
         "the engine contract: KV moves between engines of unlike tp",

@@ -25,9 +25,14 @@ NEAR = {"float32": 1e-4, "bfloat16": 1e-2}
 class Referee:
     """Says how near a draw was to a boundary, by the engine's own arithmetic for one sequence alone."""
 
-    def __init__(self, model: Path, dtype: str, context: int) -> None:
+    def __init__(self, model: Path, dtype: str, context: int, device: str = "cpu") -> None:
         self._runner = ModelRunner(
-            load_spec(str(model)), TensorParallel(0, 1), slots=1, context=context, dtype=getattr(torch, dtype)
+            load_spec(str(model)),
+            TensorParallel(0, 1),
+            slots=1,
+            context=context,
+            dtype=getattr(torch, dtype),
+            device=device,
         )
         self._runner.load(str(model))
 
@@ -47,7 +52,7 @@ def to_boundary(
 ) -> float:
     """The distance of the draw of `position` from the nearest boundary of either token's interval in the
     distribution of logits [V]."""
-    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1).numpy()
+    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu().numpy()
     draw = float(uniforms(np.array([seed], dtype=np.uint64), np.array([position]))[0])
     edges = [cumulative[token] for token in tokens]
     edges += [cumulative[token - 1] if token else 0.0 for token in tokens]
