@@ -25,8 +25,9 @@ MOST_DRAFTED = 16
 KEPT, KEPT_OF_ALL = 0.8, 0.95
 # Before anything was tried, and at most.
 FIRST_RATE, HIGHEST_RATE = 0.5, 0.98
-# Steps of one size that its seconds are the median of; sizes that are kept.
-STEPS, SIZES = 9, 64
+# Steps of one size that its seconds are the median of; sizes that are kept. A size that was not computed for
+# so many steps is forgotten, so that it is tried again.
+STEPS, SIZES, FORGOTTEN = 9, 64, 1024
 # Steps of a rest at first and at most: after what does not pay, and after what found no draft.
 REST, LONGEST_REST, LONGEST_SEARCH = 8, 256, 8
 
@@ -116,9 +117,17 @@ class DraftPolicy:
 
 
 class StepCost:
-    """Seconds of a step by its rows."""
+    """Seconds of a step by its rows.
+
+    The first step of each number of rows is left out: kernels are chosen and memory is taken in it, which can
+    take many times as long as the next one. Counted, it would keep such steps from ever being taken again.
+    """
 
     def __init__(self) -> None:
+        # Numbers of rows of which a step was computed; steps that count, and the last one of each size.
+        self._computed: set[int] = set()
+        self._steps = 0
+        self._last: dict[int, int] = {}
         # Sizes that were measured, ascending, and the newest seconds of each.
         self._sizes: list[int] = []
         self._measured: dict[int, deque[float]] = {}
@@ -126,6 +135,12 @@ class StepCost:
 
     def took(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
+        if rows not in self._computed:
+            self._computed.add(rows)
+            return
+        self._steps += 1
+        if self._steps % FORGOTTEN == 0:
+            self._forget()
         size = _size(rows)
         place = bisect.bisect_left(self._sizes, size)
         if size not in self._measured:
@@ -134,15 +149,23 @@ class StepCost:
             self._measured[size] = deque(maxlen=STEPS)
             self._sizes.insert(place, size)
             self._medians.insert(place, 0.0)
+        self._last[size] = self._steps
         self._measured[size].append(seconds)
-        self._medians[place] = statistics.median(self._measured[size])
+        # The smaller of two: a slow one among few is more probably chance.
+        self._medians[place] = statistics.median_low(self._measured[size])
+
+    def _forget(self) -> None:
+        self._sizes = [size for size in self._sizes if self._steps - self._last[size] < FORGOTTEN]
+        self._measured = {size: self._measured[size] for size in self._sizes}
+        self._medians = [statistics.median_low(self._measured[size]) for size in self._sizes]
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of steps of so many rows [N]: in proportion between the nearest sizes, beyond all of them
-        those of the last, 1 if nothing was measured. More rows take no less."""
+        those of the last, 1 if nothing was measured. Fewer rows take no more: what took longer was slow for
+        another reason."""
         if not self._sizes:
             return np.ones(len(rows))
-        return np.interp(rows, self._sizes, np.maximum.accumulate(self._medians))
+        return np.interp(rows, self._sizes, np.minimum.accumulate(self._medians[::-1])[::-1])
 
 
 def _size(rows: int) -> int:
