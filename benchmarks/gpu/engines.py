@@ -62,7 +62,8 @@ def _tests(settings: CheckSettings, file: str) -> CheckFigures:
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise CheckSkipped(f"{', '.join(missing)} is not installed", "install what the kit brings")
     device = settings.device if settings.gpus == 1 or not settings.on_card else "cuda"
-    environment = os.environ | {"EARL_TEST_DEVICE": device, "EARL_TEST_ENGINES": "torch"}
+    # In a line as wide as this, a failed test's reason has room.
+    environment = os.environ | {"EARL_TEST_DEVICE": device, "EARL_TEST_ENGINES": "torch", "COLUMNS": "400"}
     arguments = [
         "-m",
         "not slow",
