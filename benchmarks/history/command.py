@@ -21,7 +21,7 @@ import msgspec
 import typer
 
 from benchmarks.goals import missed_goals
-from benchmarks.history.texts import accepted_a_step, coverage, opening, records, reference
+from benchmarks.history.texts import accepted_and_steps, coverage, opening, records, reference
 from benchmarks.history.ties import NEAR, Referee, first_difference
 from benchmarks.history.ways import Answered, Prompt, Way, digest
 from benchmarks.options import RESULTS, AsJson, Device, Dtype, Results, computed_dtype
@@ -39,18 +39,20 @@ app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
 MEASURED_CODE = ("services/rollout/engines", "earl/models", "benchmarks/history")
 COMPARES = (
-    "Tokens a second of whole batches that are given at once, prompts computed before, by two processes "
-    "of the torch engine with the same model, dtype and threads, in turns: without drafts, and with "
-    "drafts from references. history: answers of two other seeds to the same prompt at the same "
-    "temperature, the epoch before. context: the engine with drafts, and requests without references. "
-    "cases: openings, texts that may go anywhere; records, a list that is written once more, as an agent "
-    "edits a file; random, references of random tokens; another, references of other prompts' answers. "
-    "speedup: median over the rounds, each with seeds of its own, of the ratio within a round. coverage: "
-    "tokens of answers that lie in a match of 7 or more in the history (RhymeRL's reuse). bound_b8: what "
-    "the rows a second of this machine, measured in the same run, and the drafts that would have stood "
-    "allow at 8 sequences. digest_equal: with deterministic = true tokens, log-probs and versions are bit "
-    "for bit the same with and without drafts. ties: sequences whose first other token lies within the "
-    "noise of a boundary of that row's distribution; not_ties: others."
+    "Tokens a second of batches, prompts computed before, by two processes of the torch engine with the same "
+    "model, device, dtype and threads, in turns: without drafts, and with drafts from references. history: "
+    "answers of two other seeds to the same prompt at the same temperature, the epoch before. context: the "
+    "engine with drafts, and requests without references. cases: openings, texts that may go anywhere; "
+    "records, a list that is written once more, as an agent edits a file; random, references of random "
+    "tokens; another, references of other prompts' answers. speedup: median over the rounds, each with seeds "
+    "of its own, of the ratio within a round. Requests of a batch are given all at once; stream: 32 "
+    "requests, the next one given when one of 8 has ended. Before the batches of a case the engine with "
+    "drafts answers one that is not measured. coverage: tokens of answers that lie in a match of 7 or more "
+    "in the history (RhymeRL's reuse). bound: what the rows a second of this machine, measured in the same "
+    "run, and the drafts that would have stood allow at 8 sequences; of a batch by the mean over answers, of "
+    "a stream by that over all steps. digest_equal: with deterministic = true tokens, log-probs and versions "
+    "are bit for bit the same with and without drafts. ties: sequences whose first other token lies within "
+    "the noise of a boundary of that row's distribution; not_ties: others."
 )
 GOALS = {
     "digest_equal": 1.0,
@@ -65,6 +67,8 @@ CARD_GOALS = {"speedup_b8": 1.8}
 REUSE = (0.75, 0.95)
 TEMPERATURES = (1.0, 0.7)
 HELPING = {"openings": opening, "records": records}
+# Sequences at once, and requests, of each case's batches; and of the stream, of the case that has it.
+BATCHES, STREAM, STREAMED = ((1, 1), (8, 8)), (8, 32), "records"
 USELESS = ("random", "another")
 # Distinct prompts; answers of the epoch before to each.
 PROMPTS, EPOCH_ANSWERS = 8, 2
@@ -232,30 +236,33 @@ class Measurement:
     ) -> None:
         phase(f"{case} at temperature {temperature}: the epoch before")
         epoch = await self._epoch(make, temperature)
-        for size in (1, 8):
+        # An engine has drafted for long before: what its steps cost is known.
+        first = [
+            Prompt(self._ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
+            for n in range(PROMPTS)
+        ]
+        await self._drafting.answer(first, self._new)
+        for size, requests in (*BATCHES, *((STREAM,) if case == STREAMED else ())):
             turns: list[dict[str, Answered]] = []
             batches: list[list[Prompt]] = []
-            for number in counted(f"{case} at {temperature}, {size} at once", range(self._rounds)):
-                chosen = [(number + n) % PROMPTS for n in range(size)]
+            title = f"{case} at {temperature}, {requests} requests, {size} at once"
+            for number in counted(title, range(self._rounds)):
+                chosen = [(number + n) % PROMPTS for n in range(requests)]
                 prompts = [
                     Prompt(self._ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
                     for n in chosen
                 ]
                 batches.append(prompts)
-                turns.append(await self._turn(prompts, number, context=True))
+                turns.append(await self._turn(prompts, number, size, context=True))
             row = self._row(case, temperature, size, turns)
+            row["requests"] = requests
             answers = [
                 (prompt, answer.ids)
                 for prompts, turn in zip(batches, turns, strict=True)
                 for prompt, answer in zip(prompts, turn["plain"].answers, strict=True)
             ]
             row["coverage"] = round(statistics.fmean(self._coverage(*pair) for pair in answers), 3)
-            stands = {
-                window: statistics.fmean(
-                    accepted_a_step(prompt.ids, ids, prompt.references, window) for prompt, ids in answers
-                )
-                for window in WINDOWS
-            }
+            stands = {window: self._stands(answers, window, stream=requests > size) for window in WINDOWS}
             row["accepted_a_step"] = {str(window): round(value, 3) for window, value in stands.items()}
             if size == 8:
                 row["bound"] = round(
@@ -266,6 +273,15 @@ class Measurement:
                     3,
                 )
             self._add(row)
+
+    @staticmethod
+    def _stands(answers: Sequence[tuple[Prompt, list[int]]], window: int, *, stream: bool) -> float:
+        """Drafted tokens that stand in a step: the mean over answers; in a stream, where each answer's steps
+        take time from all, that over steps."""
+        counts = [accepted_and_steps(each.ids, ids, each.references, window) for each, ids in answers]
+        if stream:
+            return sum(accepted for accepted, _ in counts) / sum(steps for _, steps in counts)
+        return statistics.fmean(accepted / steps for accepted, steps in counts)
 
     def _coverage(self, prompt: Prompt, answer: Sequence[int]) -> float:
         import numpy as np
@@ -286,14 +302,16 @@ class Measurement:
                         known = epoch[(which + 1) % PROMPTS] if case == "another" else self._noise()
                         ids = self._ids(opening(which))
                         prompts.append(Prompt(ids, list(map(reference, known)), 1.0, self._seed()))
-                    turns.append(await self._turn(prompts, number, context=False))
+                    turns.append(await self._turn(prompts, number, size, context=False))
                 self._add(self._row(case, 1.0, size, turns))
 
     def _noise(self) -> list[list[int]]:
         return [[self._draw.randrange(self._vocabulary) for _ in range(500)] for _ in range(EPOCH_ANSWERS)]
 
-    async def _turn(self, prompts: list[Prompt], number: int, *, context: bool) -> dict[str, Answered]:
-        """Each way's answers, another way first each time."""
+    async def _turn(
+        self, prompts: list[Prompt], number: int, size: int, *, context: bool
+    ) -> dict[str, Answered]:
+        """Each way's answers, another way first each time. size: prompts at once."""
         ways = {
             "plain": (self._plain, True),
             "history": (self._drafting, True),
@@ -304,7 +322,8 @@ class Measurement:
             await way.answer(prompts, 1, references=False)
         names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
         turn = {
-            name: await ways[name][0].answer(prompts, self._new, references=ways[name][1]) for name in names
+            name: await ways[name][0].answer(prompts, self._new, references=ways[name][1], most=size)
+            for name in names
         }
         for prompt, plain, drafted in zip(
             prompts, turn["plain"].answers, turn["history"].answers, strict=True
@@ -325,9 +344,10 @@ class Measurement:
             row[f"{name}_range"] = [round(ratios[0], 3), round(ratios[-1], 3)]
             row[f"{name}_drafted"] = sum(turn[name].drafted for turn in turns)
             row[f"{name}_accepted"] = sum(turn[name].accepted for turn in turns)
-            row[f"{name}_tokens_a_step"] = round(
-                sum(turn[name].tokens for turn in turns) / size / sum(turn[name].steps for turn in turns), 2
-            )
+            tokens = sum(turn[name].tokens for turn in turns)
+            row[f"{name}_tokens_a_step"] = round(tokens / size / sum(turn[name].steps for turn in turns), 2)
+            # Tokens a step of a sequence that has not ended yet.
+            row[f"{name}_tokens_a_sequence_step"] = round(tokens / (tokens - row[f"{name}_accepted"]), 2)
         return row
 
     def _add(self, row: dict[str, Any]) -> None:
@@ -338,18 +358,24 @@ class Measurement:
         reused = [row for row in self._rows if REUSE[0] <= row.get("coverage", 0.0) <= REUSE[1]]
         # The worst, if there are several.
         alone = [row["history_speedup"] for row in reused if row["batch"] == 1]
-        eight = [
-            (row["history_speedup"] / max(1.0, row["bound"]), row) for row in reused if row["batch"] == 8
-        ]
-        ratio, row = min(eight, key=lambda pair: pair[0], default=(None, None))
         return {
             "rows_per_s": {str(size): round(rate, 1) for size, rate in rates.items()},
             "speedup_b1": min(alone, default=None),
-            "speedup_b8": row["history_speedup"] if row else None,
-            "bound_b8": row["bound"] if row else None,
-            "of_bound_b8": round(ratio, 3) if ratio is not None else None,
+            **self._of_bound("b8", [row for row in reused if row["requests"] == 8]),
+            **self._of_bound("stream", [row for row in reused if row["requests"] == STREAM[1]]),
             "worst": min(row["history_speedup"] for row in self._rows if row["case"] in USELESS),
             "cases": self._rows,
+        }
+
+    @staticmethod
+    def _of_bound(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The slowest row's speed; the bound of the row that is farthest from its own, and how far."""
+        pairs = [(row["history_speedup"] / max(1.0, row["bound"]), row) for row in rows]
+        ratio, row = min(pairs, key=lambda pair: pair[0], default=(None, None))
+        return {
+            f"speedup_{name}": min((row["history_speedup"] for row in rows), default=None),
+            f"bound_{name}": row["bound"] if row else None,
+            f"of_bound_{name}": round(ratio, 3) if ratio is not None else None,
         }
 
     def _ties(self) -> dict[str, Any]:

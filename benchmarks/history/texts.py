@@ -61,11 +61,11 @@ def coverage(answer: Sequence[int], others: Sequence[Sequence[int]]) -> float:
     return float(covered.mean()) if len(answer) else 0.0
 
 
-def accepted_a_step(
+def accepted_and_steps(
     prompt: Sequence[int], answer: Sequence[int], references: Sequence[bytes], window: int
-) -> float:
-    """Drafted tokens that stand in each step, if every step drafts up to `window` of them: what the answer,
-    as it was sampled, allows."""
+) -> tuple[int, int]:
+    """Drafted tokens that stand, and steps, if every step drafts up to `window` of them: what the answer, as
+    it was sampled, allows."""
     lookup, ids = DraftLookup(references), np.array([*prompt, *answer], dtype=np.int64)
     place, steps, accepted = len(prompt), 0, 0
     while place < len(ids):
@@ -74,7 +74,7 @@ def accepted_a_step(
         while stands < len(draft) and draft[stands] == ids[place + stands]:
             stands += 1
         place, steps, accepted = place + stands + 1, steps + 1, accepted + stands
-    return accepted / steps if steps else 0.0
+    return accepted, steps
 
 
 def reference(ids: Sequence[int]) -> bytes:

@@ -63,8 +63,17 @@ class Way:
         stack.push_async_callback(engine.stop)
         return cls(engine)
 
-    async def answer(self, prompts: Sequence[Prompt], new: int, *, references: bool = True) -> Answered:
-        """All prompts at once. references: whether the requests bring theirs."""
+    async def answer(
+        self, prompts: Sequence[Prompt], new: int, *, references: bool = True, most: int = 0
+    ) -> Answered:
+        """references: whether the requests bring theirs. most: requests at once, the next one when one has
+        ended; 0: all."""
+        free = asyncio.Semaphore(most or len(prompts))
+
+        async def answered(request: GenerateRequest) -> Generation:
+            async with free:
+                return await self._engine.generate_all(request)
+
         requests = [
             GenerateRequest(
                 request_id=str(next(self._numbers)),
@@ -79,7 +88,7 @@ class Way:
         before = await self._engine.stats()
         started = time.perf_counter()
         async with within(BATCH_S, f"a batch of {len(requests)} prompts"):
-            answers = await asyncio.gather(*map(self._engine.generate_all, requests))
+            answers = await asyncio.gather(*map(answered, requests))
         seconds = time.perf_counter() - started
         after = await self._engine.stats()
         return Answered(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.history.texts import accepted_a_step, coverage, records, reference
+from benchmarks.history.texts import accepted_and_steps, coverage, records, reference
 from benchmarks.history.ties import first_difference, to_boundary
 from services.rollout.engines.contract.sampling import sample, uniforms
 from services.rollout.engines.contract.sampling_columns import SamplingColumns
@@ -24,9 +24,9 @@ def test_an_answer_that_stands_there_takes_one_step_for_each_window():
     prompt, answer = [1, 2, 3, 4], list(range(100, 125))
     known = [reference([*prompt, *answer])]
     # 25 tokens in steps of one sampled and four drafted ones.
-    assert accepted_a_step(prompt, answer, known, 4) == pytest.approx(20 / 5)
-    assert accepted_a_step(prompt, answer, known, 0) == 0.0
-    assert accepted_a_step(prompt, answer, [reference([7, 8, 9])], 4) == 0.0
+    assert accepted_and_steps(prompt, answer, known, 4) == (20, 5)
+    assert accepted_and_steps(prompt, answer, known, 0) == (0, len(answer))
+    assert accepted_and_steps(prompt, answer, [reference([7, 8, 9])], 4) == (0, len(answer))
 
 
 def test_lists_are_of_their_seed():
