@@ -184,12 +184,12 @@ class Players:
 
     async def _cycles(self, index: int) -> None:
         await asyncio.sleep(self._period_s * index / self._count)
-        due_s = time.monotonic()
+        due_s, newest_fence = time.monotonic(), 0
         while not self._over.is_set():
-            answered = await self._call(
-                index, "LeaseTickets", wire.lease(self._worker(index), self._credit, LEASE_WAIT_S)
-            )
+            request = wire.lease(self._worker(index), self._credit, LEASE_WAIT_S, newest_fence)
+            answered = await self._call(index, "LeaseTickets", request)
             tickets = scheduler_pb2.LeaseTicketsResponse.FromString(answered).tickets
+            newest_fence = max([newest_fence, *(ticket.fence for ticket in tickets)])
             self._held[index] = held = [
                 (ticket.ticket_id, ticket.attempt, ticket.fence) for ticket in tickets
             ]

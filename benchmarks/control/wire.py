@@ -91,9 +91,10 @@ def renewals(worker: bytes, refs: Iterable[Ref]) -> bytes:
     return worker + b"".join(part(b"\x12", ref(attempt_ref)) for attempt_ref in refs)
 
 
-def lease(worker: bytes, credit: int, wait_s: float) -> bytes:
+def lease(worker: bytes, credit: int, wait_s: float, newest_fence: int) -> bytes:
     """A LeaseTicketsRequest."""
-    return worker + scheduler_pb2.LeaseTicketsRequest(credit=credit, wait_s=wait_s).SerializeToString()
+    request = scheduler_pb2.LeaseTicketsRequest(credit=credit, wait_s=wait_s, newest_fence=newest_fence)
+    return worker + request.SerializeToString()
 
 
 def heartbeat(worker: bytes) -> bytes:

@@ -217,14 +217,16 @@ class Ticket(_message.Message):
     def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ..., frozen_version: _Optional[int] = ..., filters: _Optional[_Union[SamplingFilters, _Mapping]] = ...) -> None: ...
 
 class LeaseTicketsRequest(_message.Message):
-    __slots__ = ("worker", "credit", "wait_s")
+    __slots__ = ("worker", "credit", "wait_s", "newest_fence")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FENCE_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     credit: int
     wait_s: float
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    newest_fence: int
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[int] = ..., wait_s: _Optional[float] = ..., newest_fence: _Optional[int] = ...) -> None: ...
 
 class LeaseTicketsResponse(_message.Message):
     __slots__ = ("tickets", "stop")

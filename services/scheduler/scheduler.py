@@ -44,6 +44,8 @@ class Scheduler:
 
     def __init__(self, loop: RunLoop) -> None:
         self.loop = loop
+        # By worker: its last LeaseTickets call that told a newest fence, while it waits.
+        self._lease_calls: dict[str, object] = {}
         # The batch that this process handed out last.
         self._handed_out = 0
 
@@ -121,17 +123,32 @@ class Scheduler:
             self.loop.tickets_available.notify_name(worker.name)
         return self.loop.may_leave
 
-    async def lease(self, worker: WorkerId, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
-        """Up to `credit` tickets, waiting for the first, and whether the run is ending."""
+    async def lease(
+        self, worker: WorkerId, credit: int, wait_s: float, newest_fence: int | None = None
+    ) -> tuple[list[Ticket], bool]:
+        """Up to `credit` tickets, waiting for the first, and whether the run is ending.
+
+        newest_fence: of the tickets that the worker has; what was leased to it later is tried again. Such a
+        worker makes one call after the other: an earlier one that still waits gets nothing any more.
+        """
+        call = object()
+        if newest_fence is not None:
+            self._lease_calls[worker.name] = call
 
         def attempt(now: float) -> list[Ticket] | None:
             self.loop.ledger.membership.mark_alive(*worker, now)
             if self.loop.stopping:
                 return []
-            return self.loop.ledger.lease(*worker, credit, now) or None
+            if newest_fence is not None and self._lease_calls.get(worker.name) is not call:
+                return None
+            return self.loop.ledger.lease(*worker, credit, now, newest_fence) or None
 
-        wait_s = min(wait_s, CALL_WAIT_S)
-        if not (tickets := await self.loop.tickets_available.first(attempt, wait_s, worker.name)):
+        try:
+            tickets = await self.loop.tickets_available.first(attempt, min(wait_s, CALL_WAIT_S), worker.name)
+        finally:
+            if self._lease_calls.get(worker.name) is call:
+                del self._lease_calls[worker.name]
+        if not tickets:
             return [], tickets is not None
         self.loop.tickets_taken = True
         if self.loop.ledger.tables.pending:

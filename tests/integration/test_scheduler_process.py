@@ -333,6 +333,23 @@ async def test_a_worker_that_comes_back_loses_its_leases_at_once(stack: Stack) -
     assert len(lost.lost) == 2  # one never was its own, the other is finished
 
 
+async def test_leases_of_an_answer_that_a_worker_never_got_are_leased_anew(stack: Stack) -> None:
+    """A scheduler that dies between a lease and its answer leaves such ones. Nobody waits for their end."""
+    player = Player(stack.scheduler, "rollout-0")
+    await player.say("Join", capacity=32)
+    first = await player.say("LeaseTickets", credit=2, wait_s=CALL_S / 2, newest_fence=0)
+    newest = max(ticket.fence for ticket in first.tickets)
+    lost = await player.say("LeaseTickets", credit=3, wait_s=1.0, newest_fence=newest)
+    again = await player.say("LeaseTickets", credit=3, wait_s=1.0, newest_fence=newest)
+    assert [ticket.ticket_id for ticket in again.tickets] == [ticket.ticket_id for ticket in lost.tickets]
+    assert {ticket.attempt for ticket in again.tickets} == {2}
+    refs = [player.result(ticket).attempt for ticket in (*first.tickets, *lost.tickets, *again.tickets)]
+    answer = await player.say("RenewLeases", attempts=refs)
+    assert [(ref.ticket_id, ref.attempt) for ref in answer.lost] == [
+        (ticket.ticket_id, 1) for ticket in lost.tickets
+    ]
+
+
 async def test_a_trainer_must_reconcile_and_is_rolled_back_to_its_manifest(stack: Stack) -> None:
     bus = await stack.bus()
     player, learner = Player(stack.scheduler, "rollout-0"), Learner(stack.scheduler, bus)

@@ -108,6 +108,7 @@ class Rollout:
     incarnation: int = 1
     version: int = 0
     joined: bool = False
+    newest_fence: int = 0
     # ticket id -> (ticket as leased, version it began with)
     playing: dict[int, tuple[Ticket, int]] = field(default_factory=dict)
     arena: set[str] = field(default_factory=set)
@@ -197,7 +198,7 @@ class World:
     def kill(self, rollout: Rollout) -> None:
         """Dies with its arena and comes back under its name."""
         rollout.incarnation += 1
-        rollout.joined, rollout.version = False, 0
+        rollout.joined, rollout.version, rollout.newest_fence = False, 0, 0
         rollout.playing.clear()
         rollout.arena.clear()
 
@@ -209,13 +210,26 @@ class World:
             )
         )
 
-    def lease(self, rollout: Rollout, credit: int) -> None:
-        tickets = self.act(lambda: self.ledger.lease(rollout.name, rollout.incarnation, credit, self.now))
+    def lease(self, rollout: Rollout, credit: int, *, lost: bool = False) -> None:
+        """lost: the answer does not arrive; the next call's fence says so."""
+        newest = rollout.newest_fence
+        tickets = self.act(
+            lambda: self.ledger.lease(rollout.name, rollout.incarnation, credit, self.now, newest)
+        )
         fences = [ticket.fence for ticket in tickets]
-        assert fences == sorted(set(fences))
+        assert fences == sorted(set(fences)) and all(fence > newest for fence in fences)
+        if lost:
+            return
+        rollout.newest_fence = max([newest, *fences])
         for ticket in tickets:
             copy = Ticket(**{name: getattr(ticket, name) for name in Ticket.__struct_fields__})
             rollout.playing[ticket.id] = copy, -1
+        holder = rollout.name, rollout.incarnation
+        assert {
+            number
+            for number in self.ledger.tables.held.get(holder, ())
+            if self.ledger.tables.tickets[number].state is TicketState.LEASED
+        } <= set(rollout.playing)
 
     def reward(self, ticket: Ticket) -> float:
         """The reward of an episode."""

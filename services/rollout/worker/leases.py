@@ -23,6 +23,8 @@ class Leases:
         self._begun = capacity, contexts
         self._seats = seats
         self._held: dict[tuple[int, int], tuple[EpisodeTicket, float]] = {}
+        # The largest of all tickets that were ever held.
+        self.newest_fence = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -51,6 +53,7 @@ class Leases:
     def take(self, ticket: EpisodeTicket, now_s: float) -> None:
         """Holds the ticket, whose lease began or was renewed at now_s."""
         self._held[ticket.key] = ticket, now_s + ticket.lease_s * RENEW_FRACTION
+        self.newest_fence = max(self.newest_fence, *(seat.fence for seat in ticket.seats))
 
     def give_up(self, ticket: EpisodeTicket) -> None:
         """Drops a ticket that was reported or lost; nothing if it is not held."""

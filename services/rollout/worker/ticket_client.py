@@ -26,10 +26,14 @@ class TicketClient:
     def __init__(self, scheduler: SchedulerClient) -> None:
         self._scheduler = scheduler
 
-    async def lease(self, credit: int, wait_s: float) -> tuple[list[EpisodeTicket], bool]:
-        """Up to `credit` episodes, and whether the run is ending; waits up to wait_s for the first."""
+    async def lease(self, credit: int, wait_s: float, newest_fence: int) -> tuple[list[EpisodeTicket], bool]:
+        """Up to `credit` episodes, and whether the run is ending; waits up to wait_s for the first.
+
+        newest_fence: of all tickets that earlier calls returned, 0 if none did. What was leased to this
+        worker later is leased anew: the answer that had it is lost. So only one call at a time.
+        """
         request = scheduler_pb2.LeaseTicketsRequest(
-            worker=self._scheduler.worker, credit=credit, wait_s=wait_s
+            worker=self._scheduler.worker, credit=credit, wait_s=wait_s, newest_fence=newest_fence
         )
         answer = await self._scheduler.call("LeaseTickets", request, wait_s=wait_s)
         return decode_episodes(answer.tickets), answer.stop

@@ -192,7 +192,9 @@ class RolloutWorker:
                 continue
             await self._pool.wait_awake()
             async with self._lease_call:
-                tickets, run_ends = await self._tickets.lease(self.leases.free, LEASE_WAIT_S)
+                tickets, run_ends = await self._tickets.lease(
+                    self.leases.free, LEASE_WAIT_S, self.leases.newest_fence
+                )
                 now_s = time.monotonic()
                 for ticket in tickets:
                     self.leases.take(ticket, now_s)

@@ -72,6 +72,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             _worker(request),
             min(request.credit, CREDIT, max(1, self._tickets.most)),
             _wait(request.wait_s),
+            request.newest_fence if request.HasField("newest_fence") else None,
         )
         traceparent = self._scheduler.traceparent
         encoded = [self._tickets.encode(ticket, traceparent(ticket.id)) for ticket in tickets]

@@ -75,9 +75,18 @@ class Ledger:
         self.membership.expire(now)
         self.attempts.expire(now)
 
-    def lease(self, name: str, incarnation: int, credit: int, now: float) -> list[Ticket]:
-        """Up to `credit` pending tickets, leased to this worker. Raises UnknownWorker, WorkerReplaced."""
-        return self.attempts.lease(self.membership.mark_alive(name, incarnation, now), credit, now)
+    def lease(
+        self, name: str, incarnation: int, credit: int, now: float, newest_fence: int | None = None
+    ) -> list[Ticket]:
+        """Up to `credit` pending tickets, leased to this worker. newest_fence: of the tickets that it has;
+        what was leased to it later is tried again. Raises UnknownWorker, WorkerReplaced."""
+        worker = self.membership.mark_alive(name, incarnation, now)
+        if newest_fence is not None:
+            self.membership.retry_unreceived(worker, newest_fence)
+        tickets = self.attempts.lease(worker, credit, now)
+        if tickets:
+            self.membership.leased(worker, tickets[-1].fence)
+        return tickets
 
     def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
         """Prolongs leases; returns the attempts whose leases are lost.

@@ -40,6 +40,10 @@ class Membership:
         self.rules = rules
         self.tables = tables
         self._attempts = attempts
+        # By worker: the largest fence that was leased to it, and the largest that it has received, as far
+        # as this process has seen them.
+        self._leased_fences: dict[str, int] = {}
+        self._received_fences: dict[str, int] = {}
 
     @property
     def heartbeat_s(self) -> float:
@@ -98,6 +102,24 @@ class Membership:
         if kept and kept != self.tables.workers[name].devices:
             self.tables.change_worker(name, devices=kept)
 
+    def leased(self, worker: WorkerRecord, fence: int) -> None:
+        """Notes that tickets up to this fence were leased to the worker."""
+        self._leased_fences[worker.name] = fence
+
+    def retry_unreceived(self, worker: WorkerRecord, newest_fence: int) -> None:
+        """Makes those tickets pending again whose leases the worker was not told of: their fences are larger
+        than that of all it has. No attempt has failed by that."""
+        tables, name = self.tables, worker.name
+        received = self._received_fences.get(name, 0)
+        self._received_fences[name] = max(received, newest_fence)
+        if newest_fence < received or self._leased_fences.get(name, newest_fence + 1) <= newest_fence:
+            return  # it is of before a later call; or nothing was leased since
+        for number in sorted(tables.held.get((name, worker.incarnation), ())):
+            ticket = tables.tickets[number]
+            if ticket.state is TicketState.LEASED and ticket.fence > newest_fence:
+                self._attempts.retry(ticket)
+        self._leased_fences[name] = newest_fence
+
     def leave(self, name: str, reason: str, *, drained: bool = False) -> None:
         """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost.
 
@@ -108,6 +130,8 @@ class Membership:
         if worker is None:
             return
         tables.worker_until.drop(name)
+        self._leased_fences.pop(name, None)
+        self._received_fences.pop(name, None)
         for number in sorted(tables.held.get((name, worker.incarnation), ())):
             ticket = tables.tickets.get(number)
             if ticket is None or ticket.state not in HELD:

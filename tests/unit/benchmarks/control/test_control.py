@@ -16,8 +16,13 @@ def test_prepared_bytes_are_the_messages() -> None:
     renewal = scheduler_pb2.RenewLeasesRequest.FromString(wire.renewals(worker, REFS))
     assert (renewal.worker.name, renewal.worker.incarnation) == ("rollout-7", 3)
     assert [(one.ticket_id, one.attempt, one.fence) for one in renewal.attempts] == REFS
-    lease = scheduler_pb2.LeaseTicketsRequest.FromString(wire.lease(worker, 8, 2.0))
-    assert (lease.worker.name, lease.credit, lease.wait_s) == ("rollout-7", 8, 2.0)
+    lease = scheduler_pb2.LeaseTicketsRequest.FromString(wire.lease(worker, 8, 2.0, 70_000))
+    assert (lease.worker.name, lease.credit, lease.wait_s, lease.newest_fence) == (
+        "rollout-7",
+        8,
+        2.0,
+        70_000,
+    )
     beat = scheduler_pb2.HeartbeatRequest.FromString(wire.heartbeat(worker) + wire.state(5, 1000))
     assert (beat.running, beat.version, beat.parallelism.dp, beat.worker.name) == (5, 1000, 1, "rollout-7")
 

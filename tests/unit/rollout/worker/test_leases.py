@@ -130,3 +130,12 @@ def test_lost_is_only_what_is_held_under_that_fence():
     assert TICKET not in leases and newer in leases
     leases.give_up(TICKET)
     assert newer in leases
+
+
+def test_the_newest_fence_is_that_of_all_tickets_ever_held():
+    leases = Leases(8)
+    assert leases.newest_fence == 0
+    leases.take(replace(MATCH, fence=20, others=(replace(TICKET, ticket_id=4, fence=21),)), 0.0)
+    leases.take(replace(TICKET, fence=7), 0.0)  # renewed
+    leases.give_up(replace(MATCH, fence=20))
+    assert leases.newest_fence == 21

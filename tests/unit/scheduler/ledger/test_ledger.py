@@ -564,3 +564,36 @@ def test_warm_up_counts_the_next_batch_alone() -> None:
     assert len(tickets) == 6
     finish(ledger, tickets[2:])
     assert phases.episodes_played(ledger) == 1
+
+
+def test_what_was_leased_in_an_answer_that_was_lost_is_leased_anew_at_once() -> None:
+    ledger = begun()
+    first = lease(ledger, 2)
+    newest = first[-1].fence
+    ids = [ticket.id for ticket in first]
+    lost = [ticket.id for ticket in ledger.lease("w", 1, 3, 0.0, newest)]
+    # The worker has the first two, and not what came with the second answer.
+    again = ledger.lease("w", 1, 3, 0.0, newest)
+    assert [ticket.id for ticket in again] == lost
+    assert all(ticket.attempt == 2 and ticket.failures == 0 and ticket.fence > newest for ticket in again)
+    assert [verdict for verdict, _ in finish(ledger, first)] == [TicketVerdict.ACCEPTED] * 2
+    # It has all of them now: none is taken from it.
+    newest = again[-1].fence
+    more = ledger.lease("w", 1, 1, 0.0, newest)
+    assert [ledger.tables.tickets[number].state for number in lost] == [TicketState.LEASED] * 3
+    assert more[0].id not in {*ids, *lost}
+    # A call that is late knows less than a later one has told.
+    ledger.lease("w", 1, 0, 0.0, first[-1].fence)
+    assert ledger.tables.tickets[more[0].id].state is TicketState.LEASED
+    # A worker that does not say what it has keeps all.
+    lease(ledger, 1)
+    assert ledger.tables.tickets[more[0].id].state is TicketState.LEASED
+
+
+def test_a_ledger_that_starts_again_leases_anew_what_its_last_answer_had() -> None:
+    ledger, image = begun(), Image()
+    newest = lease(ledger, 1)[0].fence
+    lost = [ticket.id for ticket in lease(ledger, 2)]
+    image.apply(ledger.tables.take_changes())
+    again = Ledger.restored(ledger.rules, image.load(), 0.0)
+    assert [ticket.id for ticket in again.lease("w", 1, 2, 0.0, newest)] == lost

@@ -47,11 +47,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def play(self) -> None:
         self.world.play()
 
-    @rule(index=workers, credit=st.integers(1, 12))
-    def lease(self, index: int, credit: int) -> None:
+    @rule(index=workers, credit=st.integers(1, 12), lost=st.sampled_from([False, False, False, True]))
+    def lease(self, index: int, credit: int, lost: bool) -> None:
         rollout = self.rollout(index)
         if rollout.joined:
-            self.world.attempt(self.world.lease, rollout, credit)
+            self.world.attempt(self.world.lease, rollout, credit, lost=lost)
 
     @rule(index=workers)
     def load(self, index: int) -> None:
@@ -140,7 +140,7 @@ def test_long_walks_with_groups_that_are_closed_early(
     """Groups are closed early, before and after crashes; `finish` counts what was trained."""
     rules = dataclasses.replace(RULES, staleness=staleness, steps=8, mixture=(Share(seats=seats),), **keys)
     closed = 0
-    for seed in range(4):
+    for seed in range(6):
         world = World(random.Random(f"early {seed} {staleness}"), rules)
         world.crash_chance = 0.03
         world.restart()
