@@ -152,9 +152,11 @@ async def test_a_group_is_compared_side_by_side(browser: Browser, tmp_path: Path
         await until(page, "document.querySelectorAll('.siblings button').length === 8")
         rewards = await siblings.locator("b").all_text_contents()
         assert rewards == ["−0.75", "−0.5", "−0.25", "0", "+0.25", "+0.5", "+0.75", "+1"]
-        boxes = [box for one in await siblings.all() if (box := await one.bounding_box()) is not None]
-        rows = {round(box["y"]) for box in boxes}
-        columns = {round(box["x"]) for box in boxes}
+        # At one moment: the page moves when more of it arrives.
+        boxes = await siblings.evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect()).map(({ x, y }) => [x, y].map(Math.round))"
+        )
+        columns, rows = map(set, zip(*boxes, strict=True))
         assert len(boxes) == 8 and (
             (len(rows), len(columns)) == (1, 8) if width == "laptop" else len(columns) >= 2
         )
