@@ -182,12 +182,15 @@ class InMemory(Engine):
 
     async def stats(self):
         await self._begin("stats")
+        # What it has counted is reported once.
+        busy, drafts = self.busy, self.drafts
+        self.busy, self.drafts = [], DraftCounts()
         return EngineStats(
             version=self.version, tp=self.spec.tp, running=0, waiting=0, retained=0,
             kv_used_fraction=0.0, steps=self.generated, generated_tokens=self.generated,
             prefilled_tokens=1, reused_tokens=0,
             evicted_sessions=0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
-            memory=self.memory, busy=self.busy, drafts=self.drafts,
+            memory=self.memory, busy=busy, drafts=drafts,
         )  # fmt: skip
 
     def generate(self, request): ...

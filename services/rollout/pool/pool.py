@@ -32,6 +32,7 @@ from services.rollout.engines.contract.engine import (
 )
 from services.rollout.pool.awake_time import AwakeTime
 from services.rollout.pool.devices import PoolDevices
+from services.rollout.pool.engine_counters import EngineCounters
 from services.rollout.pool.host_copy import HostCopy
 from services.rollout.pool.kv_placement import Rates
 from services.rollout.pool.memory_fit import fits_with_old
@@ -88,6 +89,8 @@ class EnginePool:
         self._restarts = restarts
         self._load_s = load_s
         self._changes = ChangeNotifier()
+        # Also those of engines that have been replaced.
+        self.counters = EngineCounters()
         self.asleep = asleep
         # Time that stands still while the engines sleep.
         self.time = AwakeTime()
@@ -125,6 +128,7 @@ class EnginePool:
             self._fail,
             restarts=self._restarts,
             load_s=self._load_s,
+            counters=self.counters,
             asleep=asleep,
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from earl.errors import (
@@ -26,6 +27,7 @@ from earl.errors import (
     WeightsIncomplete,
 )
 from services.rollout.engines.contract.engine import Engine, EngineSpec, EngineStats
+from services.rollout.pool.engine_counters import EngineCounters
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 # or a trainer that comes back, repairs them.
 ATTEMPTS = 3
 RETRY_S = 0.5
+# Longest that an engine which ends is waited for to tell what it has counted.
+LAST_STATS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,8 @@ class EngineReplicas:
     """Engines of one parallelism.
 
     make: builds an engine of a spec. load_s: bound of loading one version into one engine. failed: called
-    once with the error that ends the pool, a ProcessFailed or that of a failed start. asleep: the engines
-    begin asleep.
+    once with the error that ends the pool, a ProcessFailed or that of a failed start. counters: what the
+    engines report once is added there. asleep: the engines begin asleep.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class EngineReplicas:
         *,
         restarts: int,
         load_s: float,
+        counters: EngineCounters,
         asleep: bool = False,
     ) -> None:
         self.all = [EngineReplica(spec) for spec in specs]
@@ -110,6 +115,7 @@ class EngineReplicas:
         self._failed = failed
         self._restarts = restarts
         self._load_s = load_s
+        self._counters = counters
         self._watches: dict[EngineReplica, asyncio.Task] = {}
         self._stopping: asyncio.Task[None] | None = None
         self._version = 0
@@ -191,7 +197,7 @@ class EngineReplicas:
         engines = [replica.engine for replica in leaving if replica.engine is not None]
         for replica in leaving:
             replica.engine, replica.version, replica.publication = None, 0, 0
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        await asyncio.gather(*map(self._end, engines))
         self._refresh()
 
     async def stop(self) -> None:
@@ -209,7 +215,7 @@ class EngineReplicas:
         engines = self.engines
         for replica in self.all:
             replica.engine, replica.version, replica.publication, replica.starts = None, 0, 0, 0
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        await asyncio.gather(*map(self._end, engines))
 
     async def recover(self) -> None:
         """Starts the engines again after `stop`, with the newest weights if those can be read. Raises what
@@ -352,7 +358,25 @@ class EngineReplicas:
 
     async def stats(self) -> list[EngineStats | None]:
         """Stats of each engine, in order; None for one that is not running or does not answer."""
-        return list(await asyncio.gather(*(_stats(replica.engine) for replica in self.all)))
+        return list(await asyncio.gather(*(self._stats(replica.engine) for replica in self.all)))
+
+    async def stats_of(self, engine: Engine) -> EngineStats:
+        """Stats of one of the engines. Raises EngineLost, DeadlineExceeded."""
+        return self._counters.add(await engine.stats())
+
+    async def _stats(self, engine: Engine | None) -> EngineStats | None:
+        if engine is None:
+            return None
+        try:
+            return await self.stats_of(engine)
+        except EarlError:
+            return None
+
+    async def _end(self, engine: Engine) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_STATS_S):
+                await self._stats(engine)
+        await engine.stop()
 
 
 async def _carry_out(engine: Engine, call: Callable[[], Awaitable[None]]) -> None:
@@ -364,12 +388,3 @@ async def _carry_out(engine: Engine, call: Callable[[], Awaitable[None]]) -> Non
     except EarlError as error:
         log.warning("engine %s is ended: %s", engine.spec.name, error)
         await engine.stop()
-
-
-async def _stats(engine: Engine | None) -> EngineStats | None:
-    if engine is None:
-        return None
-    try:
-        return await engine.stats()
-    except EarlError:
-        return None

@@ -165,7 +165,7 @@ class PoolSwitch:
         generated = None
         while (engine := replica.engine) is not None:
             try:
-                stats = await engine.stats()
+                stats = await self._new.stats_of(engine)
             except EngineLost:
                 return
             # The first answer may be older than the turns: it tells what the canaries made.
@@ -203,7 +203,7 @@ class PoolSwitch:
                     await self._parity.compare_late()
                     await self._parity.verify_session()
                 # Whichever has died until now is rolled back.
-                await asyncio.gather(*(engine.stats() for engine in self._new.engines))
+                await asyncio.gather(*map(self._new.stats_of, self._new.engines))
 
     async def _work_ahead(self, stats: Sequence[EngineStats]) -> tuple[bool, KvHandover | None]:
         """Does, while turns run, what they would otherwise wait for: canaries and rounds of KV.

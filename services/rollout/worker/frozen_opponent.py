@@ -86,7 +86,10 @@ class FrozenOpponent:
 
     async def stats(self) -> list[EngineStats | None]:
         """Stats of each engine, in order; None for one that is not running or does not answer."""
-        return await self._pool.stats()
+        stats = await self._pool.stats()
+        # Nobody asks when they were busy.
+        self._pool.counters.take_busy()
+        return stats
 
     async def _load(self, version: int) -> None:
         if self._loading is not None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from earl.obs.memory import fullest
 from earl.worker_report import BusySpan, TransferTotals, WorkerDevice, totals_by_path
-from services.rollout.engines.contract.draft_counts import DraftCounts
-from services.rollout.engines.contract.engine import GENERATES, EngineStats
+from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
@@ -59,14 +58,7 @@ class Gauges:
         self._opponents: list[EngineStats] = []
         self._agent = agent
         self._poll: asyncio.Task | None = None
-        self._engine_busy: dict[str, list[tuple[int, int]]] = {}
         self.endings: Counter[str] = Counter()
-        # Steps on paced devices, and those of them over pace.
-        self._paced_steps = self._late_steps = 0
-        # What all engines have counted of drafts, also those that have been replaced.
-        self._drafts = DraftCounts()
-        # Device-seconds that engines have generated for; None before any engine told.
-        self._busy_s: float | None = None
         self._generated = Rate()
         self._prefilled = Rate()
         self._steps = Rate()
@@ -85,15 +77,6 @@ class Gauges:
         if not done:
             return
         (self.engines, self._opponents), self._poll = self._poll.result(), None
-        for engine in self.engines:
-            self._paced_steps += engine.paced_steps
-            self._late_steps += engine.late_steps
-            self._drafts.include(engine.drafts)
-            for period in engine.busy:
-                self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
-                if period.what == GENERATES:
-                    device_s = engine.tp * (period.end_ns - period.start_ns) / 1e9
-                    self._busy_s = (self._busy_s or 0.0) + device_s
 
     async def _stats(self) -> tuple[list[EngineStats], list[EngineStats]]:
         """Stats of the worker's engines that answer, and of its opponent's."""
@@ -136,11 +119,15 @@ class Gauges:
         memory = fullest(engine.memory for engine in engines if engine.memory is not None)
         if memory is not None:
             values["memory_fraction"] = memory
-        if self._paced_steps:
-            values |= {"paced_steps": float(self._paced_steps), "late_steps": float(self._late_steps)}
-        values |= self._drafts.figures()
-        if self._busy_s is not None:
-            values["busy_device_s"] = self._busy_s
+        counters = self._pool.counters
+        if counters.paced_steps:
+            values |= {
+                "paced_steps": float(counters.paced_steps),
+                "late_steps": float(counters.late_steps),
+            }
+        values |= counters.drafts.figures()
+        if counters.busy_device_s is not None:
+            values["busy_device_s"] = counters.busy_device_s
         for ending, count in self.endings.items():
             values[f"episodes_{ending}"] = float(count)
         self.latest = values
@@ -153,9 +140,8 @@ class Gauges:
     def take_spans(self, now_ns: int) -> list[BusySpan]:
         """Returns the activity since the last call as a few spans of each kind."""
         spans = self.spans.take(now_ns)
-        for what, busy in self._engine_busy.items():
+        for what, busy in self._pool.counters.take_busy().items():
             spans += [BusySpan(what, start, end) for start, end in few(busy, ENGINE_SPANS)]
-        self._engine_busy.clear()
         return spans
 
     def transfers(self) -> list[TransferTotals]:

@@ -19,6 +19,8 @@ from earl.errors import (
 from earl.parallelism import Parallelism
 from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand
 from earl.waiting import deadline
+from services.rollout.engines.contract.draft_counts import DraftCounts
+from services.rollout.engines.contract.engine import BusyPeriod
 from services.rollout.pool import pool as pool_module
 from services.rollout.pool import switch as switch_module
 from services.rollout.pool.parity import PROMPTS
@@ -74,7 +76,7 @@ async def test_turns_go_on_with_the_new_engines_and_their_kv():
         # All that was computed came along, most of it before turns were interrupted; and the canary.
         assert made[2].calls.count("take_kv") >= 5
         calls = made[0].calls
-        assert calls.index("pause") == len(calls) - 4 and calls.count("offer_kv") > 2, calls
+        assert calls.index("pause") == len(calls) - 5 and calls.count("offer_kv") > 2, calls
         assert report.moved_bytes > 0 and report.kv_recomputed_tokens == 0
         assert made[2].prefilled < 3 * 4 + 4 * 12 + 10
         assert report.max_logprob_difference == 0 and 0 < report.stall_s <= report.seconds
@@ -92,6 +94,26 @@ async def test_the_phases_of_a_switch_are_parts_of_it():
         # Each is rounded to a tenth of a millisecond.
         assert min(phases) >= 0 and sum(phases) <= report.competing_s + 1e-3 <= report.seconds + 2e-3
         assert report.kv_ahead_s > 0 and report.kv_rounds >= 2
+        await assert_whole(turns)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_what_engines_count_until_they_end_is_added_once(cold: bool, monkeypatch):
+    """A switch asks for their memory and whether they have sampled, and ends them; each answer counts."""
+    monkeypatch.setattr(pool_module, "fits_with_old", lambda *args: not cold)
+    async with generating() as (pool, made, turns):
+        made[0].drafts = DraftCounts(10, 14, {"task": 6}, {"task": 4})
+        made[0].busy = [BusyPeriod("generate", 0, 1_000_000_000)]
+        switch = asyncio.create_task(pool.reparallelize(command()))
+        await until(lambda: "pause" in made[1].calls)
+        made[1].drafts = DraftCounts(5, 6, {"context": 2}, {"context": 1})
+        report = await switch
+        assert not report.rolled_back and report.cold == cold
+        await pool.stats()
+        drafts = pool.counters.drafts
+        assert (drafts.steps, drafts.tokens, drafts.drafted_tokens, drafts.accepted_tokens) == (15, 20, 8, 5)
+        assert pool.counters.busy_device_s == 1.0
+        assert pool.counters.take_busy() == {"generate": [(0, 1_000_000_000)]}
         await assert_whole(turns)
 
 
