@@ -373,10 +373,12 @@ class EngineReplicas:
             return None
 
     async def _end(self, engine: Engine) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_STATS_S):
-                await self._stats(engine)
-        await engine.stop()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_STATS_S):
+                    await self._stats(engine)
+        finally:
+            await engine.stop()
 
 
 async def _carry_out(engine: Engine, call: Callable[[], Awaitable[None]]) -> None:

@@ -677,3 +677,21 @@ async def test_engines_too_small_for_what_runs_are_refused():
             await pool.reparallelize(command(2, Parallelism(2, 1)))
         await pool.release("a")
         assert not (await pool.reparallelize(command(2, Parallelism(2, 1)))).rolled_back
+
+
+async def test_an_engine_that_is_asked_for_its_last_counts_ends_though_its_end_is_cancelled():
+    async with running(engines=2) as (pool, made, _):
+        await pool.load(published(1))
+        asked = asyncio.Event()
+
+        async def hang() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        made[0].hooks["stats"] = hang
+        replicas = pool.router.replicas
+        leaving = asyncio.create_task(replicas.leave(replicas.all[:1]))
+        await asked.wait()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert made[0].gone.is_set() and not made[1].gone.is_set()

@@ -119,8 +119,8 @@ class DraftPolicy:
 class StepCost:
     """Seconds of a step by its rows.
 
-    The first step of each number of rows is left out: kernels are chosen and memory is taken in it, which can
-    take many times as long as the next one. Counted, it would keep such steps from ever being taken again.
+    The first step of each number of rows is left out: it can take many times as long as the next one, for
+    example where a kernel is compiled for it. Counted, it would keep such steps from being taken again.
     """
 
     def __init__(self) -> None:
