@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.rollout.engines.torch.drafts.lookup import DraftLookup
+from services.rollout.engines.drafts.lookup import DraftLookup
 
 # Tokens of a match that counts as reuse (RhymeRL, arXiv 2508.18588, Sec. 3).
 REUSED_TOKENS = 7

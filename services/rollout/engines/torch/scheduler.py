@@ -16,7 +16,7 @@ import numpy as np
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.contract.stop_texts import StopTexts
 from services.rollout.engines.torch.batch import StepBatch
-from services.rollout.engines.torch.drafts.drafter import Drafter
+from services.rollout.engines.torch.drafter import Drafter
 from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.torch.waiting_request import WaitingRequest

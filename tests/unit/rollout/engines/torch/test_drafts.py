@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.contract.stop_texts import StopTexts
-from services.rollout.engines.torch.drafts.lookup import LONGEST, DraftLookup, matches
-from services.rollout.engines.torch.drafts.policy import (
+from services.rollout.engines.drafts.lookup import LONGEST, DraftLookup, matches
+from services.rollout.engines.drafts.policy import (
     FORGOTTEN,
     MOST_DRAFTED,
     REST,
