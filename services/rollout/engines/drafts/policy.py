@@ -21,6 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 
 MOST_DRAFTED = 16
+# Rows of a step with drafts are a multiple of it, unless all drafts are computed: a processor compiles its
+# products for each number of rows that occurs, and keeps few of them.
+ROWS = 4
 # What a sequence's earlier trials count after a new draft, and what those of all count after a trial.
 KEPT, KEPT_OF_ALL = 0.8, 0.95
 # Before anything was tried, and at most.
@@ -82,8 +85,10 @@ class DraftPolicy:
         tries = self._tries[each][places]
         order = np.lexsort((-gains, ~tries))
         gained = np.concatenate(([0.0], np.cumsum(gains[order])))
-        lost = len(slots) * np.log(self._cost.seconds(rows + np.arange(len(gained))))
-        number = max(int(np.argmax(gained - lost)), int(tries.sum()))
+        rows_each = rows + np.arange(len(gained))
+        worth = gained - len(slots) * np.log(self._cost.seconds(rows_each))
+        worth[1:-1][rows_each[1:-1] % ROWS > 0] = -np.inf
+        number = max(int(np.argmax(worth)), int(tries.sum()))
         counts = np.bincount(places[order[:number]], minlength=len(slots))
         for slot, offered, taken in zip(slots, drafted, counts.tolist(), strict=True):
             if offered and not taken:

@@ -16,6 +16,7 @@ from services.rollout.engines.drafts.policy import (
     FORGOTTEN,
     MOST_DRAFTED,
     REST,
+    ROWS,
     DraftPolicy,
     StepCost,
 )
@@ -135,7 +136,13 @@ def test_the_likeliest_tokens_of_all_sequences_are_drafted():
         for _ in range(20):
             policy.note(0, 4, 4)
             policy.note(1, 4, 0)
-        assert chosen(policy, slots, drafted, 3) == wanted
+        assert chosen(policy, slots, drafted, 4) == wanted
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 16), min_size=1, max_size=4))
+def test_a_step_with_drafts_has_one_of_few_numbers_of_rows_unless_all_drafts_are_computed(rows, drafted):
+    number = sum(chosen(priced(0.01, 0.1), list(range(len(drafted))), drafted, rows))
+    assert number in (0, sum(drafted)) or (rows + number) % ROWS == 0
 
 
 def test_quick_sequences_do_not_slow_down_the_others_more_than_they_gain():
