@@ -12,11 +12,11 @@ VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def check_engine(config: RunConfig) -> None:
     """Raises ConfigError or UnsupportedModel for a contradiction between the engine and other keys."""
     rollout, scratch = config.rollout, config.model.scratch
-    if rollout.drafts and rollout.engine != "torch":
+    if rollout.drafts and rollout.engine == "sglang":
         raise ConfigError(
-            f'rollout.drafts = {rollout.drafts} with rollout.engine = "{rollout.engine}": it was not shown '
-            "to sample the same tokens with drafts",
-            'set rollout.engine = "torch", or remove rollout.drafts',
+            f'rollout.drafts = {rollout.drafts} with rollout.engine = "sglang": it was not shown to sample '
+            "the same tokens with drafts",
+            'set rollout.engine = "torch" or "vllm", or remove rollout.drafts',
         )
     if rollout.engine == "sglang" and rollout.device == "cpu":
         raise ConfigError(

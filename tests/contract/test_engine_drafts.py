@@ -15,7 +15,7 @@ from tests.support.engines import CONTEXT, MODELS, SELECTED, SLOTS, ask, assert_
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif("torch" not in SELECTED, reason="no other engine drafts"),
+    pytest.mark.skipif(not {"torch", "vllm"} & {*SELECTED}, reason="no other engine drafts"),
 ]
 run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
 own = engines.own
@@ -58,31 +58,53 @@ def requests_of(answers: list[Generation], requests: list[GenerateRequest]) -> l
     return made
 
 
-async def test_a_deterministic_engine_answers_bit_for_bit_the_same(own):
-    plain = await own(deterministic=True, drafts=False)
-    drafting = await own(
-        deterministic=True, drafts=True, max_sequences=32, kv_tokens=CONTEXT, prefill_tokens=60
-    )
-    # Each row of a draft has the penalty of the tokens before it.
+def requests_with_filters() -> list[GenerateRequest]:
+    """Each row of a draft has the penalty of the tokens before it."""
     filters = (SamplingFilters(), SamplingFilters(repetition_penalty=1.2, top_k=30, top_p=0.9))
-    requests = [
+    return [
         ask(
             prompt(9 + 7 * n, n), NEW, seed=n, temperature=(0.0, 1.0, 0.7, 1.3)[n % 4], stop_ids=[n % 61],
             filters=filters[n // 4 % 2],
         )
         for n in range(2 * SLOTS)
     ]  # fmt: skip
+
+
+async def test_a_deterministic_engine_answers_bit_for_bit_the_same(own, spec):
+    if spec.engine != "torch":
+        pytest.skip("no other engine is deterministic")
+    plain = await own(deterministic=True, drafts=False)
+    drafting = await own(
+        deterministic=True, drafts=True, max_sequences=32, kv_tokens=CONTEXT, prefill_tokens=60
+    )
+    requests = requests_with_filters()
     wanted = await play(plain, requests)
     answers = await play(drafting, requests_of(wanted, requests))
     assert list(map(told, answers)) == list(map(told, wanted))
+    await check_counts(drafting, answers)
+    assert (await plain.stats()).drafts.figures() == {}
+
+
+async def test_an_engine_answers_the_same_but_for_noise(own):
+    plain = await own(drafts=False)
+    drafting = await own(drafts=True, max_sequences=32, kv_tokens=CONTEXT, prefill_tokens=60)
+    requests = requests_with_filters()
+    wanted = await play(plain, requests)
+    answers = await play(drafting, requests_of(wanted, requests))
+    for answer, other in zip(answers, wanted, strict=True):
+        assert (answer.ids, answer.versions, answer.finish) == (other.ids, other.versions, other.finish)
+        assert_close(answer.logprobs, other.logprobs)
+    await check_counts(drafting, answers)
+
+
+async def check_counts(drafting: EngineProcess, answers: list[Generation]) -> None:
     stats = await drafting.stats()
     assert 0 < stats.drafts.accepted_tokens < stats.drafts.drafted_tokens
     # Counters are handed over once.
     assert (await drafting.stats()).drafts.drafted_tokens == 0
     assert stats.generated_tokens == sum(len(answer.ids) for answer in answers) == stats.drafts.tokens
-    # The plain engine's sequences have a token of each step.
+    # Without a draft a sequence has a token of each step.
     assert stats.drafts.tokens == stats.drafts.steps + stats.drafts.accepted_tokens
-    assert (await plain.stats()).drafts.figures() == {}
 
 
 async def test_a_known_answer_takes_fewer_steps_and_a_stream_says_the_same(own):

@@ -212,7 +212,7 @@ EXACT = {"deterministic": "true", "scheduler.selector": "observe"}
         ({"trainer.ranks": "4", "trainer.tp": "2", "trainer.cp": "4"}, IllegalParallelism),
         ({"rollout.engine": "sglang", "rollout.device": "cpu"}, ConfigError),
         ({"rollout.engine": "vllm", "rollout.device": "cpu"}, UnsupportedModel),
-        ({"rollout.engine": "vllm", "rollout.drafts": '["task"]'}, ConfigError),
+        ({"rollout.engine": "sglang", "rollout.device": "cuda", "rollout.drafts": '["task"]'}, ConfigError),
         ({"rollout.drafts": '["suffix"]'}, ConfigError),
         ({**EXACT, "scheduler.staleness": "1", "scheduler.train_limit_s": "0"}, ConfigError),
         ({**EXACT, "scheduler.staleness": "0", "scheduler.train_limit_s": "9"}, ConfigError),

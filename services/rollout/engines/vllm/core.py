@@ -16,6 +16,7 @@ from earl.errors import EngineError
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.drafts.policy import MOST_DRAFTED
 from services.rollout.engines.foreign.engine import (
     check_device,
     narrow_visible_gpus,
@@ -27,6 +28,7 @@ BLOCK_TOKENS = 32
 # Tokens of one step by device, where the spec gives none.
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 WORKER = "services.rollout.engines.vllm.worker.EarlWorker"
+DRAFTER = "services.rollout.engines.vllm.drafts.RequestDrafter"
 
 
 def prepare_environment(spec: EngineSpec) -> None:
@@ -82,6 +84,13 @@ def token_bytes(spec: EngineSpec, model: ModelSpec) -> int:
     return 2 * model.layers * rank_heads(model, spec.tp)[1] * model.head_dim * item
 
 
+def speculation(spec: EngineSpec) -> dict[str, Any] | None:
+    """vLLM's settings of speculation; None where nothing is drafted."""
+    if not spec.drafts:
+        return None
+    return {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": MOST_DRAFTED}
+
+
 def start_core(spec: EngineSpec, model: ModelSpec, device: str) -> Any:
     """A vllm.v1.engine.core.EngineCore that can step. Raises EngineError with vLLM's own words."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
@@ -111,6 +120,7 @@ def start_core(spec: EngineSpec, model: ModelSpec, device: str) -> Any:
             enforce_eager=eager,
             worker_extension_cls=WORKER,
             enable_sleep_mode=spec.sleeps,
+            speculative_config=speculation(spec),
         ).create_engine_config()
         return EngineCore(config, Executor.get_class(config), log_stats=False)
     except (ValueError, RuntimeError, OSError, NotImplementedError) as error:

@@ -1,6 +1,6 @@
 """vLLM behind the engine contract: its scheduler and kernels, EARL's sampling, weights and bookkeeping.
 
-    submit ─► vLLM's scheduler ─► step ─► one token a running request ─► columns here ─► replies
+    submit ─► vLLM's scheduler ─► step ─► tokens of running requests ─► columns here ─► replies
                                    ▲
     load ─► every worker's WeightStager ─┴─ commit: reload in place, between two steps
 
@@ -25,6 +25,7 @@ from earl.errors import EarlError, EngineError, WeightsIncomplete
 from earl.models.spec import load_spec
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.shard_report import ShardReport, refuse_failed, whole_load
 from services.rollout.engines.contract.stats import BusyClock
@@ -38,6 +39,7 @@ POLL_S = 0.01
 WORKER_LOST = 3
 
 _decoder = msgspec.msgpack.Decoder(ShardReport)
+_counts_decoder = msgspec.msgpack.Decoder(DraftCounts)
 
 
 class VllmEngine(ForeignEngine):
@@ -89,6 +91,8 @@ class VllmEngine(ForeignEngine):
             "seed": request.seed & 0xFFFF_FFFF_FFFF_FFFF,
             "filters": request.filters.active,
         }
+        if self.spec.drafts:
+            ours |= {"references": request.references, "task_references": request.task_references}
         params = SamplingParams(
             max_tokens=request.max_new_tokens,
             stop_token_ids=list({*self.spec.stop_ids, *request.stop_ids}),
@@ -161,8 +165,9 @@ class VllmEngine(ForeignEngine):
             self._generated += len(ids)
             entry.ids += ids
             entry.logprobs += logprobs
+            stopped = self._end_at_text(entry, len(ids))
             entry.stamp(len(entry.ids), self.version)
-        if ids and self._completes_text(entry):
+        if ids and stopped:
             if output.finish_reason is None:
                 self._core.abort_requests([output.request_id])
             self._finish(output.request_id, "stop")
@@ -171,13 +176,20 @@ class VllmEngine(ForeignEngine):
         elif ids and entry.stream:
             self._send(entry, "")
 
-    def _completes_text(self, entry: InFlight) -> bool:
-        """Returns whether the request's newest token completes a stop text: vLLM gives one a step."""
+    def _end_at_text(self, entry: InFlight, new: int) -> bool:
+        """Returns whether one of the request's `new` last tokens completes a stop text. What a draft has
+        behind it goes."""
         if self._stop_texts is None:
             return False
         request = entry.request
         begun = request.ids[len(request.ids) - request.answered :]
-        return self._stop_texts.end([*begun, *entry.ids]) is not None
+        end = self._stop_texts.end([*begun, *entry.ids], new)
+        if end is None:
+            return False
+        count = end - len(begun)
+        self._generated -= len(entry.ids) - count
+        del entry.ids[count:], entry.logprobs[count:]
+        return True
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -267,7 +279,14 @@ class VllmEngine(ForeignEngine):
             "kv_used_tokens": used,
             "kv_committed_tokens": used,
             "kv_token_bytes": core.token_bytes(self.spec, self._model),
+            "drafts": self._draft_counts(),
         }
+
+    def _draft_counts(self) -> DraftCounts:
+        if not self.spec.drafts:
+            return DraftCounts()
+        # All ranks draft alike; vLLM takes what the first one does.
+        return _counts_decoder.decode(self._core.collective_rpc("earl_draft_counts")[0])
 
     def close(self) -> None:
         self._closing.set()

@@ -7,6 +7,7 @@ every engine uses services.rollout.engines.contract.sampling. Imported in vLLM's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,27 +37,45 @@ class SeededSampler(Sampler):
         rows = logits.shape[0]
         if rows != batch.num_reqs:  # a profiling run of vLLM's
             return super().forward(logits, sampling_metadata, *rest, **named)
-        options = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids]
-        temperatures = np.array([option["temperature"] for option in options], dtype=np.float32)
-        seeds = np.array([option["seed"] for option in options], dtype=np.uint64)
-        # Tokens that are there: the position of the next one. Rows whose prompt is not yet whole are
-        # sampled too, and thrown away by vLLM.
-        positions = batch.num_tokens_no_spec[:rows].astype(np.int64)
-        columns = SamplingColumns.of(temperatures, seeds)
-        for row, option in enumerate(options):
-            if option["filters"]:
-                columns.put_filters(row, SamplingFilters(**option["filters"]))
-        contexts: list[np.ndarray] = []
-        if columns.penalises:
-            lengths = enumerate(positions.tolist())
-            contexts = [batch.token_ids_cpu[row, :length].astype(np.int64) for row, length in lengths]
-        try:
-            ids, logprobs = sample(logits, columns, positions, contexts)
-        except FloatingPointError:
-            ids, logprobs = np.zeros(rows, dtype=np.int64), np.full(rows, np.nan, dtype=np.float32)
+        # Rows whose prompt is not yet whole are sampled too, and thrown away by vLLM.
+        ids, logprobs = self.draw(logits, np.arange(rows), np.zeros(rows, dtype=np.int64))
         chosen = torch.from_numpy(ids).to(logits.device, torch.int32)[:, None]
         column = torch.from_numpy(np.asarray(logprobs, dtype=np.float32)).to(logits.device)[:, None]
         ranks = torch.zeros(rows, dtype=torch.int32, device=logits.device)
         return SamplerOutput(
             sampled_token_ids=chosen, logprobs_tensors=LogprobsTensors(chosen, column, ranks)
         )
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        behind: np.ndarray,
+        drafted: Sequence[np.ndarray] = (),
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One token for each row of logits [N, V]: (ids [N] int64, logprobs [N] float32).
+
+        rows [N]: the request of each, as its place in the batch; behind [N]: how many drafted tokens it
+        stands behind; drafted: those of each request.
+        """
+        batch, runner = self._runner.input_batch, self._runner
+        options = [runner.requests[name].sampling_params.extra_args for name in batch.req_ids]
+        temperatures = np.array([option["temperature"] for option in options], dtype=np.float32)
+        seeds = np.array([option["seed"] for option in options], dtype=np.uint64)
+        columns = SamplingColumns.of(temperatures, seeds)
+        for row, option in enumerate(options):
+            if option["filters"]:
+                columns.put_filters(row, SamplingFilters(**option["filters"]))
+        columns = columns.rows(rows)
+        # Tokens that are there: the position of the next one.
+        lengths = batch.num_tokens_no_spec[rows].astype(np.int64)
+        contexts: list[np.ndarray] = []
+        if columns.penalises:
+            for row, length, after in zip(rows.tolist(), lengths.tolist(), behind.tolist(), strict=True):
+                context = batch.token_ids_cpu[row, :length].astype(np.int64)
+                contexts.append(np.concatenate([context, drafted[row][:after]]) if after else context)
+        try:
+            return sample(logits, columns, lengths + behind, contexts)
+        except FloatingPointError:
+            count = len(rows)
+            return np.zeros(count, dtype=np.int64), np.full(count, np.nan, dtype=np.float32)

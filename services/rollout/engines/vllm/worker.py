@@ -51,6 +51,8 @@ class EarlWorker:
         self.earl_data = DataThread(engine)
         self.earl_stager = WeightStager(engine, self.earl_data, self.earl_parameters, self.earl_shapes)
         self.model_runner.sampler = SeededSampler(self.model_runner)
+        if engine.drafts:
+            self.model_runner.drafter.bind(self.model_runner)
         if engine.tp > 1:
             threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
         return self.earl_data.wake
@@ -120,6 +122,10 @@ class EarlWorker:
             model = self.model_runner.get_model()
             model.lm_head.weight = model.model.embed_tokens.weight
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+    def earl_draft_counts(self) -> bytes:
+        """Encoded DraftCounts since the last call."""
+        return wire.encoder.encode(self.model_runner.drafter.drafting.take())
 
     def earl_close(self) -> None:
         """Stops the data plane's thread."""
