@@ -140,6 +140,12 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
         "of those generated, tokens/s",
         partial(per_second, key="trained_tokens"),
     )
+    yield Figure(
+        "engines_idle",
+        "engines idle, last steps",
+        partial(windowed, key="engines_idle_fraction", part="last"),
+        percent,
+    )
     accepted = partial(counted, part="accepted_tokens", whole="drafted_tokens")
     yield Figure("accepted_drafts", "of drafted tokens, accepted", accepted, percent)
     forwards = partial(counted, part="drafting_tokens", whole="drafting_steps")

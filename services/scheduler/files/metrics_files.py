@@ -15,6 +15,7 @@ from typing import Any
 
 from earl.obs.histogram import Histogram
 from earl.obs.metrics import LineFile, read_lines
+from earl.parallelism import ROLLOUT
 from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.ledger.evaluation import (
@@ -78,7 +79,10 @@ class RunReport:
         """
         numbers = {**trainer, **trajectories}
         if self.last_step_s is not None and time_s > self.last_step_s:
-            numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / (time_s - self.last_step_s)
+            elapsed_s = time_s - self.last_step_s
+            numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / elapsed_s
+            if (idle := idle_fraction(observed, elapsed_s)) is not None:
+                numbers["engines_idle_fraction"] = idle
         self.last_step_s = time_s
         self.remaining.observe(phase, step, time_s)
         self.latest = numbers
@@ -198,6 +202,18 @@ def transfers_line(total: TransferTotals) -> dict[str, float]:
     figures = asdict(total)
     del figures["path"]
     return figures | {"gb_per_s": round(total.gb_per_s, 6)}
+
+
+def idle_fraction(observed: StepFigures, elapsed_s: float) -> float | None:
+    """The part of the device-seconds of rollout in which its engines generated nothing, 0..1; None where
+    they do not tell. Heartbeats tell it, so what one step lacks the next may have.
+
+    elapsed_s: since the commit before, above 0.
+    """
+    done = observed.stages[ROLLOUT].done if ROLLOUT in observed.stages else None
+    if done is None or not done.reported:
+        return None
+    return max(0.0, 1 - done.device_s / (observed.running[ROLLOUT].devices * elapsed_s))
 
 
 def load_line(observed: ObservedWorkload) -> dict[str, Any]:

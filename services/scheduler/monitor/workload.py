@@ -109,10 +109,12 @@ class KvUse:
 @dataclass(frozen=True, slots=True)
 class DoneWork:
     """The batches that the sequences which ended in a step are part of, and the device-seconds of rollout in
-    it: those in which engines generated, as far as they tell, else all while sequences were played."""
+    it: those in which engines generated, if they have `reported` them, else all while sequences were played.
+    """
 
     batches: float
     device_s: float
+    reported: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +243,9 @@ class Monitor:
             mean, most = (max(1.0, min(sequences, slots)) for sequences in (self._busy.mean, self._busy.most))
             rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
             workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
-            busy_s = self._busy_device_s if self._busy_reported else playing.seconds * parallelism.devices
-            done = DoneWork(played.batches, busy_s)
+            reported = bool(self._busy_reported)
+            busy_s = self._busy_device_s if reported else playing.seconds * parallelism.devices
+            done = DoneWork(played.batches, busy_s, reported)
             observed[ROLLOUT] = replace(self._observed(ROLLOUT, workload, most, rate, parallelism), done=done)
             self._means.append(lengths[0])
         if batch is not None:

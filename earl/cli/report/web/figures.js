@@ -23,6 +23,7 @@ const CARDS = [
   ["machine", "Memory in use", "Of what each stage may have.", [["load.rollout.memory_fraction", "rollout"], ["load.trainer.memory_fraction", "trainer"]], share],
   ["machine", "KV cache", "Tokens that are held, of those that fit.", [["load.rollout.kv.used_fraction", "in use"]], share],
   ["machine", "Sequences at once", "Of the episodes being played, one for each seat of the policy.", [["load.rollout.concurrency", "sequences"]], number],
+  ["machine", "Idle engines", "Of the seconds of a step, all engines together: those in which one generated nothing.", [["engines_idle_fraction", "idle"]], share],
   ["machine", "Accepted drafts", "Of the tokens that engines drafted in a step, by where the draft stood.", [["draft_acceptance", "all"], ["drafts.task.acceptance", "task"], ["drafts.environment.acceptance", "environment"], ["drafts.context.acceptance", "context"]], share],
   ["machine", "Tokens a step of an engine", "Of a sequence, where engines draft; without drafts it is 1.", [["tokens_per_forward", "tokens"]], number],
   ["machine", "Seconds of a step", "Of the trainer’s own work.", [["train_s", "training"], ["publish_s", "publishing weights"], ["read_s", "reading samples"]], duration],

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from earl.obs.metrics import LineFile, read_lines
+from earl.parallelism import Parallelism
 from earl.transcript import TranscriptTurn
 from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.files.endings import PERIOD_S, Endings
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
+from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workers import WorkerFleet, WorkerReport
+from services.scheduler.monitor.workload import DoneWork, ObservedWorkload, StepFigures
+from services.scheduler.selector.decision import Workload
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket
 from tests.support.disk import full_at
@@ -122,6 +126,28 @@ def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> 
     assert lines[2]["rewards"] == [1.0, 1.0, None]
     assert lines[2]["gain"] == 1.0 and lines[2]["gain_episodes"] == 2
     assert "gain" not in lines[0]
+
+
+def test_engines_are_idle_for_what_is_left_of_their_seconds(tmp_path: Path) -> None:
+    """Two devices, commits ten seconds apart."""
+    report = RunReport(tmp_path)
+
+    def step(number: int, done: DoneWork) -> None:
+        played = ObservedWorkload(Workload(10.0, 10.0, 10.0, 1.0), 1.0, done=done)
+        lengths = Quantiles(10.0, 10.0, 10.0, 10.0)
+        observed = StepFigures({"rollout": Parallelism(2)}, {"rollout": played}, 0.0, lengths, lengths)
+        report.step(
+            step=number, phase="train", version=number, time_s=10.0 * number, trajectories={}, trainer={},
+            observed=observed, length_tokens=[10], transfers=[], ledger={}, stages={},
+        )  # fmt: skip
+
+    # Of the first step nobody knows how long it took. A heartbeat may carry what was done before.
+    for number, done in enumerate((8.0, 15.0, 21.0), 1):
+        step(number, DoneWork(1.0, done))
+    step(4, DoneWork(1.0, 5.0, reported=False))
+    report.close()
+    lines = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert [line.get("engines_idle_fraction") for line in lines] == [None, 0.25, 0.0, None]
 
 
 def test_transfers_of_former_lives_stay_counted() -> None:

@@ -229,7 +229,7 @@ def test_rollouts_work_is_what_its_engines_generated_for() -> None:
     for tokens in (100, 200):
         monitor.observe(tokens, [tokens], 0.25)
     # No engine tells yet: both devices count for as long as anything was played.
-    assert committed(monitor, 8.0).stages["rollout"].done == DoneWork(0.5, 16.0)
+    assert committed(monitor, 8.0).stages["rollout"].done == DoneWork(0.5, 16.0, reported=False)
     # What a worker did before this scheduler knew it does not count, and one that begins again counts from 0.
     for busy_s in (50.0, 53.0):
         monitor.reported("rollout", "r0", {"busy_device_s": busy_s})
