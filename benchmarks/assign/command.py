@@ -50,9 +50,11 @@ COMPARES = (
     "engine decodes several sequences at once; a step takes what an 8B model's weights, contexts and "
     "products take by arithmetic, not by measurement. All policies have the same admission: a batch of "
     "16,384 sequences, in groups of 16, is trained once the ledger's rule allows; training takes no time. "
-    "round-robin: sequences to engines in turns. credit: as the ledger leases today: an engine with open "
-    "slots takes the oldest sequences. history: planned by lengths that a task's earlier epochs predict; "
-    "sequences that wait, or run, move to engines with open slots, and a moved context is computed again. "
+    "round-robin: sequences to engines in turns. credit: as the ledger leases by default: an engine with "
+    'open slots takes the oldest sequences. longest: as it leases with length_order = "longest": of the '
+    "oldest batch the groups first that are predicted to be longest. history: planned by the same "
+    "predictions; sequences that wait, or run, move to engines with open slots, and a moved context is "
+    "computed again. "
     "oracle: the same planner and moves with true lengths. bubble: worker-seconds in which an engine has "
     "nothing to decode, until the last sequence of the run ends, as a part of all; an engine that decodes a "
     "single sequence counts as busy. empty: the same of slots. bubble_reduction: 1 less the bubble's seconds "
@@ -115,6 +117,9 @@ def headline(by_case: dict[str, dict[str, Any]]) -> dict[str, Any]:
     names = (
         "bubble_reduction",
         "bubble_reduction_vs_credit",
+        "longest_reduction",
+        "longest_reduction_vs_credit",
+        "longest_vs_oracle",
         "vs_oracle",
         "vs_oracle_max",
         "vs_round_robin",

@@ -11,10 +11,12 @@ from benchmarks.assign.cases import DEVICES, PLAYED_EPOCHS, AssignCase
 from benchmarks.assign.policies import (
     CREDIT,
     HISTORY,
+    LONGEST,
     ORACLE,
     POLICIES,
     ROUND_ROBIN,
     Credit,
+    Longest,
     Planned,
     RoundRobin,
     observe,
@@ -52,6 +54,8 @@ def judged(case: AssignCase, seed: int, trace: LengthTrace, devices: int) -> Jud
             policy = RoundRobin(fleet)
         elif name == CREDIT:
             policy = Credit()
+        elif name == LONGEST:
+            policy = Longest(fleet, recorded_history(trace))
         else:
             policy = Planned(fleet, history if name == HISTORY else None)
         times[name] = fleet.run(policy)
@@ -74,7 +78,8 @@ def recorded_history(trace: LengthTrace) -> LengthHistory:
 def figures(runs: Sequence[JudgedAssignment]) -> dict[str, Any]:
     """The figures of one case over seeds.
 
-    bubble_reduction: 1 less the bubble of `history` over that of round-robin, bubbles of all seeds together.
+    bubble_reduction: 1 less the bubble of `history` over that of round-robin, bubbles of all seeds together;
+    longest_reduction: of `longest`.
     vs_oracle: seconds of `history` over those of the oracle, mean over seeds; _max: of the worst seed.
     """
     ratios = [seconds(run, HISTORY) / seconds(run, ORACLE) for run in runs]
@@ -83,6 +88,11 @@ def figures(runs: Sequence[JudgedAssignment]) -> dict[str, Any]:
     return {
         "bubble_reduction": reduction(runs, ROUND_ROBIN),
         "bubble_reduction_vs_credit": reduction(runs, CREDIT),
+        "longest_reduction": reduction(runs, ROUND_ROBIN, LONGEST),
+        "longest_reduction_vs_credit": reduction(runs, CREDIT, LONGEST),
+        "longest_vs_oracle": round(
+            statistics.fmean(seconds(run, LONGEST) / seconds(run, ORACLE) for run in runs), 4
+        ),
         "vs_oracle": round(statistics.fmean(ratios), 4),
         "vs_oracle_max": round(max(ratios), 4),
         "vs_round_robin": speedup(runs, ROUND_ROBIN),
@@ -106,10 +116,10 @@ def of_policy(runs: Sequence[JudgedAssignment], name: str) -> dict[str, Any]:
     }
 
 
-def reduction(runs: Sequence[JudgedAssignment], rival: str) -> float | None:
-    """1 less the bubble under `history` over a rival's; None if that has none."""
+def reduction(runs: Sequence[JudgedAssignment], rival: str, name: str = HISTORY) -> float | None:
+    """1 less the bubble under a policy over a rival's; None if that has none."""
     rivals_s = sum(run.times[rival].idle_s for run in runs)
-    ours_s = sum(run.times[HISTORY].idle_s for run in runs)
+    ours_s = sum(run.times[name].idle_s for run in runs)
     return round(1 - ours_s / rivals_s, 4) if rivals_s > 0 else None
 
 

@@ -1,7 +1,9 @@
 """Ways to give sequences to engines, all under the same admission, in a simulated fleet.
 
 round-robin  sequences to engines in turns, in proportion to their slots
-credit       as the ledger leases today: an engine with open slots takes the oldest sequences that wait
+credit       as the ledger leases by default: an engine with open slots takes the oldest sequences that wait
+longest      as it leases with scheduler.length_order = "longest": of the oldest batch the sequences of the
+             groups that are predicted to be longest
 history      `services.scheduler.assign`: planned by predicted lengths, moved to where slots are open
 oracle       the same planner and moves, with true lengths
 """
@@ -21,8 +23,8 @@ from services.scheduler.assign.history import LengthHistory
 from services.scheduler.assign.moves import LiveSequences, engine_left_s, moves, tokens_left
 from services.scheduler.assign.plan import EngineFleet, assign
 
-ROUND_ROBIN, CREDIT, HISTORY, ORACLE = "round-robin", "credit", "history", "oracle"
-POLICIES = (ROUND_ROBIN, CREDIT, HISTORY, ORACLE)
+ROUND_ROBIN, CREDIT, LONGEST, HISTORY, ORACLE = "round-robin", "credit", "longest", "history", "oracle"
+POLICIES = (ROUND_ROBIN, CREDIT, LONGEST, HISTORY, ORACLE)
 
 
 class RoundRobin:
@@ -66,6 +68,33 @@ class Credit:
 
     def ended(self, number: int) -> None:
         """Learns nothing."""
+
+    def poll(self, fleet: SimulatedFleet) -> None:
+        """Moves nothing."""
+
+
+class Longest:
+    """Leases by credit, of the oldest batch that waits the groups first that are predicted to be longest
+    (`services.scheduler.ledger.lengths`). history: predicts lengths as a batch is released, and learns."""
+
+    def __init__(self, fleet: SimulatedFleet, history: LengthHistory) -> None:
+        self._fleet = fleet
+        self._history = history
+        # By batch, its sequences that wait, the longest last.
+        self._batches: deque[list[int]] = deque()
+
+    def released(self, fleet: SimulatedFleet, numbers: range) -> None:
+        lengths = predicted(self._history, fleet.sequences, numbers, fleet.group_size)
+        order = np.argsort(-lengths, kind="stable")
+        self._batches.append([numbers[place] for place in order[::-1]])
+
+    def next(self, engine: int) -> int | None:
+        while self._batches and not self._batches[0]:
+            self._batches.popleft()
+        return self._batches[0].pop() if self._batches else None
+
+    def ended(self, number: int) -> None:
+        observe(self._history, self._fleet.sequences, number, number // self._fleet.group_size)
 
     def poll(self, fleet: SimulatedFleet) -> None:
         """Moves nothing."""

@@ -12,11 +12,22 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.assign import cases, command, judge, policies, traces
-from benchmarks.assign.policies import CREDIT, HISTORY, ORACLE, POLICIES, Credit, Planned, RoundRobin
+from benchmarks.assign.policies import (
+    CREDIT,
+    HISTORY,
+    LONGEST,
+    ORACLE,
+    POLICIES,
+    Credit,
+    Longest,
+    Planned,
+    RoundRobin,
+)
 from benchmarks.assign.simulate import SimulatedFleet
 from benchmarks.assign.traces import LengthTrace, SequenceBatch
 from benchmarks.assign.versions import Versions
 from services.scheduler.assign.cost import DecodeCost
+from services.scheduler.assign.history import LengthPrediction
 from services.scheduler.assign.plan import EngineKind
 
 COST = DecodeCost(step_s=5e-3, sequence_s=4e-5, context_s=4e-8, prompt_s=4e-5)
@@ -109,16 +120,32 @@ def test_credit_leases_the_oldest_sequences_as_many_as_there_are_slots():
     assert [len(state.running) for state in leased.engines] == [4, 4, 2]
 
 
+def test_longest_leases_of_the_oldest_batch_the_groups_first_that_are_predicted_to_be_longest():
+    groups_of_two = [batch_of(*range(6)), batch_of(*range(6), first_task=6)]
+    fleet = fleet_of(groups_of_two, engines=1, group=2)
+    lengths = {0: 30.0, 2: 10.0, 4: 20.0, 6: 80.0, 8: 90.0, 10: 80.0}
+
+    class Known:
+        def predict(self, environment: str, task: int, prompt_tokens: int) -> LengthPrediction:
+            return LengthPrediction(lengths[task], 1.0)
+
+    policy = Longest(fleet, Known())
+    for first in (0, 6):
+        policy.released(fleet, range(first, first + 6))
+    assert [policy.next(0) for _ in range(13)] == [0, 1, 4, 5, 2, 3, 8, 9, 6, 7, 10, 11, None]
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_sequence_is_played_once_in_batches_as_stale_as_allowed(name, staleness):
     trace = small_trace()
     batches = [batch for epoch in trace.epochs[1:] for batch in epoch]
     fleet = SimulatedFleet([EngineKind(COST, 3)], np.zeros(6, int), batches, trace.group_size, staleness)
-    history = judge.recorded_history(trace) if name == HISTORY else None
+    history = judge.recorded_history(trace) if name in (HISTORY, LONGEST) else None
     policy = {
         policies.ROUND_ROBIN: lambda: RoundRobin(fleet),
         CREDIT: Credit,
+        LONGEST: lambda: Longest(fleet, history),
         HISTORY: lambda: Planned(fleet, history),
         ORACLE: lambda: Planned(fleet, None),
     }[name]()
