@@ -1,5 +1,7 @@
 """The cached forward pass equals the packed one, and weights are used wholly or not at all."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,12 @@ from earl.errors import IllegalParallelism, WeightsIncomplete
 from earl.models.module import Decoder, initialise
 from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
+from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
-from services.rollout.engines.torch import attention, model_runner
+from services.rollout.engines.torch import attention, model_runner, ranks
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.engine import TorchEngine
+from services.rollout.engines.torch.linear import KEPT_PRODUCTS
 from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.ranks import EngineRank, Followers
 from tests.support import threads
@@ -26,6 +30,7 @@ SPECS = {
 
 
 one_thread = threads.one_thread
+VARIABLE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 
 
 def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, ModelRunner]:
@@ -108,6 +113,21 @@ def test_tables_of_positions_grow_with_what_is_reached(monkeypatch: pytest.Monke
         logits.append(last)
     # 8, 16, and then what is needed, which is more than twice as many.
     assert torch.equal(*logits) and len(runner._cosine) == 40
+
+
+def test_what_is_kept_compiled_is_bounded_before_a_model_is_read(monkeypatch: pytest.MonkeyPatch):
+    class Reached(Exception):
+        """The rank reads its model."""
+
+    def read(directory: str):
+        raise Reached(os.environ.get(VARIABLE))
+
+    monkeypatch.setenv(VARIABLE, "none")
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(ranks, "settle_card", lambda: None)
+    monkeypatch.setattr(ranks, "load_spec", read)
+    with pytest.raises(Reached, match=f"^{KEPT_PRODUCTS}$"):
+        EngineRank(wire.Start(EngineSpec(name="unit", model_dir="", threads=1), 0, ""))
 
 
 @pytest.mark.parametrize("failure", ["overwritten", "shape"])
