@@ -17,6 +17,7 @@ import msgspec
 import typer
 
 from benchmarks.goals import missed_goals
+from benchmarks.history.peers import vllm_figures
 from benchmarks.history.speed import CONTEXT, Measurement
 from benchmarks.history.texts import reference
 from benchmarks.history.ways import Prompt, Way, digest
@@ -50,7 +51,9 @@ COMPARES = (
     "are bit for bit the same with and without drafts. ties: sequences whose first other token lies within "
     "the noise of a boundary of that row's distribution; not_ties: others. worst: the smallest speedup of "
     "random and another, which have three times as many rounds; worst_control: the same of a second engine "
-    "without drafts, which is so much slower by chance."
+    "without drafts, which is so much slower by chance. vllm_drafts: records at temperature 0.7 in vLLM with "
+    "EARL's drafts, in turns with vLLM without; vllm_suffix: vLLM by itself, with its own sampling and its "
+    "suffix decoding, after vLLM without; it has answered the same prompts twice before."
 )
 GOALS = {
     "digest_equal": 1.0,
@@ -77,6 +80,9 @@ def history(
     model_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the model to hash.")] = 10_000,
     new_tokens: Annotated[int, typer.Option(min=8, help="Tokens of each measured answer.")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each case and batch.")] = 3,
+    vllm: Annotated[
+        bool, typer.Option(help="Measure drafts in vLLM too, if its environment is there.")
+    ] = True,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
@@ -89,8 +95,10 @@ def history(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         digests = asyncio.run(_digests(spec, Path(place), demo_tokens, model_tokens))
-    measured = asyncio.run(Measurement(spec, new_tokens, rounds).run())
-    figures = {**digests, **measured}
+    measurement = Measurement(spec, new_tokens, rounds)
+    measured = asyncio.run(measurement.run())
+    in_vllm = vllm_figures(spec, measurement.ids, new_tokens, rounds) if vllm else {}
+    figures = {**digests, **measured, **in_vllm}
     figures["digest_equal"] = float(all(row["equal"] for row in digests["digests"]))
     settings = {
         "model": model,

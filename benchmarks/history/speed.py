@@ -15,7 +15,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.history.texts import accepted_and_steps, coverage, opening, records, reference
+from benchmarks.history.texts import (
+    EPOCH_ANSWERS,
+    accepted_and_steps,
+    coverage,
+    opening,
+    records,
+    reference,
+)
 from benchmarks.history.ties import NEAR, Referee, first_difference
 from benchmarks.history.ways import Answered, Prompt, Way
 from benchmarks.record.progress import counted, phase
@@ -29,8 +36,8 @@ HELPING = {"openings": opening, "records": records}
 # Sequences at once, and requests, of each case's batches; and of the stream, of the case that has it.
 BATCHES, STREAM, STREAMED = ((1, 1), (8, 8)), (8, 32), "records"
 USELESS = ("random", "another")
-# Distinct prompts; answers of the epoch before to each.
-PROMPTS, EPOCH_ANSWERS = 8, 2
+# Distinct prompts.
+PROMPTS = 8
 # Batches of the bound, in multiples of 8 sequences, and of useless histories.
 WINDOWS, USELESS_BATCHES = (0, 1, 2, 4, 8), (1, 8, 32)
 # Rounds of useless histories for each one of other cases: what is to be seen there is small.
@@ -67,7 +74,8 @@ class Measurement:
             await self._useless()
         return {**self._figures(rates), **self._ties()}
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text."""
         return self._tokenizer(text)["input_ids"]
 
     def _seed(self) -> int:
@@ -78,7 +86,7 @@ class Measurement:
         rates: dict[int, float] = {}
         for window in counted("rows a second", WINDOWS):
             size = 8 * (window + 1)
-            prompts = [Prompt(self._ids(opening(n)), [], 1.0, self._seed()) for n in range(size)]
+            prompts = [Prompt(self.ids(opening(n)), [], 1.0, self._seed()) for n in range(size)]
             await self._plain.answer(prompts, 1)
             measured = [await self._plain.answer(prompts, 16) for _ in range(3)]
             rates[size] = statistics.median(answered.rate for answered in measured)
@@ -86,7 +94,7 @@ class Measurement:
 
     async def _epoch(self, make: Callable[[int], str], temperature: float) -> list[list[list[int]]]:
         """Prompt and answers of the epoch before, as one, of each prompt."""
-        ids = [self._ids(make(number)) for number in range(PROMPTS)]
+        ids = [self.ids(make(number)) for number in range(PROMPTS)]
         prompts = [Prompt(each, [], temperature, self._seed()) for each in ids for _ in range(EPOCH_ANSWERS)]
         answered = await self._plain.answer(prompts, self._new)
         wholes = [p.ids + a.ids for p, a in zip(prompts, answered.answers, strict=True)]
@@ -99,7 +107,7 @@ class Measurement:
         epoch = await self._epoch(make, temperature)
         # An engine has drafted for long before: what its steps cost is known.
         first = [
-            Prompt(self._ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
+            Prompt(self.ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
             for n in range(PROMPTS)
         ]
         await self._drafting.answer(first, self._new)
@@ -110,7 +118,7 @@ class Measurement:
             for number in counted(title, range(self._rounds)):
                 chosen = [(number + n) % PROMPTS for n in range(requests)]
                 prompts = [
-                    Prompt(self._ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
+                    Prompt(self.ids(make(n)), list(map(reference, epoch[n])), temperature, self._seed())
                     for n in chosen
                 ]
                 batches.append(prompts)
@@ -162,7 +170,7 @@ class Measurement:
                     for place in range(size):
                         which = (number + place) % PROMPTS
                         known = epoch[(which + 1) % PROMPTS] if case == "another" else self._noise()
-                        ids = self._ids(opening(which))
+                        ids = self.ids(opening(which))
                         prompts.append(Prompt(ids, list(map(reference, known)), 1.0, self._seed()))
                     ways = {"history": (self._drafting, True), "control": (self._control, False)}
                     turns.append(await self._turn(prompts, number, size, ways))

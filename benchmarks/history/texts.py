@@ -11,6 +11,8 @@ from services.rollout.engines.drafts.lookup import DraftLookup
 
 # Tokens of a match that counts as reuse (RhymeRL, arXiv 2508.18588, Sec. 3).
 REUSED_TOKENS = 7
+# Answers of the epoch before to each prompt.
+EPOCH_ANSWERS = 2
 # Records of a list that is to be written once more.
 RECORDS = 14
 COLOURS = ("red", "green", "blue", "black", "white", "yellow", "brown", "grey")
