@@ -53,7 +53,8 @@ COMPARES = (
     "random and another, which have three times as many rounds; worst_control: the same of a second engine "
     "without drafts, which is so much slower by chance. vllm_drafts: records at temperature 0.7 in vLLM with "
     "EARL's drafts, in turns with vLLM without; vllm_suffix: vLLM by itself, with its own sampling and its "
-    "suffix decoding, after vLLM without; it has answered the same prompts twice before."
+    "suffix decoding, and then without, over the median of that; it has answered the same prompts twice "
+    "before, and drafts from all that it has answered, measured batches included."
 )
 GOALS = {
     "digest_equal": 1.0,

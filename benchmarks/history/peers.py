@@ -23,7 +23,7 @@ from benchmarks.history.texts import EPOCH_ANSWERS, records, reference
 from benchmarks.history.ways import BATCH_S, Prompt, Way
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.progress import counted, phase
-from earl.errors import EarlError
+from earl.errors import ConfigError, EarlError
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.process.interpreter import interpreter_of
 
@@ -36,7 +36,7 @@ def vllm_figures(
 ) -> dict[str, Any]:
     """The speed-ups in vLLM, by name, and why there are none where something is missing. new: tokens of an
     answer."""
-    vllm = msgspec.structs.replace(spec, name="vllm", engine="vllm", max_sequences=PROMPTS)
+    vllm = msgspec.structs.replace(spec, name="vllm", engine="vllm")
     prompts = [ids_of(records(number)) for number in range(PROMPTS)]
     figures: dict[str, Any] = {}
     for name, measure in (("vllm_drafts", _drafts), ("vllm_suffix", _suffix)):
@@ -98,6 +98,8 @@ async def _with_drafts(
 
 def _suffix(spec: EngineSpec, prompts: Sequence[list[int]], new: int, rounds: int) -> dict[str, Any]:
     """vLLM's suffix decoding, and vLLM without, one after the other."""
+    if spec.device != "cpu":
+        raise ConfigError("vLLM's suffix decoding is measured on processors alone", "leave it out: --no-vllm")
     sizes = [size for size in SIZES for _ in range(rounds)]
     batches = [
         [prompts[place % PROMPTS] for place in range(number, number + size)]
@@ -109,7 +111,7 @@ def _suffix(spec: EngineSpec, prompts: Sequence[list[int]], new: int, rounds: in
         "temperature": TEMPERATURE, "epoch": list(prompts), "batches": batches,
     }  # fmt: skip
     rates: dict[bool, list[float]] = {}
-    for suffix in counted("vLLM without and with its suffix decoding", (False, True)):
+    for suffix in counted("vLLM without and with its suffix decoding", (True, False)):
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "job.json"
             path.write_text(json.dumps({**job, "suffix": suffix}), encoding="utf-8")

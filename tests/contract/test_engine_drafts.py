@@ -125,6 +125,29 @@ async def test_a_known_answer_takes_fewer_steps_and_a_stream_says_the_same(own):
     assert after.drafts.accepted_tokens > NEW / 2
 
 
+async def test_drafts_reach_to_the_end_of_the_context(own):
+    engine = await own(drafts=True, max_sequences=32)
+    ids = prompt(CONTEXT - 60)
+    # Another sequence is far from its end.
+    other = asyncio.create_task(engine.generate_all(ask(prompt(8, 1), NEW, seed=1)))
+    wanted = await engine.generate_all(ask(ids, 60, seed=3))
+    again = await engine.generate_all(ask(ids, 60, seed=3, references=[reference(ids + wanted.ids)]))
+    assert again.ids == wanted.ids and len(wanted.ids) == 60
+    assert_close(again.logprobs, recompute(MODELS[0], ids, again.ids))
+    assert len((await other).ids) == NEW
+    assert (await engine.stats()).drafts.accepted_tokens > 30
+
+
+async def test_prompts_that_are_there_but_for_their_last_token_answer_the_same(own):
+    engine = await own(drafts=True, max_sequences=32)
+    for length in (1, 17, 33, 65):
+        request = ask(prompt(length), 6, seed=length)
+        first = await engine.generate_all(request)
+        again = await engine.generate_all(msgspec.structs.replace(request, request_id=f"again {length}"))
+        assert first.ids == again.ids
+        assert_close(again.logprobs, recompute(MODELS[0], request.ids, again.ids))
+
+
 async def test_a_session_continues_after_accepted_and_rejected_drafts(own):
     engine = await own(drafts=True, max_sequences=32)
     rng = np.random.default_rng(2)

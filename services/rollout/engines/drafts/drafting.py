@@ -22,7 +22,7 @@ from services.rollout.engines.drafts.policy import MOST_DRAFTED, DraftPolicy
 
 class SamplingSequence(NamedTuple):
     """A sequence that samples in a step. slot: its place in the engine; request_id: whose it is; references,
-    of_task: as for DraftLookup; ids [N] int64: its tokens so far; most: tokens that it may draft."""
+    of_task: as for DraftLookup; ids [N], integers: its tokens so far; most: tokens that it may draft."""
 
     slot: int
     request_id: str

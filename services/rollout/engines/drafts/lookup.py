@@ -50,7 +50,7 @@ class DraftLookup:
         self._task_end = sum(map(len, parts[: 1 + 2 * of_task]))
 
     def propose(self, ids: np.ndarray, most: int) -> Draft:
-        """Returns up to `most` tokens that may follow ids [N] int64."""
+        """Returns up to `most` tokens that may follow ids [N], of any integers."""
         if most < 1 or len(ids) < SHORTEST:
             return Draft([], [])
         tail = ids[-LONGEST:]

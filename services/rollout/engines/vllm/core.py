@@ -122,9 +122,13 @@ def start_core(spec: EngineSpec, model: ModelSpec, device: str) -> Any:
             enable_sleep_mode=spec.sleeps,
             speculative_config=speculation(spec),
         ).create_engine_config()
-        return EngineCore(config, Executor.get_class(config), log_stats=False)
+        started = EngineCore(config, Executor.get_class(config), log_stats=False)
     except (ValueError, RuntimeError, OSError, NotImplementedError) as error:
         raise EngineError(
             f"vLLM could not start engine {spec.name} with {spec.model_dir!r}: {error}",
             "see its log on stderr",
         ) from error
+    # Drafts are EARL's. With a number here the scheduler gives each request that has one token to compute as
+    # many more, of no meaning, and leaves it waiting where these do not fit in the step.
+    started.scheduler.num_spec_tokens = 0
+    return started

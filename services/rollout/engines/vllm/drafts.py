@@ -11,7 +11,9 @@ vLLM's worker processes only; vLLM makes the drafter itself (speculative method 
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,8 @@ class RequestDrafter:
     def bind(self, runner: Any) -> None:
         """Begins to draft for a runner's batches, and takes the time of its steps."""
         self._runner, execute = runner, runner.execute_model
+        # vLLM would draft zeros, for all, where one context is near the longest; here each is bounded itself.
+        runner.effective_drafter_max_model_len = sys.maxsize
 
         def execute_model(scheduler_output: Any, *rest: Any, **named: Any) -> Any:
             self._began_s = time.perf_counter()
@@ -68,30 +72,43 @@ class RequestDrafter:
         names = self._runner.input_batch.req_ids[: len(sampled)]
         self._seat(names)
         sampling = [row for row, ids in enumerate(sampled) if ids]
-        slots = [self._slots[names[row]] for row in sampling]
-        # vLLM drafts zeros itself where a context is near the longest.
+        # What vLLM puts in the place of a draft is none of ours.
         drafted = [self.verified.get(names[row], []) for row in sampling]
         ours = [
             len(ids) if ids == self._made.get(names[row], [])[: len(ids)] else 0
             for row, ids in zip(sampling, drafted, strict=True)
         ]
+        slots = [self._slots[names[row]] for row in sampling]
         self.drafting.note(slots, ours, [len(sampled[row]) for row in sampling])
         self.drafting.policy.took(self._computed, time.perf_counter() - self._began_s)
-        sequences = [self._sequence(names[row], int(lengths[row]), tokens[row]) for row in sampling]
+        continuing = [row for row in sampling if sampled[row][-1] not in self.stops(names[row])]
+        sequences = [self._sequence(names[row], int(lengths[row]), tokens[row]) for row in continuing]
         made = self.drafting.draft(sequences, len(sampled), self._rows - len(sampled))
         drafts: list[list[int]] = [[] for _ in sampled]
-        for row, ids in zip(sampling, made, strict=True):
+        for row, ids in zip(continuing, made, strict=True):
             drafts[row] = ids
-        self._made, self.verified = dict(zip(names, drafts, strict=True)), {}
+        self._made |= dict(zip(names, drafts, strict=True))
+        self.verified = {}
         return drafts
 
     def _seat(self, names: list[str]) -> None:
-        """Gives each request of the batch a slot."""
-        for name in self._slots.keys() - set(names):
-            self._free.append(self._slots.pop(name))
+        """Gives each request of the batch a slot. One that a step leaves out keeps its own while there are
+        others."""
+        for name in self._slots.keys() - self._runner.requests.keys():
+            self._unseat(name)
         for name in names:
             if name not in self._slots:
+                if not self._free:
+                    self._unseat((self._slots.keys() - set(names)).pop())
                 self._slots[name] = self._free.pop()
+
+    def _unseat(self, name: str) -> None:
+        self._free.append(self._slots.pop(name))
+        self._made.pop(name, None)
+
+    def stops(self, name: str) -> Collection[int]:
+        """The tokens that end a request's answer."""
+        return self._runner.requests[name].sampling_params.stop_token_ids or ()
 
     def _sequence(self, name: str, length: int, tokens: np.ndarray) -> SamplingSequence:
         request = self._runner.requests[name]
@@ -102,7 +119,7 @@ class RequestDrafter:
             name,
             options["references"],
             options["task_references"],
-            tokens[:length].astype(np.int64),
+            tokens[:length],
             min(more, self._longest - length) - 1,
         )
 
@@ -132,7 +149,7 @@ class SeededVerifier:
         kept = np.full((requests, max(numbers) + 1), NONE, dtype=np.int32)
         column = np.zeros(kept.shape, dtype=np.float32)
         for row, (first, draft) in enumerate(zip(firsts.tolist(), drafted, strict=True)):
-            stops = self._runner.requests[batch.req_ids[row]].sampling_params.stop_token_ids or ()
+            stops = self._drafter.stops(batch.req_ids[row])
             count = agreed(ids[first : first + len(draft) + 1], draft, stops)
             kept[row, :count] = ids[first : first + count]
             column[row, :count] = logprobs[first : first + count]
@@ -143,7 +160,7 @@ class SeededVerifier:
         return SamplerOutput(sampled_token_ids=chosen, logprobs_tensors=LogprobsTensors(flat, of_each, ranks))
 
 
-def agreed(sampled: np.ndarray, drafted: np.ndarray, stops: Any) -> int:
+def agreed(sampled: np.ndarray, drafted: np.ndarray, stops: Collection[int]) -> int:
     """Returns how many of the sampled tokens [D + 1] count, whose rows follow the drafted ones [D]: up to the
     first that was not drafted, or is a stop token."""
     for place, token in enumerate(sampled[:-1].tolist()):

@@ -143,10 +143,20 @@ class VllmEngine(ForeignEngine):
         self._busy.start()
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
+        if self.spec.drafts:
+            self._give_up_drafts()
         self._steps += executed
         for output in (output for each in (outputs or {}).values() for output in each.outputs):
             self._note(output)
         self._busy.end()
+
+    def _give_up_drafts(self) -> None:
+        """Drops the next step's drafts where room for them could cost a running request its KV: each takes a
+        block more at most."""
+        scheduler = self._core.scheduler
+        if scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < len(scheduler.running):
+            for request in scheduler.running:
+                request.spec_token_ids = []
 
     def _note(self, output: Any) -> None:
         entry = self._in_flight.get(output.request_id)
@@ -285,7 +295,7 @@ class VllmEngine(ForeignEngine):
     def _draft_counts(self) -> DraftCounts:
         if not self.spec.drafts:
             return DraftCounts()
-        # All ranks draft alike; vLLM takes what the first one does.
+        # vLLM takes what the first rank drafts.
         return _counts_decoder.decode(self._core.collective_rpc("earl_draft_counts")[0])
 
     def close(self) -> None:

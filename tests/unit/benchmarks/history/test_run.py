@@ -50,10 +50,13 @@ def test_ratios_are_of_rounds_and_weights_must_be_the_same():
         run(WITH, 1, 2.0, 5.0),
         run(WITHOUT, 1, 3.0, 6.0),
     ]
-    digests = [{"way": way, "digests": [1.0] * DIGEST_STEPS} for way in WAYS]
+    digests = [{"way": way, "digests": [1.0] * DIGEST_STEPS, "accepted_tokens": 9.0} for way in WAYS]
     figures = summary(runs, digests)
     assert figures["rollout_speedup"] == pytest.approx(1.5) and figures["step_speedup"] == pytest.approx(1.2)
     assert figures["digest_equal"] == 1.0 and not figures["missed"]
-    digests[0]["digests"] = [1.0, 2.0, 1.0]
+    for each in digests:
+        each["accepted_tokens"] = 0.0
+    assert summary(runs, digests)["missed"] == ["digest_equal"]
+    digests[0] |= {"digests": [1.0, 2.0, 1.0], "accepted_tokens": 9.0}
     assert summary(runs, digests)["missed"] == ["digest_equal"]
     assert summary(runs[:1], [])["missed"] == ["digest_equal"]

@@ -150,18 +150,39 @@ def test_answers_do_not_depend_on_drafts_and_known_ones_take_fewer_steps(drafts:
     assert 0 < counts.accepted_tokens < counts.drafted_tokens
 
 
-def test_what_vllm_drafts_itself_is_verified_and_not_counted(drafts: Any) -> None:
-    """Near the longest context it schedules zeros, and asks no drafter."""
+def test_what_vllm_puts_in_the_place_of_a_draft_is_verified_and_not_counted(drafts: Any) -> None:
     asked = requests({})
     plain = Runner(drafts, requests({}), drafting=False)
     plain.play()
     runner = Runner(drafts, asked, drafting=True)
     runner.step()
+    runner.drafter.drafting.take()
     runner._drafts = {name: [0, 0] for name in asked}
+    runner.step()
+    assert runner.drafter.drafting.take().drafted_tokens == 0
     runner.play()
     assert [each.output_token_ids for each in asked.values()] == [
         each.output_token_ids for each in plain.requests.values()
     ]
+
+
+def test_a_request_that_a_step_leaves_out_keeps_its_slot_and_its_draft(drafts: Any) -> None:
+    plain = Runner(drafts, requests({}), drafting=False)
+    plain.play()
+    known = {name: each.prompt + each.output_token_ids for name, each in plain.requests.items()}
+    runner = Runner(drafts, requests(known), drafting=True)
+    for _ in range(3):
+        runner.step()
+    slot, made = runner.drafter._slots["1"], runner.drafter._made["1"]
+    runner.requests["1"].ended = True
+    runner.step()
+    assert (runner.drafter._slots["1"], runner.drafter._made["1"]) == (slot, made)
+    runner.requests["1"].ended = False
+    runner.play()
+    counts = runner.drafter.drafting.take()
+    assert counts.tokens == counts.steps + counts.accepted_tokens
+    for name, request in runner.requests.items():
+        assert request.output_token_ids == plain.requests[name].output_token_ids
 
 
 def test_slots_go_to_the_requests_of_the_batch(drafts: Any) -> None:
@@ -169,7 +190,8 @@ def test_slots_go_to_the_requests_of_the_batch(drafts: Any) -> None:
     for wave in range(3):
         runner.requests = {f"{wave}-{name}": each for name, each in requests({}).items()}
         runner.play()
-    assert len(runner.drafter._free) + len(runner.drafter._slots) == SLOTS
+    free, taken = runner.drafter._free, runner.drafter._slots
+    assert sorted([*free, *taken.values()]) == list(range(SLOTS))
 
 
 @pytest.mark.parametrize(
