@@ -1,4 +1,5 @@
-"""Figures of drafts: the names under which workers count them, and the figures of a step that follow. Pure.
+"""Drafts, as far as more than engines know of them: the names under which workers count them, the figures of
+a step that follow, and the bound of what is drafted. Pure.
 
     engine ─► worker's gauges ─► scheduler's sums ─► metrics.jsonl: totals, and the figures of each step
 
@@ -13,6 +14,9 @@ from collections.abc import Mapping
 # Where a draft stood: in another episode of the task, in a turn of the environment, in the sequence itself.
 TASK, ENVIRONMENT, CONTEXT = "task", "environment", "context"
 SOURCES = (TASK, ENVIRONMENT, CONTEXT)
+# Tokens that all sequences of an engine together draft in a step, at most. What is predicted of its memory
+# holds so many rows more.
+DRAFTED_ROWS = 64
 DRAFTED, ACCEPTED = "drafted_tokens", "accepted_tokens"
 STEPS, TOKENS = "drafting_steps", "drafting_tokens"
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from earl.draft_figures import DRAFTED_ROWS
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, MemoryParts, ceil_div, largest, together
 
@@ -41,7 +42,7 @@ class RolloutNumbers:
 
     native: the torch engine. packs: it keeps large matrices a second time, on a CPU. item_bytes: of what it
     computes in. slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it
-    at once, each of `length` tokens. drafts: a step samples from as many rows as the engine has slots.
+    at once, each of `length` tokens. drafts: a step samples from rows of drafted tokens, too.
     """
 
     device: str
@@ -59,7 +60,7 @@ class RolloutNumbers:
     @property
     def sampled(self) -> int:
         """Rows of a step that are sampled from, at most."""
-        return self.slots if self.drafts else self.sequences
+        return self.sequences + (DRAFTED_ROWS if self.drafts else 0)
 
 
 def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> MemoryParts:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from earl.draft_figures import DRAFTED_ROWS
 from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.drafts.lookup import DraftLookup
 from services.rollout.engines.drafts.policy import MOST_DRAFTED, DraftPolicy
@@ -44,9 +45,10 @@ class Drafting:
         self.counts = DraftCounts()
 
     def draft(self, sequences: Sequence[SamplingSequence], rows: int, spare: int) -> list[list[int]]:
-        """Returns what is drafted for each sequence. rows: tokens that the step computes anyway; spare: how
-        many more it may."""
+        """Returns what is drafted for each sequence, DRAFTED_ROWS at most in all. rows: tokens that the step
+        computes anyway; spare: how many more it may."""
         drafts: list[list[int]] = []
+        spare = min(spare, DRAFTED_ROWS)
         for sequence in sequences:
             tokens = self._proposed(sequence, spare) if spare > 0 else []
             drafts.append(tokens)

@@ -11,11 +11,10 @@ from services.rollout.engines.torch.slot_table import SlotTable
 
 
 class Drafter:
-    """Drafts for the table's sequences. rows: that a step samples from, drafts included, at most; what is
-    predicted of an engine's memory holds so many."""
+    """Drafts for the table's sequences. most: tokens that one drafts in a step."""
 
-    def __init__(self, table: SlotTable, rows: int, most: int = MOST_DRAFTED) -> None:
-        self._table, self._rows = table, rows
+    def __init__(self, table: SlotTable, most: int = MOST_DRAFTED) -> None:
+        self._table = table
         self._drafting = Drafting(len(table.length), most)
         self.policy = self._drafting.policy
 
@@ -31,7 +30,6 @@ class Drafter:
         drafts = np.zeros(len(slots), dtype=np.int64)
         sampling = np.flatnonzero(complete).tolist()
         sequences = [self._sequence(int(slots[index])) for index in sampling]
-        spare = min(spare, self._rows - len(slots))
         drafted = self._drafting.draft(sequences, int(taken.sum()), spare)
         for index, sequence, tokens in zip(sampling, sequences, drafted, strict=True):
             length = len(sequence.ids)

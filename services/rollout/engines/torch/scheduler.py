@@ -42,7 +42,7 @@ class SequenceScheduler:
         stop_texts: StopTexts | None = None,
     ) -> None:
         self.table = SlotTable(slots, context, stop_texts)
-        self.drafter = Drafter(self.table, slots) if drafts else None
+        self.drafter = Drafter(self.table) if drafts else None
         self.kv = KvAllocator(self.table, kv_tokens=kv_tokens, rows=rows, page=page)
         # The oldest session's first.
         self.waiting: list[WaitingRequest] = []

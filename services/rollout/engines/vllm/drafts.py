@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput  # pyright: ignore[reportMissingImports]
 
+from earl.draft_figures import DRAFTED_ROWS
 from services.rollout.engines.drafts.drafting import Drafting, SamplingSequence
 from services.rollout.engines.vllm.sampler import SeededSampler
 
@@ -32,7 +33,7 @@ class RequestDrafter:
 
     def __init__(self, vllm_config: Any) -> None:
         slots = vllm_config.scheduler_config.max_num_seqs
-        self._rows, self._longest = slots, vllm_config.model_config.max_model_len
+        self._longest = vllm_config.model_config.max_model_len
         self.drafting = Drafting(slots, vllm_config.speculative_config.num_speculative_tokens)
         self._runner: Any = None
         # By request in the batch; slots of no request.
@@ -83,7 +84,8 @@ class RequestDrafter:
         self.drafting.policy.took(self._computed, time.perf_counter() - self._began_s)
         continuing = [row for row in sampling if sampled[row][-1] not in self.stops(names[row])]
         sequences = [self._sequence(names[row], int(lengths[row]), tokens[row]) for row in continuing]
-        made = self.drafting.draft(sequences, len(sampled), self._rows - len(sampled))
+        # What does not fit in the step is left out by vLLM's scheduler.
+        made = self.drafting.draft(sequences, len(sampled), DRAFTED_ROWS)
         drafts: list[list[int]] = [[] for _ in sampled]
         for row, ids in zip(continuing, made, strict=True):
             drafts[row] = ids

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earl.draft_figures import DRAFTED_ROWS
 from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.contract.stop_texts import StopTexts
@@ -397,12 +398,16 @@ def test_tokens_are_counted_by_their_source(of_task, source):
     assert drafter.take() == DraftCounts(1, 3, {source: 3}, {source: 2})
 
 
-def test_a_step_samples_from_no_more_rows_than_the_engine_has_sequences():
-    scheduler = SequenceScheduler(4, 64, drafts=True)
-    known = reference(*range(40))
-    for number in range(3):
+@pytest.mark.parametrize(
+    ("sequences", "budget", "most"), [(3, 1000, 3 * 16), (8, 1000, DRAFTED_ROWS), (3, 60, 27)]
+)
+def test_a_step_computes_no_more_drafts_than_it_may(sequences, budget, most):
+    """Prompts of 10, 11, … tokens are computed in it, too."""
+    scheduler = SequenceScheduler(sequences, 64, drafts=True)
+    known = reference(*range(60))
+    for number in range(sequences):
         ids = list(range(10 + number))
         scheduler.add(GenerateRequest(request_id=str(number), ids=ids, max_new_tokens=20, references=[known]))
-    planned = scheduler.schedule(1000)
+    planned = scheduler.schedule(budget)
     assert planned is not None
-    assert planned[0].drafts.sum() == 1
+    assert planned[0].drafts.sum() == most
