@@ -217,7 +217,8 @@ class _Products(_Padded):
         else:
             # Keys first: the product's second factor is copied into a layout of its own, so let it be
             # the small one.
-            scores = torch.bmm(keys, query.transpose(1, 2)).transpose(1, 2).float()
+            scores = torch.bmm(keys, query.transpose(1, 2)).transpose(1, 2)
+            scores = scores.to(torch.float32, memory_format=torch.contiguous_format)
             scores = scores.mul_(scale).add_(self._bias)
         out = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
         return out.unflatten(0, (-1, self._shape.kv_heads))
