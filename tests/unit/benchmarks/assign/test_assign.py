@@ -27,7 +27,7 @@ from benchmarks.assign.simulate import SimulatedFleet
 from benchmarks.assign.traces import LengthTrace, SequenceBatch
 from benchmarks.assign.versions import Versions
 from services.scheduler.assign.cost import DecodeCost
-from services.scheduler.assign.history import LengthPrediction
+from services.scheduler.assign.history import LengthHistory, LengthPrediction
 from services.scheduler.assign.plan import EngineKind
 
 COST = DecodeCost(step_s=5e-3, sequence_s=4e-5, context_s=4e-8, prompt_s=4e-5)
@@ -125,7 +125,7 @@ def test_longest_leases_of_the_oldest_batch_the_groups_first_that_are_predicted_
     fleet = fleet_of(groups_of_two, engines=1, group=2)
     lengths = {0: 30.0, 2: 10.0, 4: 20.0, 6: 80.0, 8: 90.0, 10: 80.0}
 
-    class Known:
+    class Known(LengthHistory):
         def predict(self, environment: str, task: int, prompt_tokens: int) -> LengthPrediction:
             return LengthPrediction(lengths[task], 1.0)
 
@@ -141,7 +141,7 @@ def test_every_sequence_is_played_once_in_batches_as_stale_as_allowed(name, stal
     trace = small_trace()
     batches = [batch for epoch in trace.epochs[1:] for batch in epoch]
     fleet = SimulatedFleet([EngineKind(COST, 3)], np.zeros(6, int), batches, trace.group_size, staleness)
-    history = judge.recorded_history(trace) if name in (HISTORY, LONGEST) else None
+    history = judge.recorded_history(trace)
     policy = {
         policies.ROUND_ROBIN: lambda: RoundRobin(fleet),
         CREDIT: Credit,

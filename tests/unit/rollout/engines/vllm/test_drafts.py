@@ -56,7 +56,7 @@ class Runner:
         self.rejection_sampler: Any = None
         self.steps = 0
         self._drafts: dict[str, list[int]] = {}
-        self.drafter = None
+        self.drafter: Any = None
         if drafting:
             config = SimpleNamespace(
                 scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
