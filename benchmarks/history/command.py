@@ -50,7 +50,7 @@ COMPARES = (
     "a stream by that over all steps. digest_equal: with deterministic = true tokens, log-probs and versions "
     "are bit for bit the same with and without drafts. ties: sequences whose first other token lies within "
     "the noise of a boundary of that row's distribution; not_ties: others. worst: the smallest speedup of "
-    "random and another, which have three times as many rounds; worst_control: the same of a second engine "
+    "random and another, which have twice as many rounds; worst_control: the same of a second engine "
     "without drafts, which is so much slower by chance. vllm_drafts: records at temperature 0.7 in vLLM with "
     "EARL's drafts, in turns with vLLM without; vllm_suffix: vLLM by itself, with its own sampling and its "
     "suffix decoding, and then without, over the median of that; it has answered the same prompts twice "

@@ -41,7 +41,7 @@ PROMPTS = 8
 # Batches of the bound, in multiples of 8 sequences, and of useless histories.
 WINDOWS, USELESS_BATCHES = (0, 1, 2, 4, 8), (1, 8, 32)
 # Rounds of useless histories for each one of other cases: what is to be seen there is small.
-USELESS_ROUNDS = 3
+USELESS_ROUNDS = 2
 # Tokens of a context, at most.
 CONTEXT = 1024
 
