@@ -169,7 +169,7 @@ def _prefill_attention(model: ModelNumbers, how: RolloutNumbers, rows: int) -> i
 
 
 def _decode_attention(model: ModelNumbers, how: RolloutNumbers) -> int:
-    """attention._Products: scores and their softmax in float32, in between the mask for every key head."""
+    """attention._Short: scores and their softmax in float32, in between the mask for every key head."""
     if how.device != "cpu" or not how.native:
         return 0
     scores = 2 * WIDE_BYTES * model.heads + WIDE_BYTES * model.kv_heads + 1 + WIDE_BYTES

@@ -21,9 +21,6 @@ from collections.abc import Sequence
 import numpy as np
 
 MOST_DRAFTED = 16
-# Rows of a step with drafts are a multiple of it, unless all drafts are computed, or those of sequences that
-# only try: a processor compiles its products for each number of rows that occurs, and keeps few of them.
-ROWS = 4
 # What a sequence's earlier trials count after a new draft, and what those of all count after a trial.
 KEPT, KEPT_OF_ALL = 0.8, 0.95
 # Before anything was tried, and at most.
@@ -85,15 +82,10 @@ class DraftPolicy:
         tries = self._tries[each][places]
         order = np.lexsort((-gains, ~tries))
         gained = np.concatenate(([0.0], np.cumsum(gains[order])))
-        rows_each = rows + np.arange(len(gained))
-        worth = gained - len(slots) * np.log(self._cost.seconds(rows_each))
-        paying = max(int(np.argmax(worth)), int(tries.sum()))
-        worth[1:-1][rows_each[1:-1] % ROWS > 0] = -np.inf
-        number = max(int(np.argmax(worth)), int(tries.sum()))
+        lost = len(slots) * np.log(self._cost.seconds(rows + np.arange(len(gained))))
+        number = max(int(np.argmax(gained - lost)), int(tries.sum()))
         counts = np.bincount(places[order[:number]], minlength=len(slots))
-        # What pays, and is left out for the number of rows alone, is looked up again in the next step.
-        pays = np.bincount(places[order[: max(paying, number)]], minlength=len(slots))
-        for slot, offered, taken in zip(slots, drafted, pays.tolist(), strict=True):
+        for slot, offered, taken in zip(slots, drafted, counts.tolist(), strict=True):
             if offered and not taken:
                 self._rest[slot], self._tries[slot] = self._next_rest[slot], True
                 self._next_rest[slot] = min(LONGEST_REST, 2 * self._next_rest[slot])

@@ -3,7 +3,7 @@
     sequences, by falling count ─► long prefills, one by one, causal      (`_Alone`)
                                  ─► shorter ones, padded in buckets       (`_Padded`)
                                  ─► those of few tokens, drafts above all, padded in one, and
-                                    those that decode, in one             (`_Padded`, `_Products`)
+                                    those that decode, in one             (`_Short`)
 
 Where a part covers most of a range of slots it attends to a view of the cache, and idle slots in between
 compute something that nobody reads: cheaper than gathering the cache. The queries that share a key head
@@ -26,7 +26,7 @@ MASK_ELEMENTS = 1 << 26
 ALONE_TOKENS = 64
 # Up to so many tokens of a sequence attend as those that decode do: as many as it has with a draft.
 SHORT_TOKENS = 17
-# Up to so many sequences of few tokens in a step attend through the fused kernel: fewer calls.
+# Up to so many sequences decode through the fused kernel: fewer calls.
 FUSED_SEQUENCES = 2
 
 
@@ -66,9 +66,6 @@ def parts_of(
 
     slots, starts, counts [N]: of each sequence, as in StepBatch.
     """
-    # One kernel for all parts of a step: two round differently, and a sequence with a draft, alone in its
-    # part, would not sample what it samples beside the others.
-    fused = shape.device.type != "cpu" or int((counts <= SHORT_TOKENS).sum()) <= FUSED_SEQUENCES
     parts: list[AttentionPart] = []
     first = row = 0
     while first < len(counts):
@@ -88,8 +85,8 @@ def parts_of(
         last = min(last, first + most)
         here = slice(first, last)
         rows = slice(row, row + int(counts[here].sum()))
-        columns = shape, rows, slots[here], starts[here], counts[here]
-        parts.append(_Products(*columns) if short and not fused else _Padded(*columns))
+        make = _Short if short else _Padded
+        parts.append(make(shape, rows, slots[here], starts[here], counts[here]))
         first, row = last, rows.stop
     return parts
 
@@ -195,12 +192,16 @@ class _Padded(AttentionPart):
         )
 
 
-class _Products(_Padded):
-    """Sequences with few queries each, mostly one, on a CPU: two batched products over the heads of all
+class _Short(_Padded):
+    """Sequences with few queries each, mostly one. On a CPU two batched products over the heads of all
     sequences read the cache once, at more than twice the speed of the fused kernel, which is made for many
     queries."""
 
     def _mask(self, visible: torch.Tensor) -> None:
+        self._fused = self._shape.device.type != "cpu" or self._padded <= FUSED_SEQUENCES
+        if self._fused:
+            super()._mask(visible)
+            return
         bias = torch.zeros(visible.shape, dtype=torch.float32).masked_fill_(~visible, float("-inf"))
         if self._queries > 1:
             bias = bias.repeat(1, self._shape.group, 1)
@@ -208,6 +209,8 @@ class _Products(_Padded):
         self._bias = bias.repeat_interleave(self._shape.kv_heads, 0)
 
     def _attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if self._fused:
+            return super()._attend(query, keys, values)
         query, scale = query.flatten(0, 1), query.shape[-1] ** -0.5
         keys = keys.flatten(0, 1)[:, : self._length]
         values = values.flatten(0, 1)[:, : self._length]
@@ -217,8 +220,7 @@ class _Products(_Padded):
         else:
             # Keys first: the product's second factor is copied into a layout of its own, so let it be
             # the small one.
-            scores = torch.bmm(keys, query.transpose(1, 2)).transpose(1, 2)
-            scores = scores.to(torch.float32, memory_format=torch.contiguous_format)
+            scores = torch.bmm(keys, query.transpose(1, 2)).transpose(1, 2).float()
             scores = scores.mul_(scale).add_(self._bias)
         out = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
         return out.unflatten(0, (-1, self._shape.kv_heads))

@@ -17,7 +17,6 @@ from services.rollout.engines.drafts.policy import (
     FORGOTTEN,
     MOST_DRAFTED,
     REST,
-    ROWS,
     DraftPolicy,
     StepCost,
 )
@@ -138,21 +137,6 @@ def test_the_likeliest_tokens_of_all_sequences_are_drafted():
             policy.note(0, 4, 4)
             policy.note(1, 4, 0)
         assert chosen(policy, slots, drafted, 4) == wanted
-
-
-@given(st.integers(1, 40), st.lists(st.integers(0, 16), min_size=1, max_size=4))
-def test_a_step_with_drafts_has_one_of_few_numbers_of_rows_unless_all_drafts_are_computed(rows, drafted):
-    number = sum(chosen(priced(0.01, 0.1), list(range(len(drafted))), drafted, rows))
-    assert number in (0, sum(drafted)) or (rows + number) % ROWS == 0
-
-
-def test_what_pays_and_is_left_out_for_the_number_of_rows_alone_does_not_rest():
-    """A third row pays, a sixth does not, and four or eight may be."""
-    policy = priced(0.04, 0.1)
-    assert chosen(policy, [0], [9], 3) == [1]
-    policy = priced(0.04, 0.1)
-    assert chosen(policy, [0, 1], [9, 9], 2) in ([1, 1], [2, 0])
-    assert policy.most(0) > 0 and policy.most(1) > 0
 
 
 def test_quick_sequences_do_not_slow_down_the_others_more_than_they_gain():
