@@ -134,6 +134,13 @@ async def test_a_trajectory_is_found_and_read_token_by_token(browser: Browser, s
         assert "None of this kind" in (await page.locator(".list").text_content() or "")
 
 
+# Places of the siblings' buttons; nothing while one of them is not drawn.
+BOXES = """() => {
+  const boxes = [...document.querySelectorAll(".siblings button")].map((one) => one.getBoundingClientRect());
+  return boxes.every(({ width }) => width > 0) && boxes.map(({ x, y }) => [x, y].map(Math.round));
+}"""
+
+
 @pytest.mark.parametrize("width", ["laptop", "phone"])
 async def test_a_group_is_compared_side_by_side(browser: Browser, tmp_path: Path, width: str):
     recorded(tmp_path, steps=3)
@@ -152,10 +159,8 @@ async def test_a_group_is_compared_side_by_side(browser: Browser, tmp_path: Path
         await until(page, "document.querySelectorAll('.siblings button').length === 8")
         rewards = await siblings.locator("b").all_text_contents()
         assert rewards == ["−0.75", "−0.5", "−0.25", "0", "+0.25", "+0.5", "+0.75", "+1"]
-        # At one moment: the page moves when more of it arrives.
-        boxes = await siblings.evaluate_all(
-            "all => all.map((one) => one.getBoundingClientRect()).map(({ x, y }) => [x, y].map(Math.round))"
-        )
+        # At one moment, in which all are drawn: the page moves when more of it arrives.
+        boxes = await until(page, BOXES)
         columns, rows = map(set, zip(*boxes, strict=True))
         assert len(boxes) == 8 and (
             (len(rows), len(columns)) == (1, 8) if width == "laptop" else len(columns) >= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, Page, async_playwright
@@ -66,13 +67,13 @@ async def opened(
         await context.close()
 
 
-async def until(page: Page, expression: str, argument: object = None, *, within_s: float = 15.0) -> None:
+async def until(page: Page, expression: str, argument: object = None, *, within_s: float = 15.0) -> Any:
     """Waits until the expression (of `argument`, if it is a function) holds in the page, whose policy does
-    not let the browser's own polling run."""
+    not let the browser's own polling run. Returns its value."""
     async with asyncio.timeout(within_s):
         while True:
-            if await page.evaluate(expression, argument):
-                return
+            if value := await page.evaluate(expression, argument):
+                return value
             await asyncio.sleep(0.05)
 
 
