@@ -101,13 +101,22 @@ class VllmCore:
         return [None]
 
 
+class VllmSampler:
+    """vLLM's class that EARL's sampler is a subclass of."""
+
+    def __init__(self, logprobs_mode: str) -> None: ...
+
+
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of vLLM's names with the two classes that a request is translated to."""
-    record = lambda **fields: SimpleNamespace(**fields)  # noqa: E731
+    """Modules of vLLM's names with the classes that a request is translated to, and those of its sampler."""
+    record = lambda *values, **fields: SimpleNamespace(values=values, **fields)  # noqa: E731
     for name, classes in {
         "vllm": {"SamplingParams": record},
         "vllm.v1": {},
         "vllm.v1.engine": {"EngineCoreRequest": record},
+        "vllm.v1.outputs": {"LogprobsTensors": record, "SamplerOutput": record},
+        "vllm.v1.sample": {},
+        "vllm.v1.sample.sampler": {"Sampler": VllmSampler},
     }.items():
         module = ModuleType(name)
         vars(module).update(classes)

@@ -44,7 +44,9 @@ class Drafting:
         self._sources: dict[int, list[str]] = {}
         self.counts = DraftCounts()
 
-    def draft(self, sequences: Sequence[SamplingSequence], rows: int, spare: int) -> list[list[int]]:
+    def draft(
+        self, sequences: Sequence[SamplingSequence], rows: int, spare: int = DRAFTED_ROWS
+    ) -> list[list[int]]:
         """Returns what is drafted for each sequence, DRAFTED_ROWS at most in all. rows: tokens that the step
         computes anyway; spare: how many more it may."""
         drafts: list[list[int]] = []

@@ -18,11 +18,6 @@ class Drafter:
         self._drafting = Drafting(len(table.length), most)
         self.policy = self._drafting.policy
 
-    @property
-    def counts(self) -> DraftCounts:
-        """The counts since the last `take`."""
-        return self._drafting.counts
-
     def draft(self, slots: np.ndarray, complete: np.ndarray, taken: np.ndarray, spare: int) -> np.ndarray:
         """Drafts for the sequences of slots [N] that sample in this step (complete [N]) and writes the tokens
         behind their lengths. taken [N]: the tokens that the step computes of each anyway; spare: how many

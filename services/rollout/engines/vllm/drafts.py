@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput  # pyright: ignore[reportMissingImports]
 
-from earl.draft_figures import DRAFTED_ROWS
 from services.rollout.engines.drafts.drafting import Drafting, SamplingSequence
 from services.rollout.engines.vllm.sampler import SeededSampler
 
@@ -85,7 +84,7 @@ class RequestDrafter:
         continuing = [row for row in sampling if sampled[row][-1] not in self.stops(names[row])]
         sequences = [self._sequence(names[row], int(lengths[row]), tokens[row]) for row in continuing]
         # What does not fit in the step is left out by vLLM's scheduler.
-        made = self.drafting.draft(sequences, len(sampled), DRAFTED_ROWS)
+        made = self.drafting.draft(sequences, len(sampled))
         drafts: list[list[int]] = [[] for _ in sampled]
         for row, ids in zip(continuing, made, strict=True):
             drafts[row] = ids

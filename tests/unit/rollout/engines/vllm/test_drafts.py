@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,28 +13,15 @@ import torch
 
 from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.drafts.policy import MOST_DRAFTED
+from tests.support.foreign_engines import install_vllm
 
 VOCABULARY, LONGEST, SLOTS = 20, 200, 8
 OURS = ("services.rollout.engines.vllm.sampler", "services.rollout.engines.vllm.drafts")
 
 
-class Sampler:
-    def __init__(self, logprobs_mode: str) -> None: ...
-
-
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    record = lambda *values, **fields: SimpleNamespace(values=values, **fields)  # noqa: E731
-    for name, classes in {
-        "vllm": {},
-        "vllm.v1": {},
-        "vllm.v1.outputs": {"LogprobsTensors": record, "SamplerOutput": record},
-        "vllm.v1.sample": {},
-        "vllm.v1.sample.sampler": {"Sampler": Sampler},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(classes)
-        monkeypatch.setitem(sys.modules, name, module)
+    install_vllm(monkeypatch)
     for name in OURS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     from services.rollout.engines.vllm import drafts, sampler

@@ -95,6 +95,22 @@ def test_vllm_ends_an_answer_at_a_text(make_vllm, monkeypatch):
     assert told(engine.outbox) == [tokens("moved", [6], 0, "stop")]
 
 
+def test_a_text_that_ends_inside_a_draft_ends_the_answer_there(make_vllm, monkeypatch):
+    stops = StopTexts([",5,6"], lambda ids: "".join(f",{token}" for token in ids))
+    monkeypatch.setattr(vllm, "stop_texts_of", lambda spec: stops)
+    engine, _ = make_vllm()
+    engine.submit(ask("a", 9), False)
+    engine.step()
+    engine._generated = 5
+    entry = engine._in_flight["a"]
+    # What one step of vLLM gave.
+    entry.ids, entry.logprobs = [4, 5, 6, 7, 8], [LOGPROB] * 5
+    assert engine._end_at_text(entry, 4)
+    assert (entry.ids, len(entry.logprobs), engine._generated) == ([4, 5, 6], 3, 3)
+    entry.ids, entry.logprobs = [4, 6, 5, 7], [LOGPROB] * 4
+    assert not engine._end_at_text(entry, 3) and len(entry.ids) == 4
+
+
 def load_vllm(engine: vllm.VllmEngine, version: int) -> list[Any]:
     engine.drop()
     engine.load(version, version, ["k"], 1.0)

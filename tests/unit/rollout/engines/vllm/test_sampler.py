@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,27 +13,14 @@ import torch
 from earl.config.sampling_filters import SamplingFilters
 from services.rollout.engines.contract.sampling import sample
 from services.rollout.engines.contract.sampling_columns import SamplingColumns
+from tests.support.foreign_engines import install_vllm
 
 WIDTH = 20
 
 
-class Sampler:
-    def __init__(self, logprobs_mode: str) -> None: ...
-
-
 @pytest.fixture
 def sampler_type(monkeypatch: pytest.MonkeyPatch) -> Any:
-    record = lambda *values, **fields: SimpleNamespace(values=values, **fields)  # noqa: E731
-    for name, classes in {
-        "vllm": {},
-        "vllm.v1": {},
-        "vllm.v1.outputs": {"LogprobsTensors": record, "SamplerOutput": record},
-        "vllm.v1.sample": {},
-        "vllm.v1.sample.sampler": {"Sampler": Sampler},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(classes)
-        monkeypatch.setitem(sys.modules, name, module)
+    install_vllm(monkeypatch)
     monkeypatch.delitem(sys.modules, "services.rollout.engines.vllm.sampler", raising=False)
     from services.rollout.engines.vllm import sampler
 
