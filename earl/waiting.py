@@ -1,10 +1,11 @@
-"""Waiting for the first of several things that may happen, and for one thing no longer than a deadline."""
+"""Waiting for the first of several things that may happen, for one thing no longer than a deadline, and for
+what may lose a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from earl.errors import EarlError
@@ -22,6 +23,27 @@ async def deadline(within_s: float, error: EarlError) -> AsyncIterator[None]:
         if not timer.expired():
             raise
         raise error from None
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Raises CancelledError for a cancellation that arrived within the block and was lost in a library there,
+    whether the block then returned or failed.
+
+    gRPC's calls wait for a task of theirs that takes a cancellation for its own: where the call fails at that
+    moment, the waiter sees its failure and no cancellation. redis-py sends within asyncio.wait_for, which on
+    Python 3.11 returns what is done although it was cancelled (gh-86296).
+    """
+    task = asyncio.current_task()
+    cancels = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except Exception as error:
+        if task is not None and task.cancelling() > cancels:
+            raise asyncio.CancelledError from error
+        raise
+    if task is not None and task.cancelling() > cancels:
+        raise asyncio.CancelledError
 
 
 async def until_first(

@@ -45,6 +45,7 @@ from earl.rpc.errors import from_call
 from earl.rpc.server import Server
 from earl.rpc.tokens import AcceptedTokens, Token, current
 from earl.v1 import env_pb2, env_pb2_grpc
+from earl.waiting import cancellable
 
 log = logging.getLogger(__name__)
 
@@ -185,9 +186,10 @@ class EnvHost:
     ) -> EarlError | None:
         """One stream from Hello to its end; None if it ended because of `stop`."""
         try:
-            return await stream.serve(
-                hello, stop, drain_s=self._drain_s, done_writing=call.done_writing, ready=ready
-            )
+            with cancellable():
+                return await stream.serve(
+                    hello, stop, drain_s=self._drain_s, done_writing=call.done_writing, ready=ready
+                )
         except grpc.aio.AioRpcError as error:
             typed = from_call(error, f"Attach at {self._gateway}")
             rotated = isinstance(typed, Unauthenticated) and current(self._token) != self._sent

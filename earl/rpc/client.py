@@ -21,6 +21,7 @@ from earl.rpc import auth, options
 from earl.rpc.errors import code_of, from_call
 from earl.rpc.tokens import Token, current
 from earl.rpc.watched_files import WatchedFiles
+from earl.waiting import cancellable
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class Client:
         while (left_s := ends - time.monotonic()) > 0 or last is None:
             try:
                 sent = (*self._metadata(), *traced)
-                return await self._method(method)(request, timeout=max(left_s, 0.001), metadata=sent)
+                with cancellable():
+                    return await self._method(method)(request, timeout=max(left_s, 0.001), metadata=sent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
                     break  # our own retries shortened the last attempt: the earlier cause explains more
@@ -125,7 +127,9 @@ class Client:
     def stream(self, method: str, *, deadline_s: float | None) -> Any:
         """A bidirectional call object; None: the stream lives until one side ends it.
 
-        It raises grpc.aio.AioRpcError; `earl.rpc.errors.from_call` makes a typed error of it.
+        It raises grpc.aio.AioRpcError; `earl.rpc.errors.from_call` makes a typed error of it. It may lose a
+        cancellation of its reader when it fails: who opens streams again and again does so within
+        `earl.waiting.cancellable`.
         """
         return self._method(method)(timeout=deadline_s, metadata=self._metadata())
 

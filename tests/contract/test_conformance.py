@@ -5,9 +5,10 @@ import itertools
 import os
 import random
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, ClassVar
 
+import grpc
 import pytest
 
 from earl.env import EnvHost, Environment, Observation, StepResult
@@ -19,6 +20,7 @@ from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import LEASE_S, Examiner, examining
 from earl.env.conformance.spawned import spawned
 from earl.errors import ConfigError, ServiceUnavailable, UnknownEnvironment
+from earl.rpc.client import Client
 
 TOKEN = "of this test"
 PLAN: dict[str, Any] = {
@@ -359,6 +361,34 @@ async def test_a_host_that_does_not_listen():
         await refused(examiner)
         with pytest.raises(ServiceUnavailable, match=r"Serve at 127\.0\.0\.1:1"):
             await examiner.host(0.3)
+
+
+class Losing:
+    """A call that fails as it is cancelled, and passes no cancellation on: gRPC's do now and then."""
+
+    async def read(self):
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "nobody listens")
+
+    def cancel(self):
+        pass
+
+
+async def test_an_examiner_closes_although_its_dial_fails_just_then(monkeypatch):
+    dialled = asyncio.Event()
+
+    def stream(self, method, **options):
+        dialled.set()
+        return Losing()
+
+    monkeypatch.setattr(Client, "stream", stream)
+    async with examining("127.0.0.1:0", TOKEN) as examiner:
+        examiner.dial("127.0.0.1:1")
+        await dialled.wait()
+        await asyncio.sleep(0)
+    assert not asyncio.all_tasks() - {asyncio.current_task()}
 
 
 # --- in processes of their own --------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The first of several things that may happen, whose others have ended when the wait has; and deadlines."""
+"""The first of several things that may happen, whose others have ended when the wait has; deadlines; and
+cancellations that a library loses."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from earl.errors import DeadlineExceeded
-from earl.waiting import deadline, until_first
+from earl.waiting import cancellable, deadline, until_first
 
 
 async def test_the_others_have_ended_when_the_first_has():
@@ -116,3 +117,49 @@ async def test_of_several_that_failed_the_first_in_order_is_raised():
     for errors in ([ValueError(), KeyError()], [KeyError(), ValueError()]):
         with pytest.raises(type(errors[0])):
             await until_first(*(fails(error) for error in errors))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_lost_cancellation_is_raised(fails: bool):
+    async def loses() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if fails:
+            raise ValueError("failed just then")
+
+    async def waits() -> None:
+        while True:
+            with suppress(ValueError), cancellable():
+                await loses()
+
+    task = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_deadline_whose_cancellation_is_lost_passes():
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            with cancellable(), suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            await asyncio.Event().wait()
+
+
+async def test_earlier_cancellations_and_deadlines_within_are_no_loss():
+    async def cleans_up() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with cancellable(), suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.Event().wait()
+            with pytest.raises(ValueError, match="its own"), cancellable():
+                raise ValueError("its own") from None
+        return "cleaned up"
+
+    task = asyncio.create_task(cleans_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "cleaned up"

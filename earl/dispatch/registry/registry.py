@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from earl.dispatch.describe.descriptor import Descriptor, SequenceRecords
 from earl.dispatch.registry import codec
 from earl.errors import BusUnavailable, DescriptorMissing, VersionGone
+from earl.waiting import cancellable
 
 WEIGHTS_PREFIX = "weights/"
 # The field of an owner's hash that holds the head instead of a sequence.
@@ -129,20 +130,14 @@ class Registry:
         return f"{self._prefix}descriptor:{key}"
 
     async def _call(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        task = asyncio.current_task()
-        cancels = task.cancelling() if task is not None else 0
         try:
-            async with self._calls:
-                answer = await call()
+            with cancellable():
+                async with self._calls:
+                    return await call()
         except (RedisError, OSError) as error:
             raise BusUnavailable(
                 f"the descriptor registry failed: {error}", "check the Redis server"
             ) from error
-        if task is not None and task.cancelling() > cancels:
-            # redis-py sends with asyncio.wait_for, which on Python 3.11 loses a cancellation (a
-            # deadline, say) that arrives just as the send is done.
-            raise asyncio.CancelledError
-        return answer
 
 
 def _decoded(keys: Sequence[str], values: Sequence[bytes | None]) -> list[Descriptor]:

@@ -28,7 +28,7 @@ from earl.rpc.errors import from_call
 from earl.rpc.outbox import Outbox
 from earl.rpc.server import Server
 from earl.v1 import env_pb2
-from earl.waiting import until_first
+from earl.waiting import cancellable, until_first
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ class Examiner:
             while True:
                 call = client.stream("Serve", deadline_s=None)
                 try:
-                    await self._stream(call)
+                    with cancellable():
+                        await self._stream(call)
                 except EarlError as error:
                     log.info("stream to %s ended: %s", address, error)
                 except grpc.aio.AioRpcError as error:

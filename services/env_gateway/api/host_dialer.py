@@ -18,6 +18,7 @@ from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
+from earl.waiting import cancellable
 from services.env_gateway.api.streams import serve_host
 from services.env_gateway.gateway import Gateway
 
@@ -59,7 +60,8 @@ class HostDialer:
         """Serves one stream; returns why it ended."""
         call: Any = self._client.stream("Serve", deadline_s=None)
         try:
-            await serve_host(self._gateway, Frames(call, env_pb2.ServeRequest))
+            with cancellable():
+                await serve_host(self._gateway, Frames(call, env_pb2.ServeRequest))
         except grpc.aio.AioRpcError as error:
             return from_call(error, f"Serve at {self._address}")
         except EarlError as error:
