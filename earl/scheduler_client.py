@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from earl.errors import UnknownWorker
-from earl.message_fields import fill
+from earl.message_fields import fill, from_message
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import encode_parallelism
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from earl.worker_report import BusySpan, TransferTotals, WorkerDevice
+from earl.worker_report import BusySpan, LiveSequence, SequenceMove, TransferTotals, WorkerDevice
 
 # How long a scheduler that cannot be reached (restarting, overloaded) is tried, a call.
 RETRY_S = 30.0
@@ -47,10 +47,12 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """stop: the run has ended. next_s: seconds until the next heartbeat is due."""
+    """stop: the run has ended. next_s: seconds until the next heartbeat is due. moves: of the sequences that
+    were reported."""
 
     stop: bool
     next_s: float
+    moves: Sequence[SequenceMove] = ()
 
 
 class SchedulerClient:
@@ -108,11 +110,12 @@ class SchedulerClient:
         gauges: Mapping[str, float],
         spans: Iterable[BusySpan],
         transfers: Iterable[TransferTotals],
+        sequences: Iterable[LiveSequence] = (),
     ) -> HeartbeatReply:
         """Reports what the worker does; the next heartbeat is due after the reply's next_s.
 
         running: of its capacity. version: of the weights that it has. spans: since the last heartbeat.
-        transfers: totals since the worker started.
+        transfers: totals since the worker started. sequences: those that may move between its engines.
         """
         request = scheduler_pb2.HeartbeatRequest(
             worker=self.worker,
@@ -128,9 +131,12 @@ class SchedulerClient:
             fill(request.transfers.add(), total)
         for device in self.devices:
             fill(request.devices.add(), device)
+        for sequence in sequences:
+            fill(request.sequences.add(), sequence)
         answer = await self.call("Heartbeat", request)
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
-        return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s)
+        moves = [from_message(SequenceMove, move) for move in answer.moves]
+        return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s, moves)
 
     def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:
         """Reports this parallelism from now on; on the loop that calls are made on."""

@@ -18,6 +18,28 @@ class BusySpan:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveSequence:
+    """A sequence that has not ended, at the engine of that index among its worker's.
+
+    session: its name there. context_tokens: so far; response_tokens: those of them after the first prompt.
+    """
+
+    session: str
+    ticket_id: int
+    engine: int
+    context_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceMove:
+    """A sequence continues at the engine of that index among its worker's."""
+
+    session: str
+    engine: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDevice:
     """The device that one rank of a worker computes on.
 

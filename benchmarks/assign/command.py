@@ -52,7 +52,8 @@ COMPARES = (
     "16,384 sequences, in groups of 16, is trained once the ledger's rule allows; training takes no time. "
     "round-robin: sequences to engines in turns. credit: as the ledger leases by default: an engine with "
     'open slots takes the oldest sequences. longest: as it leases with length_order = "longest": of the '
-    "oldest batch the groups first that are predicted to be longest. history: planned by the same "
+    "oldest batch the groups first that are predicted to be longest, to each engine its share of them. "
+    "history: planned by the same "
     "predictions; sequences that wait, or run, move to engines with open slots, and a moved context is "
     "computed again. "
     "oracle: the same planner and moves with true lengths. bubble: worker-seconds in which an engine has "

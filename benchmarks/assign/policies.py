@@ -3,7 +3,7 @@
 round-robin  sequences to engines in turns, in proportion to their slots
 credit       as the ledger leases by default: an engine with open slots takes the oldest sequences that wait
 longest      as it leases with scheduler.length_order = "longest": of the oldest batch the sequences of the
-             groups that are predicted to be longest
+             groups that are predicted to be longest, to each engine its share of them
 history      `services.scheduler.assign`: planned by predicted lengths, moved to where slots are open
 oracle       the same planner and moves, with true lengths
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -22,6 +22,8 @@ from benchmarks.assign.traces import SequenceBatch
 from services.scheduler.assign.history import LengthHistory
 from services.scheduler.assign.moves import LiveSequences, engine_left_s, moves, tokens_left
 from services.scheduler.assign.plan import EngineFleet, assign
+from services.scheduler.ledger.pending import PendingTickets
+from services.scheduler.state.tickets import Purpose, Ticket
 
 ROUND_ROBIN, CREDIT, LONGEST, HISTORY, ORACLE = "round-robin", "credit", "longest", "history", "oracle"
 POLICIES = (ROUND_ROBIN, CREDIT, LONGEST, HISTORY, ORACLE)
@@ -44,8 +46,9 @@ class RoundRobin:
         for number, engine in zip(numbers, self._turns, strict=False):
             self._queues[engine].append(number)
 
-    def next(self, engine: int) -> int | None:
-        return self._queues[engine].popleft() if self._queues[engine] else None
+    def take(self, engine: int, credit: int) -> Iterator[int]:
+        queue = self._queues[engine]
+        return (queue.popleft() for _ in range(min(credit, len(queue))))
 
     def ended(self, number: int) -> None:
         """Learns nothing."""
@@ -63,8 +66,8 @@ class Credit:
     def released(self, fleet: SimulatedFleet, numbers: range) -> None:
         self._pending.extend(numbers)
 
-    def next(self, engine: int) -> int | None:
-        return self._pending.popleft() if self._pending else None
+    def take(self, engine: int, credit: int) -> Iterator[int]:
+        return (self._pending.popleft() for _ in range(min(credit, len(self._pending))))
 
     def ended(self, number: int) -> None:
         """Learns nothing."""
@@ -74,24 +77,34 @@ class Credit:
 
 
 class Longest:
-    """Leases by credit, of the oldest batch that waits the groups first that are predicted to be longest
-    (`services.scheduler.ledger.lengths`). history: predicts lengths as a batch is released, and learns."""
+    """Leases by credit, of the oldest batch that waits the groups first that are predicted to be longest, to
+    each engine its share of them: the scheduler's own order (`services.scheduler.ledger.pending`).
+
+    history: predicts lengths as a batch is released, and learns.
+    """
 
     def __init__(self, fleet: SimulatedFleet, history: LengthHistory) -> None:
         self._fleet = fleet
         self._history = history
-        # By batch, its sequences that wait, the longest last.
-        self._batches: deque[list[int]] = deque()
+        self._pending = PendingTickets(len(fleet.batches[0].prompts) // fleet.group_size)
+        slots = [state.kind.slots for state in fleet.engines]
+        self._share = [each / sum(slots) for each in slots]
 
     def released(self, fleet: SimulatedFleet, numbers: range) -> None:
         lengths = predicted(self._history, fleet.sequences, numbers, fleet.group_size)
-        order = np.argsort(-lengths, kind="stable")
-        self._batches.append([numbers[place] for place in order[::-1]])
+        for number, length in zip(numbers, lengths.tolist(), strict=True):
+            group = number // fleet.group_size
+            self._pending.add(
+                Ticket(
+                    id=number, group=group, purpose=Purpose.TRAIN, index=group, env_seed=0, sample_seed=0,
+                    min_version=0, temperature=1.0, predicted_tokens=round(length),
+                )
+            )  # fmt: skip
 
-    def next(self, engine: int) -> int | None:
-        while self._batches and not self._batches[0]:
-            self._batches.popleft()
-        return self._batches[0].pop() if self._batches else None
+    def take(self, engine: int, credit: int) -> Iterator[int]:
+        for ticket in self._pending.deal(credit, self._share[engine]):
+            self._pending.remove(ticket)
+            yield ticket.id
 
     def ended(self, number: int) -> None:
         observe(self._history, self._fleet.sequences, number, number // self._fleet.group_size)
@@ -126,14 +139,14 @@ class Planned:
         for number, engine in zip(numbers, plan.engine.tolist(), strict=True):
             self._enqueue(number, engine)
 
-    def next(self, engine: int) -> int | None:
+    def take(self, engine: int, credit: int) -> Iterator[int]:
         queue = self._queues[engine]
-        while queue:
+        while credit and queue:
             number = heapq.heappop(queue)[1]
             if self._waiting.get(number) == engine:
                 del self._waiting[number]
-                return number
-        return None
+                credit -= 1
+                yield number
 
     def ended(self, number: int) -> None:
         if self._history is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,8 +52,8 @@ class Policy(Protocol):
         """A batch may be played from now on."""
         ...
 
-    def next(self, engine: int) -> int | None:
-        """Takes the sequence that an engine with an open slot begins; None if there is none for it."""
+    def take(self, engine: int, credit: int) -> Iterable[int]:
+        """Takes up to `credit` sequences that an engine with so many open slots begins, each as it begins."""
         ...
 
     def ended(self, number: int) -> None:
@@ -165,7 +165,7 @@ class SimulatedFleet:
     def fill(self, engine: int, policy: Policy) -> None:
         """Begins sequences in an engine's open slots."""
         state = self.engines[engine]
-        while len(state.running) < state.kind.slots and (number := policy.next(engine)) is not None:
+        for number in policy.take(engine, state.kind.slots - len(state.running)):
             self._versions.begun(number // self.group_size)
             self._begin(state, engine, number, self._prompts[number], self._responses[number])
         self._schedule(state, engine)

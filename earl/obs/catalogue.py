@@ -170,6 +170,7 @@ _ROLLOUT = [
     gauge("earl_rollout_blocked_sequences", "Sequences that no engine can hold in its parallelism."),
     gauge("earl_rollout_blocked_context_tokens", "The longest of those."),
     counter("earl_rollout_contexts_refused_total", "Turns that no parallelism could hold."),
+    counter("earl_rollout_moved_sequences_total", "Sequences moved from one engine to another."),
 ]
 
 

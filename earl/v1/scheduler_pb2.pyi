@@ -78,7 +78,7 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch", "devices")
+    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch", "devices", "sequences")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class HeartbeatRequest(_message.Message):
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     running: int
     version: int
@@ -104,7 +105,30 @@ class HeartbeatRequest(_message.Message):
     parallelism: _common_pb2.Parallelism
     epoch: int
     devices: _containers.RepeatedCompositeFieldContainer[WorkerDevice]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ...) -> None: ...
+    sequences: _containers.RepeatedCompositeFieldContainer[LiveSequence]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ...) -> None: ...
+
+class LiveSequence(_message.Message):
+    __slots__ = ("session", "ticket_id", "engine", "context_tokens", "response_tokens")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    ticket_id: int
+    engine: int
+    context_tokens: int
+    response_tokens: int
+    def __init__(self, session: _Optional[str] = ..., ticket_id: _Optional[int] = ..., engine: _Optional[int] = ..., context_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ...) -> None: ...
+
+class SequenceMove(_message.Message):
+    __slots__ = ("session", "engine")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    engine: int
+    def __init__(self, session: _Optional[str] = ..., engine: _Optional[int] = ...) -> None: ...
 
 class WorkerDevice(_message.Message):
     __slots__ = ("kind", "id", "number", "total_bytes", "free_bytes")
@@ -145,14 +169,16 @@ class TransferTotals(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., transfers: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("stop", "epoch", "next_s")
+    __slots__ = ("stop", "epoch", "next_s", "moves")
     STOP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NEXT_S_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     stop: bool
     epoch: int
     next_s: float
-    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ...) -> None: ...
+    moves: _containers.RepeatedCompositeFieldContainer[SequenceMove]
+    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ..., moves: _Optional[_Iterable[_Union[SequenceMove, _Mapping]]] = ...) -> None: ...
 
 class SamplingFilters(_message.Message):
     __slots__ = ("repetition_penalty", "top_k", "top_p", "min_p")

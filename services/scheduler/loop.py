@@ -28,6 +28,7 @@ from earl.stack.ending import ending_reason
 from earl.stack.status import RunStatus
 from earl.stack.task_sets import task_sets_of
 from earl.waiting import until_first
+from services.scheduler.assign.rebalance import Rebalancing
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.recorder import RunRecorder
@@ -39,6 +40,7 @@ from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import StepClock
 from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.parallelism.device_turns import DeviceTurns
+from services.scheduler.parallelism.engine_costs import rebalancing_of
 from services.scheduler.parallelism.turn_driver import TurnDriver
 from services.scheduler.parallelism.worker_client import command_turn
 from services.scheduler.state.rules import rules_of
@@ -87,6 +89,10 @@ class RunLoop:
             send=lambda command: command_turn(command, access, TURN_CALL_S),
             followed=lambda: self.batches_available.notify(),
         )
+        # None unless sequences move between engines.
+        self.rebalancing: Rebalancing | None = None
+        if ledger.rules.longest_first:
+            self.rebalancing = rebalancing_of(config, run_dir, ledger.tables)
         self.columns = columns
         # Whether tickets were leased since the last tick.
         self.tickets_taken = False

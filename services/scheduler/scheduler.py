@@ -19,7 +19,7 @@ from earl.parallelism import REFERENCE, ROLLOUT, TRAINER, Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
-from earl.worker_report import BusySpan
+from earl.worker_report import BusySpan, LiveSequence, SequenceMove
 from services.scheduler.batches import batch_plan, consumers
 from services.scheduler.batches.columns import ColumnLease, Location
 from services.scheduler.ledger import evaluation, phases
@@ -122,6 +122,11 @@ class Scheduler:
             # It may take tickets that want those weights.
             self.loop.tickets_available.notify_name(worker.name)
         return self.loop.may_leave
+
+    def moves(self, parallelism: Parallelism, sequences: Sequence[LiveSequence]) -> list[SequenceMove]:
+        """Moves of a rollout worker's sequences between its engines, which have this parallelism."""
+        rebalancing = self.loop.rebalancing
+        return rebalancing.moves(parallelism, sequences) if rebalancing is not None else []
 
     async def lease(
         self, worker: WorkerId, credit: int, wait_s: float, newest_fence: int | None = None

@@ -159,6 +159,17 @@ def likeliest(ids: list[int], new: list[int]) -> np.ndarray:
     return logits.log_softmax(-1).max(-1).values.numpy()
 
 
+async def test_turns_of_sessions_that_move_go_on(devices, weights):
+    async with ready(devices, weights) as (pool, _):
+        turns, router = Turns(pool), pool.router
+        await turns.under_way()
+        engines = router.replicas.all
+        for name, (engine, _, _) in router.sequences(engines).items():
+            assert await router.move(name, engines[1 - engine])
+        await turns.end()
+        assert (router.moved, router.continued) == (TURNS, TURNS)
+
+
 @pytest.mark.slow
 async def test_turns_go_on_through_two_switches(devices, weights, monkeypatch):
     # The tokens are few, and the machine may be slow: KV goes along all the same.

@@ -67,6 +67,7 @@ class InMemory(Engine):
         self.memory: DeviceMemory | None = None
         self.busy: list = []
         self.drafts = DraftCounts()
+        self.aborted: set[str] = set()
         self._paused = False
         self._aborts = 0
 
@@ -103,7 +104,7 @@ class InMemory(Engine):
         reused = len(known) if known == ids[: len(known)] else 0
         self.prefilled += len(ids) - reused
         finish = "abort"
-        while aborts == self._aborts:
+        while aborts == self._aborts and request.request_id not in self.aborted:
             if self.gone.is_set():
                 raise EngineLost(f"engine {self.spec.name} is gone")
             if not self._paused and (self.answer.is_set() or request.request_id.startswith("canary")):
@@ -131,6 +132,9 @@ class InMemory(Engine):
             raise VersionGone(f"version {version}")
         self.version = version
         return LoadReport(version=version, size_bytes=0, read_s=0.0)
+
+    async def abort(self, request_id):
+        self.aborted.add(request_id)
 
     async def release(self, session):
         self.kv.pop(session, None)

@@ -3,9 +3,11 @@
                      ┌─► engine 0 (processes) ──┐
     generate ────────┤   least loaded, or the   ├──► Generation     interrupt: every turn ends with what it
        ▲             └─► session's last one ────┘        │          has and waits here; `use` continues it
-       └───────────── ids + sampled tokens ◄───── interrupted       where its session is now
+       └───────────── ids + sampled tokens ◄───── interrupted       where its session is now, `move` one
+                                                                    session at another engine
 
-Promises: a session stays on one engine while that engine lives and is in use; an interrupted turn continues
+Promises: a session stays on one engine while that engine lives and is in use, unless it is moved; an
+interrupted turn continues
 from its token ids and is returned as one Generation; an engine that dies fails its own requests with
 EngineLost. A turn that the engines' KV cannot hold waits for engines that can, if the devices allow such and
 switches are ordered in this run; otherwise ContextTooLong.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -31,11 +33,15 @@ from services.rollout.pool.turn import ResumableTurn
 @dataclass(slots=True, eq=False)
 class SessionRoute:
     """The route of a session's turns. tokens: of its context; most_tokens: what that may become in the turn
-    that runs, 0 between turns."""
+    that runs, 0 between turns. prompt_tokens: of its first turn. request: the id of the turn that runs, ""
+    between turns. moves: how often it was moved."""
 
     replica: EngineReplica | None = None
     tokens: int = 0
     most_tokens: int = 0
+    prompt_tokens: int = 0
+    request: str = ""
+    moves: int = 0
 
 
 class RequestRouter:
@@ -62,8 +68,8 @@ class RequestRouter:
         self._sessions: dict[str, SessionRoute] = {}
         self._open = True
         self._interrupts = 0
-        # Turns that were continued since the start.
-        self.continued = 0
+        # Turns that were continued since the start, and sessions that were moved.
+        self.continued = self.moved = 0
         # By session that waits: tokens of a context that the engines in use cannot hold.
         self.blocked: dict[str, int] = {}
         # Turns that no parallelism could hold, since the start.
@@ -104,17 +110,23 @@ class RequestRouter:
         turn = ResumableTurn(msgspec.structs.replace(request, session=name))
         session = self._sessions.setdefault(name, SessionRoute())
         session.tokens, session.most_tokens = turn.tokens, turn.most_tokens
+        session.prompt_tokens = session.prompt_tokens or turn.tokens
         try:
             while True:
                 engine = await self._engine_of(session)
-                interrupts = self._interrupts
+                interrupts = self._interrupts, session.moves
+                session.request = request.request_id
                 try:
                     answer = turn.add(await self._ask(session, engine, turn.rest()))
                 except ContextTooLong as error:
                     await self._wait_for_wider(name, turn.most_tokens, error)
                     continue
+                finally:
+                    session.request = ""
                 session.tokens = turn.tokens
-                if answer.finish != "abort" or interrupts == self._interrupts:
+                if session.moves != interrupts[1]:
+                    await forget(engine, [name])
+                if answer.finish != "abort" or interrupts == (self._interrupts, session.moves):
                     return answer
                 self.continued += 1
         finally:
@@ -166,6 +178,38 @@ class RequestRouter:
         released = self._sessions.pop(session, None)
         if released is not None and released.replica is not None and released.replica.engine is not None:
             await released.replica.engine.release(session)
+
+    # --- sequences that move ------------------------------------------------------------------
+
+    def sequences(self, engines: Sequence[EngineReplica]) -> dict[str, tuple[int, int, int]]:
+        """By session at one of these engines: (the engine's index, tokens of the context, those after the
+        first prompt). Of a turn that runs, the tokens that it has sampled do not count."""
+        places = {replica: place for place, replica in enumerate(engines)}
+        return {
+            name: (places[session.replica], session.tokens, session.tokens - session.prompt_tokens)
+            for name, session in self._sessions.items()
+            if session.replica in places
+        }
+
+    async def move(self, name: str, target: EngineReplica) -> bool:
+        """Continues a session at another engine, from its token ids: the KV that it had is computed again.
+
+        False if there is nothing to do: the session has ended or has no engine, the engine is not in use,
+        does not live or has the session.
+        """
+        session = self._sessions.get(name)
+        source = session.replica if session is not None else None
+        usable = self._open and target.live and target in self.replicas.all
+        if session is None or source is None or source.engine is None or source is target or not usable:
+            return False
+        session.replica = target
+        session.moves += 1
+        self.moved += 1
+        if session.request:
+            await source.engine.abort(session.request)
+        else:
+            await forget(source.engine, [name])
+        return True
 
     # --- switches -----------------------------------------------------------------------------
 

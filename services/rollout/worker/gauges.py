@@ -113,6 +113,7 @@ class Gauges:
             "blocked_sequences": float(len(self._pool.router.blocked)),
             "blocked_context_tokens": float(max(self._pool.router.blocked.values(), default=0)),
             "contexts_refused": float(self._pool.router.refused),
+            "moved_sequences": float(self._pool.router.moved),
             "engine_waiting": self._sum(lambda stats: stats.waiting),
         }
         engines = (*self.engines, *self._opponents)

@@ -52,6 +52,7 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
         "blocked_sequences": "earl_rollout_blocked_sequences",
         "blocked_context_tokens": "earl_rollout_blocked_context_tokens",
         "contexts_refused": "earl_rollout_contexts_refused_total",
+        "moved_sequences": "earl_rollout_moved_sequences_total",
     }.items():
         if name in gauges.latest:
             yield Sample(metric, gauges.latest[name])

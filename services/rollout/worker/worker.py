@@ -39,6 +39,7 @@ from services.rollout.worker.gauges import Gauges, WorkerLoad
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.reporter import Reporter
+from services.rollout.worker.sequence_moves import MovableSequences
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.ticket_client import TicketClient
 from services.rollout.worker.weight_follower import WeightFollower
@@ -91,6 +92,9 @@ class RolloutWorker:
         self._hosts = resources.hosts
         self._opponent = resources.opponent
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
+        self._movable: MovableSequences | None = None
+        if config.scheduler.length_order == "longest":
+            self._movable = MovableSequences(resources.pool.router, lambda: resources.gauges.engines)
         # Set whenever an attempt was given up or the arena got free space: credit may have grown.
         self._credit = asyncio.Event()
         # When the run began; devices may come and go since.
@@ -295,7 +299,10 @@ class RolloutWorker:
                 gauges=self._gauges.values(self.load(), time.monotonic()),
                 spans=self._gauges.take_spans(time.time_ns()),
                 transfers=self._gauges.transfers(),
+                sequences=self._movable.report(self._episodes) if self._movable is not None else (),
             )
+            if self._movable is not None:
+                await self._movable.move(reply.moves)
             if reply.stop:
                 self._run_ended.set()
                 return

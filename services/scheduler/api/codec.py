@@ -22,7 +22,7 @@ from earl.parallelism_codec import decode_parallelism
 from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
-from earl.worker_report import WorkerDevice
+from earl.worker_report import LiveSequence, WorkerDevice
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.codec_numbers import ENDINGS, PURPOSES
 from services.scheduler.state.device_move import DeviceMove, by_stage
@@ -39,6 +39,7 @@ from services.scheduler.state.workers import WorkerRecord
 METRICS = 64
 TURNS = 4096
 DEVICES = 1024
+SEQUENCES = 16_384
 RANGES = 1_000_000
 
 # Fields of a result that are taken as they are.
@@ -128,6 +129,11 @@ def decode_worker(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
 def decode_devices(messages: Iterable[scheduler_pb2.WorkerDevice]) -> tuple[WorkerDevice, ...]:
     """The first DEVICES of a worker's devices."""
     return tuple(from_message(WorkerDevice, message) for message in islice(messages, DEVICES))
+
+
+def decode_sequences(messages: Iterable[scheduler_pb2.LiveSequence]) -> list[LiveSequence]:
+    """The first SEQUENCES of a worker's sequences."""
+    return [from_message(LiveSequence, message) for message in islice(messages, SEQUENCES)]
 
 
 def decode_attempt(ref: scheduler_pb2.AttemptRef) -> Attempt:

@@ -6,7 +6,7 @@ import math
 import random
 import time
 
-from earl.message_fields import from_message
+from earl.message_fields import fill, from_message
 from earl.parallelism import REFERENCE
 from earl.parallelism_codec import decode_parallelism
 from earl.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -65,7 +65,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         stop = self._scheduler.heartbeat(_worker(request), report, spans, parallelism, request.epoch)
         # A fleet that started together must not beat together for good.
         next_s = self._scheduler.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
-        return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
+        response = scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
+        if request.sequences and parallelism is not None:
+            sequences = codec.decode_sequences(request.sequences)
+            for move in self._scheduler.moves(parallelism, sequences):
+                fill(response.moves.add(), move)
+        return response
 
     async def LeaseTickets(self, request, context):
         tickets, stop = await self._scheduler.lease(

@@ -116,8 +116,7 @@ class TicketAttempts:
         if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
-        while credit > 0 and (ticket := tables.pending.first()) is not None:
-            credit -= 1
+        for ticket in tables.pending.deal(credit, self._share(worker)):
             for member in tables.match(ticket):
                 run.fence += 1
                 tables.move(
@@ -133,6 +132,11 @@ class TicketAttempts:
                 tables.lease_until.set(member.id, now + self.rules.lease_s)
                 leased.append(member)
         return leased
+
+    def _share(self, worker: WorkerRecord) -> float:
+        """The worker's part of the episodes that all workers of its stage play at once."""
+        fellows = [each for each in self.tables.workers.values() if each.stage == worker.stage]
+        return max(1, worker.capacity) / max(1, *(sum(each.capacity for each in fellows), worker.capacity))
 
     def renew(self, worker: WorkerRecord, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
         """Prolongs leases by lease_s, up to episode_s after they began; the attempts that are lost."""

@@ -7,6 +7,9 @@
                   training            ─► of the new tickets of its batch, that with the longest predicted
                                          response; of equal ones the lowest number
 
+A worker that takes several at once gets its share of long ones: with a quarter of all room it takes every
+fourth of that order, closer ones where fewer wait. Otherwise who asks first would have all that are long.
+
 The order is a function of the tickets that wait. A batch is that of the tickets' places in the schedule (see
 admission.places). Tickets of a group have one prediction, and stay together. Where no group was replaced,
 no new ticket is leased before one of an earlier batch: places are issued in their order.
@@ -15,7 +18,9 @@ no new ticket is leased before one of an earlier batch: places are issued in the
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator
 
 from services.scheduler.state.tickets import Purpose, Ticket
 
@@ -30,12 +35,10 @@ class PendingTickets:
     def __init__(self, batch_groups: int = 0) -> None:
         self._batch_groups = batch_groups
         self._tickets: dict[int, Ticket] = {}
-        # Heaps of (is new, number), and by batch of training of (-predicted tokens, number) of new tickets.
-        # One that no longer waits as such is skipped when it comes up.
+        # A heap of (is new, number): one that no longer waits as such is skipped when it comes up.
         self._turns: list[tuple[bool, int]] = []
+        # By batch of training, (-predicted tokens, number) of its new tickets that wait, in order.
         self._longest: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        # By batch of training, new tickets that wait.
-        self._new: Counter[int] = Counter()
 
     def __len__(self) -> int:
         """Number of tickets that wait."""
@@ -46,9 +49,7 @@ class PendingTickets:
         self._tickets[ticket.id] = ticket
         heapq.heappush(self._turns, (_is_new(ticket), ticket.id))
         if self._is_ordered(ticket):
-            batch = ticket.index // self._batch_groups
-            heapq.heappush(self._longest[batch], (-ticket.predicted_tokens, ticket.id))
-            self._new[batch] += 1
+            insort(self._longest[self._batch(ticket)], _by_length(ticket))
 
     def remove(self, ticket: Ticket) -> None:
         """Removes a ticket that waits no longer; it is still as it was when it was added."""
@@ -56,24 +57,39 @@ class PendingTickets:
         if not self._tickets:
             self._turns.clear()
         if self._is_ordered(ticket):
-            batch = ticket.index // self._batch_groups
-            self._new[batch] -= 1
-            if not self._new[batch]:
-                del self._new[batch], self._longest[batch]
+            batch = self._batch(ticket)
+            longest = self._longest[batch]
+            del longest[bisect_left(longest, _by_length(ticket))]
+            if not longest:
+                del self._longest[batch]
 
-    def first(self) -> Ticket | None:
-        """Returns the ticket to lease next, which stays here until it is removed; None if none waits."""
+    def deal(self, credit: int, share: float = 1.0) -> Iterator[Ticket]:
+        """Up to `credit` tickets to lease at once, each of which, with those of its match, has to be removed
+        before the next one is asked for. share: the worker's part of all workers' room, above 0."""
+        batch, before, stride, taken = -1, 0, 1.0, 0
+        for left in range(credit, 0, -1):
+            turn = self._turn()
+            if turn is None:
+                return
+            if not self._is_ordered(turn):
+                yield turn
+                continue
+            longest = self._longest[self._batch(turn)]
+            if self._batch(turn) != batch:
+                batch, before, taken = self._batch(turn), len(longest), 0
+                stride = max(1.0, min(1 / share, before / left))
+            place = int(taken * stride) - (before - len(longest))
+            taken += 1
+            yield self._tickets[longest[min(max(0, place), len(longest) - 1)][1]]
+
+    def _turn(self) -> Ticket | None:
+        """The ticket with the lowest number, of those that are tried again if any are; None if none waits."""
         while self._turns and not self._waits(*self._turns[0]):
             heapq.heappop(self._turns)
-        if not self._turns:
-            return None
-        ticket = self._tickets[self._turns[0][1]]
-        if not self._is_ordered(ticket):
-            return ticket
-        longest = self._longest[ticket.index // self._batch_groups]
-        while not self._waits(True, longest[0][1]):
-            heapq.heappop(longest)
-        return self._tickets[longest[0][1]]
+        return self._tickets[self._turns[0][1]] if self._turns else None
+
+    def _batch(self, ticket: Ticket) -> int:
+        return ticket.index // self._batch_groups
 
     def _waits(self, new: bool, number: int) -> bool:
         ticket = self._tickets.get(number)
@@ -82,6 +98,11 @@ class PendingTickets:
     def _is_ordered(self, ticket: Ticket) -> bool:
         """Returns whether a ticket's turn depends on its prediction."""
         return self._batch_groups > 0 and ticket.purpose is Purpose.TRAIN and _is_new(ticket)
+
+
+def _by_length(ticket: Ticket) -> tuple[int, int]:
+    """The place of a ticket in its batch's order: the longest prediction first, then the lowest number."""
+    return -ticket.predicted_tokens, ticket.id
 
 
 def _is_new(ticket: Ticket) -> bool:

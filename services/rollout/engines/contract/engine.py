@@ -206,6 +206,8 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     # Steps on paced devices that no earlier call reported, and those of them over pace.
     paced_steps: int = 0
     late_steps: int = 0
+    # Tokens of each sequence that runs, by its session; empty where the engine cannot tell.
+    session_tokens: dict[str, int] = {}
     # What no earlier call reported of drafts.
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
 
@@ -348,6 +350,10 @@ class Engine(ABC):
     @abstractmethod
     async def withdraw_kv(self, name: str) -> None:
         """Gives back the memory of an offer, once nobody takes it any more. Idempotent."""
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """Ends a request with what it has (finish "abort"); nothing if it is not in flight."""
 
     @abstractmethod
     async def release(self, session: str) -> None:

@@ -299,7 +299,6 @@ class EngineProcess(Engine):
                 await self.abort(name)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request with what it has (finish "abort"); nothing if it is not in flight."""
         if not self._lost.is_set():
             self._post(wire.Abort(request_id))
 

@@ -385,5 +385,6 @@ class TorchEngine(LocalEngine):
             asleep=self._asleep,
             paced_steps=paced_steps,
             late_steps=late_steps,
+            session_tokens=table.session_tokens(),
             drafts=scheduler.drafter.take() if scheduler.drafter is not None else DraftCounts(),
         )

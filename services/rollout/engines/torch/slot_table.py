@@ -73,6 +73,14 @@ class SlotTable:
         assert request is not None
         return request.request_id
 
+    def session_tokens(self) -> dict[str, int]:
+        """Tokens of each running sequence that has a session, by it."""
+        return {
+            session: int(self.length[slot])
+            for slot in self.running_slots().tolist()
+            if (session := self.session[slot])
+        }
+
     def used_tokens(self) -> int:
         """Tokens whose KV is there for a running sequence or a session that may continue."""
         return int(self.cached.sum())

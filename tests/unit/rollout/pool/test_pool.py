@@ -14,7 +14,7 @@ from earl.errors import (
     WeightsIncomplete,
 )
 from services.rollout.pool import replicas
-from tests.support.pool import InMemory, published, request, running, settle
+from tests.support.pool import InMemory, greedy, published, request, running, settle, until
 
 
 async def test_nothing_is_generated_before_the_first_version():
@@ -42,6 +42,55 @@ async def test_least_loaded_engine_is_taken_and_a_session_stays():
         assert made[1].served[-1] == "1/2"
         await pool.release("1")
         assert made[1].released == ["1"]
+
+
+async def test_a_session_that_moves_continues_its_turn_at_the_other_engine():
+    async with running() as (pool, made, _):
+        await pool.load(published(1))
+        router = pool.router
+        made[0].answer.set()
+        turn = asyncio.create_task(pool.generate(request("a/1", "a", new=40, ids=[1, 2, 3])))
+        await until(lambda: len(made[0].kv.get("a", ())) > 10)
+        assert await router.move("a", router.replicas.all[1])
+        await settle()
+        assert (made[1].served, made[0].released) == (["a/1"], ["a"])
+        made[1].answer.set()
+        answer = await turn
+        assert (answer.ids, answer.finish) == (greedy([1, 2, 3], 40), "length")
+        await pool.generate(request("a/2", "a"))
+        assert made[1].served[-1] == "a/2" and [each.running for each in router.replicas.all] == [0, 0]
+        assert (router.moved, router.continued) == (1, 1)
+
+
+async def test_a_session_between_turns_moves_and_leaves_nothing_behind():
+    async with running() as (pool, made, _):
+        await pool.load(published(1))
+        for engine in made:
+            engine.answer.set()
+        await pool.generate(request("a/1", "a", ids=[1, 2, 3]))
+        engines = pool.router.replicas.all
+        assert pool.router.sequences(engines) == {"a": (0, 4, 1)}
+        assert await pool.router.move("a", engines[1])
+        assert made[0].released == ["a"] and pool.router.sequences(engines) == {"a": (1, 4, 1)}
+        await pool.generate(request("a/2", "a"))
+        assert made[1].served == ["a/2"]
+
+
+async def test_what_has_ended_and_engines_that_are_gone_move_nothing():
+    async with running() as (pool, made, _):
+        await pool.load(published(1))
+        for engine in made:
+            engine.answer.set()
+        first, second = pool.router.replicas.all
+        await pool.generate(request("a/1", "a"))
+        assert not await pool.router.move("b", second)
+        assert not await pool.router.move("a", first)
+        second.version = 0
+        assert not await pool.router.move("a", second)
+        await pool.release("a")
+        second.version = 1
+        assert not await pool.router.move("a", second)
+        assert pool.router.moved == 0 and made[1].served == []
 
 
 async def test_a_dead_engine_fails_its_requests_and_comes_back_with_the_newest_weights():

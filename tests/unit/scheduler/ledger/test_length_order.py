@@ -42,7 +42,7 @@ def ticket(
 def order_of(pending: PendingTickets) -> list[int]:
     """Takes everything out."""
     numbers = []
-    while (first := pending.first()) is not None:
+    for first in pending.deal(1 << 20):
         pending.remove(first)
         numbers.append(first.id)
     assert len(pending) == 0
@@ -114,6 +114,61 @@ def test_an_evaluation_keeps_its_turn_and_what_is_tried_again_comes_first() -> N
     pending.add(ticket(5, 3, 950))
     pending.add(ticket(6, 0, 0, Purpose.TRAIN, attempt=1))
     assert order_of(pending) == [6, 2, 1, 3, 5, 4]
+
+
+def dealt(pending: PendingTickets, credit: int, share: float) -> list[int]:
+    """The numbers that one worker takes out in one call."""
+    numbers = []
+    for each in pending.deal(credit, share):
+        pending.remove(each)
+        numbers.append(each.id)
+    return numbers
+
+
+def longest_of(count: int) -> PendingTickets:
+    """A batch of tickets of which the first is the longest, the second the next, and so on."""
+    pending = PendingTickets(batch_groups=count)
+    for number in range(1, count + 1):
+        pending.add(ticket(number, number - 1, 1000 - number))
+    return pending
+
+
+def test_workers_that_take_several_share_the_long_ones() -> None:
+    pending = longest_of(16)
+    assert dealt(pending, 4, 0.25) == [1, 5, 9, 13]
+    assert dealt(pending, 4, 0.25) == [2, 6, 10, 14]
+    assert dealt(pending, 4, 0.25) == [3, 7, 11, 15]
+    assert dealt(pending, 4, 0.25) == [4, 8, 12, 16]
+
+
+def test_where_fewer_wait_than_there_is_room_for_all_get_taken() -> None:
+    pending = longest_of(6)
+    assert dealt(pending, 4, 0.25) == [1, 2, 4, 5]
+    assert dealt(pending, 4, 0.25) == [3, 6]
+
+
+def test_one_that_takes_a_single_ticket_gets_the_longest() -> None:
+    pending = longest_of(5)
+    assert [dealt(pending, 1, 0.01) for _ in range(3)] == [[1], [2], [3]]
+    assert dealt(pending, 5, 1.0) == [4, 5]
+
+
+calls_of_workers = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 1.0)), min_size=1, max_size=12)
+
+
+@given(calls_of_workers, st.integers(1, 40))
+@settings(max_examples=30)
+def test_nothing_is_left_or_taken_twice_however_it_is_dealt(
+    calls: list[tuple[int, float]], count: int
+) -> None:
+    pending = longest_of(count)
+    taken: list[int] = []
+    for credit, share in calls:
+        numbers = dealt(pending, credit, share)
+        assert len(numbers) == min(credit, count - len(taken))
+        assert numbers == sorted(numbers)
+        taken += numbers
+    assert len(set(taken)) == len(taken) and len(pending) == count - len(taken)
 
 
 def response_of(played: Ticket) -> tuple[int, int]:

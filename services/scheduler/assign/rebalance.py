@@ -1,0 +1,60 @@
+"""Moves between a worker's engines in a run: sequences of one that ends late go to one that has none. Pure.
+
+    heartbeat of a worker ─► its sequences, the lengths predicted for their groups, an engine's cost
+        no ticket waits ─► `services.scheduler.assign.moves` ─► moves, which the worker makes
+
+While a ticket waits, whoever has room leases it, and nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from earl.parallelism import Parallelism
+from earl.worker_report import LiveSequence, SequenceMove
+from services.scheduler.assign.cost import DecodeCost
+from services.scheduler.assign.moves import LiveSequences, moves, tokens_left
+from services.scheduler.assign.plan import EngineKind
+
+Costs = Callable[[Parallelism], DecodeCost | None]
+
+
+class Rebalancing:
+    """Decides moves. costs: of an engine of a parallelism, None if it is not known. slots: sequences that an
+    engine decodes at once. predicted: tokens of a response to a ticket, 0 if nothing is. waiting: whether
+    tickets wait to be leased."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        slots: int,
+        predicted: Callable[[int], int],
+        waiting: Callable[[], bool],
+    ) -> None:
+        self._costs = costs
+        self._slots = slots
+        self._predicted = predicted
+        self._waiting = waiting
+
+    def moves(self, parallelism: Parallelism, sequences: Sequence[LiveSequence]) -> list[SequenceMove]:
+        """The moves of a worker's sequences that pay now; none where a sequence's engine is not one of
+        parallelism.dp."""
+        engines = parallelism.dp
+        if engines < 2 or not sequences or self._waiting():
+            return []
+        engine = np.asarray([each.engine for each in sequences])
+        cost = self._costs(parallelism)
+        if cost is None or engine.max() >= engines or len(np.unique(engine)) == engines:
+            return []
+        response = np.asarray([each.response_tokens for each in sequences], float)
+        predicted = np.asarray([self._predicted(each.ticket_id) for each in sequences], float)
+        live = LiveSequences(
+            engine,
+            np.zeros(len(sequences), bool),
+            np.asarray([each.context_tokens for each in sequences], float),
+            tokens_left(predicted, response),
+        )
+        made = moves(live, [EngineKind(cost, self._slots)], np.zeros(engines, int))
+        return [SequenceMove(sequences[move.sequence].session, move.engine) for move in made]

@@ -1,0 +1,81 @@
+"""The costs of rollout's engines in a run, by its profile: moves of sequences between engines are decided by
+them. Without a profile nothing moves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from earl.parallelism import ROLLOUT, Parallelism
+from services.scheduler.assign.cost import DecodeCost, decode_cost
+from services.scheduler.assign.rebalance import Rebalancing
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.parallelism.selector_loop import kept_profile, read_profile
+from services.scheduler.profile.rows import parse
+from services.scheduler.profile.table import ProfileTable
+
+log = logging.getLogger(__name__)
+
+
+class ProfileCosts:
+    """The costs of rollout's engines by the run's profile, which never changes in a run.
+
+    read: finds the profile, in a thread of its own from the first question on: it may take seconds, and
+    until it has ended no cost is known.
+    """
+
+    def __init__(self, read: Callable[[], ProfileTable | None]) -> None:
+        self._read = read
+        self._reading: Future[ProfileTable | None] | None = None
+        self._known: dict[Parallelism, DecodeCost | None] = {}
+
+    def __call__(self, parallelism: Parallelism) -> DecodeCost | None:
+        """The cost of one engine of a parallelism; None if it is not known."""
+        if self._reading is None:
+            executor = ThreadPoolExecutor(1, "costs")
+            self._reading = executor.submit(self._read)
+            executor.shutdown(wait=False)
+        if parallelism not in self._known:
+            if not self._reading.done():
+                return None
+            self._known[parallelism] = self._cost(self._reading, parallelism)
+        return self._known[parallelism]
+
+    @staticmethod
+    def _cost(reading: Future[ProfileTable | None], parallelism: Parallelism) -> DecodeCost | None:
+        try:
+            table = reading.result()
+            if table is not None:
+                return decode_cost(table, parallelism)
+            reason = "there is no profile of this model on this machine"
+        except EarlError as error:
+            reason = str(error)
+        log.info("no sequence moves between engines of %s: %s", parallelism, reason)
+        return None
+
+
+def rollout_table(config: RunConfig, directory: Path) -> ProfileTable | None:
+    """The profile of rollout that the run file names, or that `earl profile` has kept; None without one.
+
+    Raises ConfigError, ModelNotFound, and as facts_of.
+    """
+    key = config.scheduler.profile
+    profile = read_profile(key) if key else kept_profile(config, directory)
+    return ProfileTable(parse(*profile), ROLLOUT) if profile is not None else None
+
+
+def rebalancing_of(config: RunConfig, directory: Path, tables: LedgerTables) -> Rebalancing:
+    """The moves of a run."""
+
+    def predicted(ticket_id: int) -> int:
+        ticket = tables.tickets.get(ticket_id)
+        return ticket.predicted_tokens if ticket is not None else 0
+
+    costs = ProfileCosts(partial(rollout_table, config, directory))
+    return Rebalancing(costs, config.rollout.max_sequences, predicted, lambda: len(tables.pending) > 0)
