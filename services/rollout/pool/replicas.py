@@ -362,7 +362,8 @@ class EngineReplicas:
 
     async def stats_of(self, engine: Engine) -> EngineStats:
         """Stats of one of the engines. Raises EngineLost, DeadlineExceeded."""
-        return self._counters.add(await engine.stats())
+        number = next((number for number, each in enumerate(self.all) if each.engine is engine), 0)
+        return self._counters.add(await engine.stats(), number)
 
     async def _stats(self, engine: Engine | None) -> EngineStats | None:
         if engine is None:

@@ -35,6 +35,29 @@ async def test_device_seconds_are_summed_while_engines_generate():
         await gauges.close()
 
 
+async def test_each_of_several_engines_has_an_activity_of_its_own():
+    async with running(engines=2) as (pool, made, _):
+        spans, sessions = BusySpans(), Sessions()
+        gauges = Gauges(pool, EpisodeAgent(pool, sessions, spans, {}), spans)
+
+        async def told() -> list[tuple[str, int, int]]:
+            await gauges.refresh(timeout_s=5.0)
+            return [(span.what, span.start_ns, span.end_ns) for span in gauges.take_spans(9 * SECOND)]
+
+        made[0].busy = [BusyPeriod("generate", 0, 2 * SECOND)]
+        assert await told() == [("generate", 0, 2 * SECOND)], "no other has generated yet"
+        made[0].busy = [BusyPeriod("generate", 2 * SECOND, 4 * SECOND)]
+        made[1].busy = [BusyPeriod("generate", 3 * SECOND, 7 * SECOND)]
+        assert await told() == [
+            ("generate", 2 * SECOND, 7 * SECOND),
+            ("engine 0", 2 * SECOND, 4 * SECOND),
+            ("engine 1", 3 * SECOND, 7 * SECOND),
+        ]
+        made[0].busy, made[1].busy = [], [BusyPeriod("load", 7 * SECOND, 8 * SECOND)]
+        assert await told() == [("load", 7 * SECOND, 8 * SECOND)]
+        await gauges.close()
+
+
 async def test_drafts_are_summed_over_engines_and_over_their_restarts():
     async with running(engines=2) as (pool, made, _):
         await pool.load(published(1))
