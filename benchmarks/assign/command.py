@@ -50,9 +50,9 @@ COMPARES = (
     "engine decodes several sequences at once; a step takes what an 8B model's weights, contexts and "
     "products take by arithmetic, not by measurement. All policies have the same admission: a batch of "
     "16,384 sequences, in groups of 16, is trained once the ledger's rule allows; training takes no time. "
-    "round-robin: sequences to engines in turns. credit: as the ledger leases by default: an engine with "
-    'open slots takes the oldest sequences. longest: as it leases with length_order = "longest": of the '
-    "oldest batch the groups first that are predicted to be longest, to each engine its share of them. "
+    'round-robin: sequences to engines in turns. credit: as the ledger leases with length_order = "drawn": '
+    "an engine with open slots takes the oldest sequences. longest: as it leases by default: of the oldest "
+    "batch the groups first that are predicted to be longest, to each engine its share of them. "
     "history: planned by the same "
     "predictions; sequences that wait, or run, move to engines with open slots, and a moved context is "
     "computed again. "

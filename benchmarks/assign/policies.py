@@ -1,9 +1,10 @@
 """Ways to give sequences to engines, all under the same admission, in a simulated fleet.
 
 round-robin  sequences to engines in turns, in proportion to their slots
-credit       as the ledger leases by default: an engine with open slots takes the oldest sequences that wait
-longest      as it leases with scheduler.length_order = "longest": of the oldest batch the sequences of the
-             groups that are predicted to be longest, to each engine its share of them
+credit       as the ledger leases with scheduler.length_order = "drawn": an engine with open slots takes the
+             oldest sequences that wait
+longest      as it leases by default: of the oldest batch the sequences of the groups that are predicted to be
+             longest, to each engine its share of them
 history      `services.scheduler.assign`: planned by predicted lengths, moved to where slots are open
 oracle       the same planner and moves, with true lengths
 """
@@ -102,7 +103,7 @@ class Longest:
             )  # fmt: skip
 
     def take(self, engine: int, credit: int) -> Iterator[int]:
-        for ticket in self._pending.deal(credit, self._share[engine]):
+        for ticket in self._pending.deal(credit, lambda: self._share[engine]):
             self._pending.remove(ticket)
             yield ticket.id
 

@@ -43,12 +43,13 @@ class SchedulerConfig(ConfigSection):
     #
     # Set it to 1 or more where many tasks are always, or never, solved; each replacement costs its episodes.
     resample: int = Field(default=0, ge=0, le=64)
-    # "drawn": the tickets of a batch are leased in the order in which they were drawn. "longest": those of
-    # the groups whose responses are predicted to be longest, by earlier ones of the same task, come first.
+    # "longest": of a batch, the tickets of the groups whose responses are predicted to be longest, by earlier
+    # ones of the same task, are leased first, and late sequences move to idle engines. "drawn": tickets are
+    # leased in the order in which they were drawn, and nothing moves.
     #
-    # Set "longest" where tasks of a set come again and differ in length, and a batch has more episodes than
-    # are played at once (docs/history.md).
-    length_order: Literal["drawn", "longest"] = "drawn"
+    # Set "drawn" to see what the other is worth: a deterministic run trains on the same tokens with either
+    # (docs/history.md).
+    length_order: Literal["longest", "drawn"] = "longest"
     # Training steps after the warm-up; 0 only evaluates.
     #
     # Raise it to continue a run that is complete.

@@ -234,6 +234,8 @@ async def _engine_of(
         stop_ids=tuple(sorted(stops)),
         stop_texts=tuple(stop_texts),
         start_s=START_S,
+        # What a conversation repeats; one sequence alone is where drafts pay (docs/history.md).
+        drafts=True,
     )
     engine = EngineProcess(spec)
     with waiting("starting the engine", START_S):

@@ -123,6 +123,13 @@ class Scheduler:
             self.loop.tickets_available.notify_name(worker.name)
         return self.loop.may_leave
 
+    def may_move(self, worker: WorkerId, parallelism: Parallelism) -> bool:
+        """Whether sequences of a worker with this parallelism may move between its engines now."""
+        rebalancing, record = self.loop.rebalancing, self.loop.ledger.membership.worker(*worker)
+        if rebalancing is None or record.stage_name != ROLLOUT:
+            return False
+        return rebalancing.may_move(parallelism)
+
     def moves(self, parallelism: Parallelism, sequences: Sequence[LiveSequence]) -> list[SequenceMove]:
         """Moves of a rollout worker's sequences between its engines, which have this parallelism."""
         rebalancing = self.loop.rebalancing

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,7 +34,7 @@ from services.rollout.pool.turn import ResumableTurn
 class SessionRoute:
     """The route of a session's turns. tokens: of its context; most_tokens: what that may become in the turn
     that runs, 0 between turns. prompt_tokens: of its first turn. request: the id of the turn that runs, ""
-    between turns. moves: how often it was moved."""
+    between turns. moves: how often it was moved; left: engines that it was moved from in its turn."""
 
     replica: EngineReplica | None = None
     tokens: int = 0
@@ -42,6 +42,7 @@ class SessionRoute:
     prompt_tokens: int = 0
     request: str = ""
     moves: int = 0
+    left: list[Engine] = field(default_factory=list)
 
 
 class RequestRouter:
@@ -119,20 +120,28 @@ class RequestRouter:
                 try:
                     answer = turn.add(await self._ask(session, engine, turn.rest()))
                 except ContextTooLong as error:
+                    session.request = ""
                     await self._wait_for_wider(name, turn.most_tokens, error)
                     continue
                 finally:
                     session.request = ""
                 session.tokens = turn.tokens
-                if session.moves != interrupts[1]:
-                    await forget(engine, [name])
+                await self._leave(name, session)
                 if answer.finish != "abort" or interrupts == (self._interrupts, session.moves):
                     return answer
-                self.continued += 1
+                self.continued += interrupts[0] != self._interrupts
         finally:
             session.most_tokens = 0
+            await self._leave(name, session)
             if not request.session:
                 await self.release(name)
+
+    @staticmethod
+    async def _leave(name: str, session: SessionRoute) -> None:
+        """Gives the session's KV back where it was moved from: its turn has ended there."""
+        left, session.left = session.left, []
+        for engine in left:
+            await forget(engine, [name])
 
     async def _engine_of(self, session: SessionRoute) -> Engine:
         """The session's engine, or the least loaded one, which is then the session's."""
@@ -183,12 +192,13 @@ class RequestRouter:
 
     def sequences(self, engines: Sequence[EngineReplica]) -> dict[str, tuple[int, int, int]]:
         """By session at one of these engines: (the engine's index, tokens of the context, those after the
-        first prompt). Of a turn that runs, the tokens that it has sampled do not count."""
+        first prompt). Of a turn that runs, the tokens that it has sampled do not count. Those that wait for
+        other engines are left out."""
         places = {replica: place for place, replica in enumerate(engines)}
         return {
             name: (places[session.replica], session.tokens, session.tokens - session.prompt_tokens)
             for name, session in self._sessions.items()
-            if session.replica in places
+            if session.replica in places and name not in self.blocked
         }
 
     async def move(self, name: str, target: EngineReplica) -> bool:
@@ -206,6 +216,7 @@ class RequestRouter:
         session.moves += 1
         self.moved += 1
         if session.request:
+            session.left.append(source.engine)
             await source.engine.abort(session.request)
         else:
             await forget(source.engine, [name])

@@ -28,9 +28,9 @@ class MovableSequences:
         self._engines: Sequence[EngineReplica] = ()
 
     def report(self, episodes: Iterable[EpisodeTicket]) -> list[LiveSequence]:
-        """The sequences of these episodes; none where there is one engine alone."""
+        """The sequences of these episodes; none where there is one engine alone, or where not all live."""
         self._engines = list(self._router.replicas.all)
-        if len(self._engines) < 2:
+        if len(self._engines) < 2 or not all(each.live for each in self._engines):
             return []
         routed = self._router.sequences(self._engines)
         running = {name: tokens for each in self._stats() for name, tokens in each.session_tokens.items()}

@@ -66,7 +66,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         # A fleet that started together must not beat together for good.
         next_s = self._scheduler.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         response = scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
-        if request.sequences and parallelism is not None:
+        if not request.sequences or parallelism is None:
+            return response
+        if self._scheduler.may_move(_worker(request), parallelism):
             sequences = codec.decode_sequences(request.sequences)
             for move in self._scheduler.moves(parallelism, sequences):
                 fill(response.moves.add(), move)

@@ -152,24 +152,26 @@ class _Rebalancing:
         as early as possible; none where that gains too little."""
         kind, other = self._kinds[donor], self._kinds[taker]
         running = self._sequences[self._starts[donor] : self._starts[donor + 1]]
-        movable = len(running) - (kind.cost.step_s <= other.cost.step_s)
-        ends_s = [
-            max(self._seconds(running[:-count], kind), self._seconds(running[-count:], other, again=True))
-            for count in range(1, movable + 1)
-        ]
-        best = int(np.argmin(ends_s)) if ends_s else -1
-        gains = bool(ends_s) and ends_s[best] < (1 - LEAST_GAIN) * self._left_s[donor]
+        context, left = self._live.context[running], self._live.left[running]
+        # By how many stay, the longest first: one at least where steps are no quicker at the other engine.
+        stay = np.arange(int(kind.cost.step_s <= other.cost.step_s), len(running))
+        if not len(stay):
+            return running[:0]
+        here_s = kind.cost.added_s(context, left) - kind.cost.prompt_s * context
+        # There the context of what moves is computed first.
+        there_s = other.cost.added_s(context, left)
+        tokens, here_s, there_s = (
+            np.concatenate(([0.0], np.cumsum(each))) for each in (left, here_s, there_s)
+        )
+        longest = np.where(stay > 0, left[0], 0.0)
+        stays_s = kind.cost.step_s * np.maximum(longest, tokens[stay] / kind.slots) + here_s[stay]
+        steps = np.maximum(left[stay], (tokens[-1] - tokens[stay]) / other.slots)
+        leaves_s = other.cost.step_s * steps + there_s[-1] - there_s[stay]
+        # Of equally good numbers the fewest move.
+        ends_s = np.maximum(stays_s, leaves_s)[::-1]
+        best = int(np.argmin(ends_s))
+        gains = ends_s[best] < (1 - LEAST_GAIN) * self._left_s[donor]
         return running[len(running) - best - 1 :] if gains else running[:0]
-
-    def _seconds(self, sequences: np.ndarray, kind: EngineKind, *, again: bool = False) -> float:
-        """Seconds in which an engine plays running sequences to their end. again: their context is computed
-        first."""
-        if not len(sequences):
-            return 0.0
-        context, left = self._live.context[sequences], self._live.left[sequences]
-        added_s = kind.cost.added_s(context, left) - (0.0 if again else kind.cost.prompt_s * context)
-        steps = max(float(left.max()), float(left.sum()) / kind.slots)
-        return kind.cost.step_s * steps + float(added_s.sum())
 
 
 def _added_s(live: LiveSequences, kind: EngineKind) -> np.ndarray:

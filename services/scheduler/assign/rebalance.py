@@ -21,15 +21,19 @@ from services.scheduler.assign.plan import EngineKind
 Costs = Callable[[Parallelism], DecodeCost | None]
 
 
+# Engines of a worker between which sequences are moved, at most.
+ENGINES = 1024
+
+
 class Rebalancing:
     """Decides moves. costs: of an engine of a parallelism, None if it is not known. slots: sequences that an
-    engine decodes at once. predicted: tokens of a response to a ticket, 0 if nothing is. waiting: whether
-    tickets wait to be leased."""
+    engine of so many devices (tp) decodes at once. predicted: tokens of a response to a ticket, 0 if nothing
+    is. waiting: whether tickets wait to be leased."""
 
     def __init__(
         self,
         costs: Costs,
-        slots: int,
+        slots: Callable[[int], int],
         predicted: Callable[[int], int],
         waiting: Callable[[], bool],
     ) -> None:
@@ -38,15 +42,19 @@ class Rebalancing:
         self._predicted = predicted
         self._waiting = waiting
 
+    def may_move(self, parallelism: Parallelism) -> bool:
+        """Whether sequences of a worker may move now, whatever they are."""
+        return 1 < parallelism.dp <= ENGINES and not self._waiting() and self._costs(parallelism) is not None
+
     def moves(self, parallelism: Parallelism, sequences: Sequence[LiveSequence]) -> list[SequenceMove]:
         """The moves of a worker's sequences that pay now; none where a sequence's engine is not one of
         parallelism.dp."""
-        engines = parallelism.dp
-        if engines < 2 or not sequences or self._waiting():
-            return []
-        engine = np.asarray([each.engine for each in sequences])
         cost = self._costs(parallelism)
-        if cost is None or engine.max() >= engines or len(np.unique(engine)) == engines:
+        if not self.may_move(parallelism) or not sequences or cost is None:
+            return []
+        engines = parallelism.dp
+        engine = np.asarray([each.engine for each in sequences])
+        if engine.max() >= engines or len(np.unique(engine)) == engines:
             return []
         response = np.asarray([each.response_tokens for each in sequences], float)
         predicted = np.asarray([self._predicted(each.ticket_id) for each in sequences], float)
@@ -56,5 +64,6 @@ class Rebalancing:
             np.asarray([each.context_tokens for each in sequences], float),
             tokens_left(predicted, response),
         )
-        made = moves(live, [EngineKind(cost, self._slots)], np.zeros(engines, int))
+        kind = EngineKind(cost, self._slots(parallelism.tp))
+        made = moves(live, [kind], np.zeros(engines, int))
         return [SequenceMove(sequences[move.sequence].session, move.engine) for move in made]

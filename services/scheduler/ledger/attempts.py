@@ -116,7 +116,7 @@ class TicketAttempts:
         if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
-        for ticket in tables.pending.deal(credit, self._share(worker)):
+        for ticket in tables.pending.deal(credit, lambda: self._share(worker)):
             for member in tables.match(ticket):
                 run.fence += 1
                 tables.move(

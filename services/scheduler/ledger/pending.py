@@ -9,9 +9,11 @@
 
 A worker that takes several at once gets its share of long ones: with a quarter of all room it takes every
 fourth of that order, closer ones where fewer wait. Otherwise who asks first would have all that are long.
+It takes whole groups, whose members share a prompt, where it has room for SEVERAL_GROUPS. Where no prediction
+of a batch differs from another, it takes them one after the other.
 
 The order is a function of the tickets that wait. A batch is that of the tickets' places in the schedule (see
-admission.places). Tickets of a group have one prediction, and stay together. Where no group was replaced,
+admission.places). Tickets of a group have one prediction. Where no group was replaced,
 no new ticket is leased before one of an earlier batch: places are issued in their order.
 """
 
@@ -19,10 +21,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 from services.scheduler.state.tickets import Purpose, Ticket
+
+# A worker that takes fewer whole groups than these would be late if one of them is long.
+SEVERAL_GROUPS = 4
 
 
 class PendingTickets:
@@ -39,6 +44,9 @@ class PendingTickets:
         self._turns: list[tuple[bool, int]] = []
         # By batch of training, (-predicted tokens, number) of its new tickets that wait, in order.
         self._longest: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        # By group of training of which a new ticket waits: how many were added, and how many of them wait.
+        self._added: Counter[int] = Counter()
+        self._waiting: Counter[int] = Counter()
 
     def __len__(self) -> int:
         """Number of tickets that wait."""
@@ -50,6 +58,8 @@ class PendingTickets:
         heapq.heappush(self._turns, (_is_new(ticket), ticket.id))
         if self._is_ordered(ticket):
             insort(self._longest[self._batch(ticket)], _by_length(ticket))
+            self._added[ticket.group] += 1
+            self._waiting[ticket.group] += 1
 
     def remove(self, ticket: Ticket) -> None:
         """Removes a ticket that waits no longer; it is still as it was when it was added."""
@@ -62,11 +72,17 @@ class PendingTickets:
             del longest[bisect_left(longest, _by_length(ticket))]
             if not longest:
                 del self._longest[batch]
+            self._waiting[ticket.group] -= 1
+            if not self._waiting[ticket.group]:
+                del self._waiting[ticket.group], self._added[ticket.group]
 
-    def deal(self, credit: int, share: float = 1.0) -> Iterator[Ticket]:
-        """Up to `credit` tickets to lease at once, each of which, with those of its match, has to be removed
-        before the next one is asked for. share: the worker's part of all workers' room, above 0."""
-        batch, before, stride, taken = -1, 0, 1.0, 0
+    def deal(self, credit: int, share: Callable[[], float] = lambda: 1.0) -> Iterator[Ticket]:
+        """The tickets of up to `credit` episodes to lease at once, one for each.
+
+        It and the others of its match have to be removed before the next is asked for. share: the worker's
+        part of all workers' room, above 0.
+        """
+        batch, group, before, stride, place = -1, -1, 0, 1.0, 0
         for left in range(credit, 0, -1):
             turn = self._turn()
             if turn is None:
@@ -74,13 +90,31 @@ class PendingTickets:
             if not self._is_ordered(turn):
                 yield turn
                 continue
-            longest = self._longest[self._batch(turn)]
+            longest, seats = self._longest[self._batch(turn)], len(turn.match)
             if self._batch(turn) != batch:
-                batch, before, taken = self._batch(turn), len(longest), 0
-                stride = max(1.0, min(1 / share, before / left))
-            place = int(taken * stride) - (before - len(longest))
-            taken += 1
-            yield self._tickets[longest[min(max(0, place), len(longest) - 1)][1]]
+                batch, group, before = self._batch(turn), -1, len(longest)
+                alike = longest[0][0] == longest[-1][0]
+                stride = 1.0 if alike else max(1.0, min(1 / share(), before / (seats * left)))
+            if place >= len(longest) or self._at(longest, place).group != group:
+                place = min(int((before - len(longest)) * (stride - 1)), len(longest) - 1)
+                group = self._at(longest, place).group
+                size = self._waiting[group]
+                intact = size == self._added[group]
+                if intact and SEVERAL_GROUPS * size <= credit * seats and size <= left * seats:
+                    place = self._first_of(longest, place)
+                else:
+                    group = -1
+            yield self._at(longest, place)
+
+    def _at(self, longest: Sequence[tuple[int, int]], place: int) -> Ticket:
+        return self._tickets[longest[place][1]]
+
+    def _first_of(self, longest: Sequence[tuple[int, int]], place: int) -> int:
+        """The place of the first ticket of that one's group, which lie side by side."""
+        group = self._at(longest, place).group
+        while place and self._at(longest, place - 1).group == group:
+            place -= 1
+        return place
 
     def _turn(self) -> Ticket | None:
         """The ticket with the lowest number, of those that are tried again if any are; None if none waits."""

@@ -16,6 +16,7 @@ from earl.parallelism import ROLLOUT, Parallelism
 from services.scheduler.assign.cost import DecodeCost, decode_cost
 from services.scheduler.assign.rebalance import Rebalancing
 from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.memory.parts import ceil_div
 from services.scheduler.parallelism.selector_loop import kept_profile, read_profile
 from services.scheduler.profile.rows import parse
 from services.scheduler.profile.table import ProfileTable
@@ -53,10 +54,12 @@ class ProfileCosts:
             table = reading.result()
             if table is not None:
                 return decode_cost(table, parallelism)
-            reason = "there is no profile of this model on this machine"
+            log.info("no sequence moves between engines: there is no profile of this model on this machine")
         except EarlError as error:
-            reason = str(error)
-        log.info("no sequence moves between engines of %s: %s", parallelism, reason)
+            log.warning("no sequence moves between engines of %s: %s", parallelism, error)
+        except Exception:
+            # A worker asks in its heartbeat, and would end with the error.
+            log.exception("no sequence moves between engines of %s: its profile cannot be read", parallelism)
         return None
 
 
@@ -77,5 +80,10 @@ def rebalancing_of(config: RunConfig, directory: Path, tables: LedgerTables) -> 
         ticket = tables.tickets.get(ticket_id)
         return ticket.predicted_tokens if ticket is not None else 0
 
-    costs = ProfileCosts(partial(rollout_table, config, directory))
-    return Rebalancing(costs, config.rollout.max_sequences, predicted, lambda: len(tables.pending) > 0)
+    rollout = config.rollout
+    return Rebalancing(
+        ProfileCosts(partial(rollout_table, config, directory)),
+        lambda tp: ceil_div(rollout.max_sequences * tp, rollout.tp),
+        predicted,
+        lambda: len(tables.pending) > 0,
+    )

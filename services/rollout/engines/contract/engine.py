@@ -206,7 +206,7 @@ class EngineStats(msgspec.Struct, kw_only=True, tag=True):
     # Steps on paced devices that no earlier call reported, and those of them over pace.
     paced_steps: int = 0
     late_steps: int = 0
-    # Tokens of each sequence that runs, by its session; empty where the engine cannot tell.
+    # Tokens of each sequence that runs, by its session.
     session_tokens: dict[str, int] = {}
     # What no earlier call reported of drafts.
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)

@@ -212,6 +212,11 @@ class ForeignEngine(LocalEngine):
             memory=device_memory(self._device, self.workers),
             devices=rank_devices(self._device, self.spec.tp),
             asleep=self._asleep,
+            session_tokens={
+                entry.request.session: len(entry.request.ids) + len(entry.ids)
+                for entry in self._in_flight.values()
+                if entry.request.session
+            },
             **self._figures(),
         )
 

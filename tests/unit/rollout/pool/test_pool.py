@@ -59,7 +59,20 @@ async def test_a_session_that_moves_continues_its_turn_at_the_other_engine():
         assert (answer.ids, answer.finish) == (greedy([1, 2, 3], 40), "length")
         await pool.generate(request("a/2", "a"))
         assert made[1].served[-1] == "a/2" and [each.running for each in router.replicas.all] == [0, 0]
-        assert (router.moved, router.continued) == (1, 1)
+        assert (router.moved, router.continued) == (1, 0)
+
+
+async def test_a_moved_session_leaves_nothing_behind_however_its_turn_ends():
+    async with running() as (pool, made, _):
+        await pool.load(published(1))
+        turn = asyncio.create_task(pool.generate(request("a/1", "a")))
+        await settle()
+        assert await pool.router.move("a", pool.router.replicas.all[1])
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        assert made[0].released == ["a"]
+        await pool.release("a")
+        assert made[1].released == ["a"]
 
 
 async def test_a_session_between_turns_moves_and_leaves_nothing_behind():

@@ -43,7 +43,7 @@ async def test_a_worker_whose_sequences_may_move_is_told_where(tmp_path: Path):
     moves = Mock(return_value=[SequenceMove("7/1", 1)])
     scheduler: Any = SimpleNamespace(
         config=tictactoe(tmp_path), task_sets={}, heartbeat=Mock(return_value=False), heartbeat_s=1.0,
-        moves=moves,
+        may_move=Mock(return_value=True), moves=moves,
     )  # fmt: skip
     request = scheduler_pb2.HeartbeatRequest()
     request.parallelism.CopyFrom(encode_parallelism(Parallelism(dp=2)))
@@ -51,6 +51,9 @@ async def test_a_worker_whose_sequences_may_move_is_told_where(tmp_path: Path):
     response = await SchedulerServicer(scheduler).Heartbeat(request, None)
     moves.assert_called_once_with(Parallelism(dp=2), [LiveSequence("7/1", 7, 0, 90, 60)])
     assert [(move.session, move.engine) for move in response.moves] == [("7/1", 1)]
+    scheduler.may_move.return_value = False
+    assert not (await SchedulerServicer(scheduler).Heartbeat(request, None)).moves
+    moves.assert_called_once()
 
 
 async def test_numbers_that_are_none_are_left_out(tmp_path: Path):

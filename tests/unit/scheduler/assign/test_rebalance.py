@@ -31,7 +31,10 @@ def rebalancing(
     cost: DecodeCost | None = CROWDED, waiting: bool = False, predicted: dict[int, int] | None = None
 ) -> Rebalancing:
     lengths = predicted or {}
-    return Rebalancing(lambda _: cost, 8, lambda ticket: lengths.get(ticket, 2000), lambda: waiting)
+    slots = {1: 8, 2: 16}
+    return Rebalancing(
+        lambda _: cost, slots.__getitem__, lambda ticket: lengths.get(ticket, 2000), lambda: waiting
+    )
 
 
 def test_an_idle_engine_takes_half_of_a_crowded_ones_sequences():
@@ -55,8 +58,9 @@ def test_those_that_have_least_left_move():
         (rebalancing(), TWO, []),
         (rebalancing(), Parallelism(), sequences(0, 0)),
         (rebalancing(), TWO, sequences(0, 0, 7, 0)),
+        (rebalancing(), Parallelism(dp=1 << 31), sequences(0, 0, 0, 0)),
     ],
-    ids=["waiting", "no cost", "no gain", "none idle", "none live", "one engine", "unknown engine"],
+    ids=["waiting", "no cost", "no gain", "none idle", "none live", "one engine", "unknown engine", "many"],
 )
 def test_nothing_moves(judge: Rebalancing, parallelism: Parallelism, live: list[LiveSequence]):
     assert judge.moves(parallelism, live) == []
@@ -97,7 +101,10 @@ def test_without_a_profile_there_is_no_cost():
     def fails() -> None:
         raise ConfigError("the profile is of another model")
 
-    for read in (fails, lambda: None):
+    def breaks() -> None:
+        raise PermissionError("the cache")
+
+    for read in (fails, lambda: None, breaks):
         costs = ProfileCosts(read)
         read_out(costs)
         assert costs(TWO) is None

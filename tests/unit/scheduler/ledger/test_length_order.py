@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,9 +120,10 @@ def test_an_evaluation_keeps_its_turn_and_what_is_tried_again_comes_first() -> N
 def dealt(pending: PendingTickets, credit: int, share: float) -> list[int]:
     """The numbers that one worker takes out in one call."""
     numbers = []
-    for each in pending.deal(credit, share):
-        pending.remove(each)
+    for each in pending.deal(credit, lambda: share):
         numbers.append(each.id)
+        for number in each.match:
+            pending.remove(pending._tickets[number])
     return numbers
 
 
@@ -145,6 +147,35 @@ def test_where_fewer_wait_than_there_is_room_for_all_get_taken() -> None:
     pending = longest_of(6)
     assert dealt(pending, 4, 0.25) == [1, 2, 4, 5]
     assert dealt(pending, 4, 0.25) == [3, 6]
+
+
+def test_where_all_are_alike_groups_stay_together() -> None:
+    pending = PendingTickets(batch_groups=2)
+    for number in range(1, 9):
+        pending.add(ticket(number, (number - 1) // 4, 70))
+    assert dealt(pending, 4, 0.25) == [1, 2, 3, 4]
+    pending.add(ticket(9, 1, 71))
+    assert dealt(pending, 2, 0.25) == [9, 6]
+
+
+def test_whole_groups_are_shared_where_there_is_room_for_them() -> None:
+    pending = PendingTickets(batch_groups=16)
+    for number in range(1, 33):
+        pending.add(ticket(number, (number - 1) // 2, 1000 - (number - 1) // 2))
+    assert dealt(pending, 8, 0.25) == [1, 2, 9, 10, 17, 18, 25, 26]
+    # Of fewer than four groups each ticket has a worker of its own, and what is left of a group stays so.
+    assert dealt(pending, 2, 0.25) == [3, 7]
+    assert dealt(pending, 8, 0.5) == [4, 5, 6, 13, 14, 19, 20, 23]
+
+
+def test_matches_of_several_seats_are_shared_as_episodes() -> None:
+    pending = PendingTickets(batch_groups=8)
+    for number in range(1, 17):
+        match = (number - 1) // 2
+        seat = ticket(number, match, 1000 - match)
+        pending.add(msgspec.structs.replace(seat, seat=(number - 1) % 2, seats=2))
+    assert dealt(pending, 2, 0.25) == [1, 9]
+    assert dealt(pending, 2, 0.25) == [3, 11]
 
 
 def test_one_that_takes_a_single_ticket_gets_the_longest() -> None:
