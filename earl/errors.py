@@ -187,6 +187,10 @@ class TrainerError(EarlError):
     """A training step cannot be done, for example because its loss is not finite."""
 
 
+class FragmentError(EarlError):
+    """A fragment of an algorithm failed, or returned what cannot be used."""
+
+
 class CheckpointError(EarlError, status="FAILED_PRECONDITION", exit_code=9):
     """A checkpoint is missing, incomplete or belongs to another model."""
 

@@ -17,6 +17,9 @@ from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
+from earl.fragments.advantages import ADVANTAGES
+from earl.fragments.lookup import check_name
+from earl.fragments.names import LOSSES
 from earl.loopback import is_loopback
 
 LEAST_CONTEXT_TOKENS, LEAST_MICROBATCH_TOKENS = 8, 64
@@ -35,6 +38,8 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_lengths(config)
     check_batches(config)
     check_groups(config)
+    check_name("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
+    check_name("trainer.loss", config.trainer.loss, LOSSES)
     check_engine(config)
     check_deterministic(config)
     check_reference(config)

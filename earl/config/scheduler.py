@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from earl.config.base import ConfigSection
 from earl.config.sampling_filters import LEAST_PENALTY, MOST_PENALTY, SamplingFilters
+from earl.config.takes import Takes
+from earl.fragments.advantages import ADVANTAGES
+
+_ADVANTAGES = ", ".join(f'"{name}"' for name in ADVANTAGES)
 
 
 class SchedulerConfig(ConfigSection):
@@ -64,10 +68,13 @@ class SchedulerConfig(ConfigSection):
     #
     # More keeps engines busy if episodes differ much in length; lower it if learning is unstable.
     staleness: int = Field(default=1, ge=0, le=8)
-    # "mean": reward - mean of the group. "grpo": that, divided by the group's standard deviation.
+    # The fragment that makes advantages of rewards (docs/algorithms.md). "mean": reward - mean of the group.
+    # "grpo": that, divided by the group's standard deviation. "rloo", "opo", "reinforce++",
+    # "reinforce++-baseline", or a function of yours as "package.module:function".
     #
-    # Set "mean" if groups in which rewards hardly differ should count less (Dr. GRPO).
-    advantage: Literal["grpo", "mean"] = "grpo"
+    # Set "mean" if groups in which rewards hardly differ should count less (Dr. GRPO), "opo" if answers of a
+    # group differ much in length, "reinforce++-baseline" if groups are small.
+    advantage: Annotated[str, Takes(f'one of {_ADVANTAGES}, or "package.module:function"')] = "grpo"
     # How many times an episode is tried before its group is dropped.
     #
     # Raise it for environments that fail now and then; lower it if attempts are long and fail again.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from earl.config.base import ConfigSection
 from earl.config.devices import Devices
+from earl.config.takes import Takes
 from earl.errors import IllegalParallelism
+from earl.fragments.names import LOSSES
 from earl.parallelism import Parallelism
 
+_LOSSES = ", ".join(f'"{name}"' for name in LOSSES)
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -94,6 +97,18 @@ class TrainerConfig(ConfigSection):
     # A larger value lets rare tokens grow faster (DAPO's clip-higher): raise it, to 0.28 for example, if
     # entropy falls early.
     clip_high: float = Field(default=0.2, gt=0)
+    # The fragment that makes losses of ratios and advantages (docs/algorithms.md). "clip": PPO's.
+    # "dual-clip": that, bounded where advantages are negative. "cispo": the gradient of every token, its
+    # ratio bounded. "gspo": the ratio of whole trajectories. Or a function of yours as
+    # "package.module:function".
+    #
+    # Set "gspo" with loss_mean = "sequence" and a clip_low and clip_high of about 0.0003 if single tokens'
+    # ratios make training unsteady; "cispo" if rare tokens that matter are clipped away.
+    loss: Annotated[str, Takes(f'one of {_LOSSES}, or "package.module:function"')] = "clip"
+    # Bound of a token's loss with loss = "dual-clip", in multiples of its negative advantage.
+    #
+    # Lower it towards 1 if steps with large losses undo what was learned.
+    dual_clip: float = Field(default=3.0, gt=1)
     # The remaining optimizer steps of a batch are left out once the policy's KL to the one that sampled
     # exceeds this (PPO's early stopping); 0: no limit.
     #
@@ -126,16 +141,23 @@ class TrainerConfig(ConfigSection):
     # Set 0 to explore at first and to end with the best actions.
     entropy_final_fraction: float = Field(default=1.0, ge=0, le=1)
     # How the trainer treats differences between its log-probs and the engine's. "behaviour": the ratio is
-    # taken to the engine's log-probs. "truncated": the ratio is taken to the trainer's own log-probs at the
-    # start of the batch, and each token is weighted by min(trainer / engine, importance_cap) (truncated
-    # importance sampling). The fraction of tokens above the cap is a metric either way.
+    # taken to the engine's log-probs. Else it is taken to the trainer's own log-probs at the start of the
+    # batch, and each token is weighted by w = trainer / engine: "truncated" by min(w, importance_cap)
+    # (truncated importance sampling), "masked" by w between importance_floor and importance_cap and by 0
+    # elsewhere (IcePop), "decoupled" by w (decoupled PPO). The fraction of tokens above the cap is a metric
+    # either way.
     #
-    # Set "truncated" if logprob_mismatch is large, as with different dtypes or a large staleness.
-    importance: Literal["behaviour", "truncated"] = "behaviour"
-    # Largest weight of a token with importance = "truncated".
+    # Set "truncated" if logprob_mismatch is large, as with different dtypes or a large staleness; "masked" if
+    # single tokens differ by orders of magnitude, as with mixtures of experts.
+    importance: Literal["behaviour", "truncated", "masked", "decoupled"] = "behaviour"
+    # Largest weight of a token with importance = "truncated" or "masked".
     #
     # Lower it if single tokens dominate updates; a larger cap has less bias and more noise.
     importance_cap: float = Field(default=2.0, gt=0)
+    # Smallest weight of a token with importance = "masked"; one below it counts nothing.
+    #
+    # Raise it towards 1 to train on tokens alone on which engine and trainer agree.
+    importance_floor: float = Field(default=0.5, gt=0, le=1)
     # Weight of the KL term (k3 estimator) to the policy from which reinforcement learning started; the
     # reference stage computes its log-probs. 0: there is no such stage.
     #

@@ -22,6 +22,8 @@ from earl.config.mixture import entry_of
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.errors import EpisodesFailing
+from earl.fragments.advantages import ADVANTAGES
+from earl.fragments.lookup import look_up
 from earl.parallelism import REFERENCE, TRAINER
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
@@ -107,8 +109,10 @@ class RunLoop:
     async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Self:
         """Takes the stored ledger over, or begins one. access: to workers.
 
-        Raises BusUnavailable, and ConfigError for a task set that cannot be read or has changed.
+        Raises BusUnavailable, and ConfigError for a task set that cannot be read or has changed, and for a
+        fragment that cannot be imported.
         """
+        look_up("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
         task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()

@@ -27,7 +27,8 @@ def settings(
     entropy_coef: float = 0.0,
     **others: Any,
 ) -> dict[str, Any]:
-    """One case. cap: of truncated importance sampling; 0: off. others: normaliser, scale_rewards."""
+    """One case. cap: of truncated importance sampling; 0: off. others: normaliser, scale_rewards; level: of
+    the ratio, "sequence" for GSPO; delta: the bound of dual clip."""
     named = {"epsilon": epsilon, "epsilon_high": epsilon_high, "beta": beta, "cap": cap}
     return {"loss_type": loss_type, **named, "entropy_coef": entropy_coef, **others}
 
@@ -44,6 +45,9 @@ def cases() -> dict[str, dict[str, Any]]:
         "truncated importance": settings("bnpo", cap=1.5),
         "truncated importance, KL, sequence mean": settings("grpo", cap=1.2, beta=0.05),
         "truncated importance, KL, constant": settings("dr_grpo", cap=1.2, beta=0.05, normaliser=16),
+        "CISPO": settings("cispo", epsilon_high=1.28),
+        "GSPO": settings("grpo", level="sequence", epsilon=0.05, epsilon_high=0.1),
+        "dual clip": settings("bnpo", delta=1.4),
     }
 
 

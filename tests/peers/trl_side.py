@@ -67,6 +67,8 @@ def trainer_for(
         scale_rewards=settings.get("scale_rewards", "group"),
         epsilon=settings["epsilon"],
         epsilon_high=settings["epsilon_high"],
+        importance_sampling_level=settings.get("level", "token"),
+        delta=settings.get("delta"),
         beta=settings["beta"],
         entropy_coef=settings["entropy_coef"],
         temperature=settings.get("temperature", 1.0),

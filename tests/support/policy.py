@@ -129,6 +129,8 @@ def progress_at(stepper: Stepper, version: int) -> TrainingProgress:
 
 
 RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}
+# Ratios of trajectories, whose tokens several ranks have.
+SEQUENCES_CONFIG = {**RANKS_CONFIG, "loss": "gspo", "importance": "masked"}
 ADAPTED_CONFIG = {
     **RANKS_CONFIG,
     "importance": "truncated",

@@ -9,7 +9,8 @@ from types import MappingProxyType
 import msgspec
 
 from earl.config.frozen_schedule import FrozenSchedule
-from services.scheduler.batches.advantages import group_advantages
+from earl.fragments.advantages import ADVANTAGES, GroupOutcomes, advantages_of
+from earl.fragments.lookup import look_up
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
 from services.scheduler.state.run import Batch, CommittedBatch
@@ -58,10 +59,12 @@ def split_batch(
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
-    advantage: "grpo" or "mean", within each group, of each seat for itself; sequences of a warm-up batch all
-    weigh 1. references: where tickets' reference log-probs lie, if the run has a reference stage.
+    advantage: the fragment's name (earl.fragments.advantages); a group counts once for each seat of its own.
+    Sequences of a warm-up batch all weigh 1. references: where tickets' reference log-probs lie, if the run
+    has a reference stage.
     masks_truncated: rewards of truncated trajectories count in their groups, their tokens in no loss.
     protected_kl: by the label of an environment, the weight of the KL on its tokens; of others it is 0.
+    Raises ConfigError and FragmentError for a fragment that cannot be had, or that fails.
     """
     members = [tickets[number] for number in batch.tickets]
     locations = [(references or {}).get(number, NOWHERE) for number in batch.tickets]
@@ -100,16 +103,24 @@ def split_batch(
 
 
 def _advantages(
-    batch: Batch, members: Sequence[Ticket], results: Sequence[EpisodeResult], kind: str
+    batch: Batch, members: Sequence[Ticket], results: Sequence[EpisodeResult], name: str
 ) -> list[float]:
     if batch.purpose is not Purpose.TRAIN:
         return [1.0] * len(members)
     groups: dict[tuple[int, int], list[int]] = {}
     for index, ticket in enumerate(members):
         groups.setdefault((ticket.group, ticket.seat), []).append(index)
+    outcomes = [
+        GroupOutcomes(
+            tuple(results[index].reward for index in indices),
+            tuple(results[index].trained_tokens for index in indices),
+        )
+        for indices in groups.values()
+    ]
+    fragment = look_up("scheduler.advantage", name, ADVANTAGES)
+    made = advantages_of(name, fragment, outcomes)
     advantages = [0.0] * len(members)
-    for indices in groups.values():
-        values = group_advantages([results[index].reward for index in indices], kind)
+    for indices, values in zip(groups.values(), made, strict=True):
         for index, value in zip(indices, values, strict=True):
             advantages[index] = value
     return advantages

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from earl.fragments.losses import LossFragment, TrainedTokens, clip, losses_of
+
 # Metrics of `Objective.stats`, in this order: weighted sums, hence means once all parts are added.
 STAT_NAMES: tuple[str, ...] = (
     "loss",
@@ -25,20 +27,26 @@ STAT_NAMES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyGradient:
-    """Clipped ratio objective (PPO's clip; with group-relative advantages, GRPO).
+    """Policy gradient by a ratio; with `clip` and group-relative advantages, GRPO.
 
-    The ratio is kept within [1 - clip_low, 1 + clip_high]. truncated: truncated importance sampling
-    (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"): the ratio is
-    taken to the trainer's own log-probs at the start of the batch, and each token's gain is multiplied by
-    min(trainer / engine, importance_cap).
+    importance: "behaviour": the ratio is taken to the engine's log-probs. With the others it is taken to the
+    trainer's own at the start of the batch, and each token's loss is multiplied by w = trainer / engine:
+    "decoupled": by w (decoupled PPO, AReaL, arXiv 2505.24298); "truncated": by min(w, importance_cap)
+    (truncated importance sampling, Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training"); "masked": by w where it is within [importance_floor, importance_cap], else by 0 (IcePop).
+    loss: the fragment of the name loss_name. dual_clip: as TrainedTokens has it.
     """
 
     clip_low: float
     clip_high: float
     entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
-    truncated: bool = False
+    importance: str = "behaviour"
     importance_cap: float = 2.0
+    importance_floor: float = 0.5
+    loss_name: str = "clip"
+    loss: LossFragment = clip
+    dual_clip: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +78,35 @@ def policy_gradient(
     start: torch.Tensor | None = None,
     shares: torch.Tensor | None = None,
     protected_kl: torch.Tensor | None = None,
+    sequence_log_ratio: torch.Tensor | None = None,
 ) -> Objective:
-    """Clipped policy gradient against the policy that sampled.
+    """Policy gradient against the policy that sampled. Raises FragmentError.
 
     behaviour: log-probs that the engine recorded while sampling. reference: log-probs of the policy that
     training started from; needed when kl_coefficient > 0 or protected_kl is given. protected_kl: each token's
     weight of the KL to that policy, beside kl_coefficient; where both are 0 the reference may be anything.
     start: the trainer's log-probs at the start of the batch; None: the current ones are those (first
     optimizer step of the batch). shares: what a token counts in all metrics but the loss; None: weights.
+    sequence_log_ratio: as TrainedTokens has it.
     """
     shares = weights if shares is None else shares
     start = logprobs.detach() if start is None else start
     mismatch = start - behaviour
     importance = mismatch.exp()
-    ratio = torch.exp(logprobs - (start if settings.truncated else behaviour))
-    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    per_token = -torch.minimum(ratio * advantages, clipped * advantages)
-    if settings.truncated:
-        per_token = per_token * importance.clamp(max=settings.importance_cap)
+    corrected = settings.importance != "behaviour"
+    tokens = TrainedTokens(
+        logprobs,
+        start if corrected else behaviour,
+        advantages,
+        settings.clip_low,
+        settings.clip_high,
+        settings.dual_clip,
+        sequence_log_ratio,
+    )
+    made = losses_of(settings.loss_name, settings.loss, tokens)
+    per_token = made.loss
+    if corrected:
+        per_token = per_token * corrections(importance, settings)
     if settings.entropy_coefficient > 0.0:
         per_token = per_token - settings.entropy_coefficient * entropy
     kl_reference = None
@@ -107,7 +126,7 @@ def policy_gradient(
             entropy,
             # Tokens were sampled by the behaviour policy: k3 of it against the new policy.
             k3(behaviour, logprobs),
-            (clipped * advantages < ratio * advantages).float(),
+            made.clipped.float(),
             mismatch.abs(),
             k3(behaviour, start),
             (importance > settings.importance_cap).float(),
@@ -115,6 +134,16 @@ def policy_gradient(
         )
         stats = torch.stack([loss.detach(), *((mean.detach() * shares).sum() for mean in means)])
         return Objective(loss, stats, torch.where(shares > 0, mismatch.abs(), 0.0).max())
+
+
+def corrections(importance: torch.Tensor, settings: PolicyGradient) -> torch.Tensor:
+    """float32[N]: the weight of each token's loss, of its ratio trainer / engine."""
+    if settings.importance == "decoupled":
+        return importance
+    if settings.importance == "truncated":
+        return importance.clamp(max=settings.importance_cap)
+    within = (importance >= settings.importance_floor) & (importance <= settings.importance_cap)
+    return torch.where(within, importance, 0.0)
 
 
 def imitation(

@@ -126,7 +126,9 @@ class Columns:
         )
 
 
-_PER_TARGET = ("targets", "behaviour", "advantages", "weights", "protected_kl", "column_places")
+_PER_TARGET = (
+    "targets", "behaviour", "advantages", "weights", "protected_kl", "sequence", "column_places",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,9 @@ class MicroBatch:
     tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
     lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
     source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, advantages,
-    weights, protected_kl float32[N] (its sequence's weight of the KL), and reference float32[N] where a
-    reference stage computed it. column_places int64[N]: where it lies in the columns; empty if the one token
-    that is there counts nothing.
+    weights, protected_kl float32[N] (its sequence's weight of the KL), sequence int64[N] (its place in
+    lengths), and reference float32[N] where a reference stage computed it. column_places int64[N]: where it
+    lies in the columns; empty if the one token that is there counts nothing.
     """
 
     tokens: np.ndarray
@@ -151,6 +153,7 @@ class MicroBatch:
     advantages: np.ndarray
     weights: np.ndarray
     protected_kl: np.ndarray
+    sequence: np.ndarray
     reference: np.ndarray | None = None
     column_places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -197,6 +200,7 @@ EMPTY = MicroBatch(
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
     *(np.zeros(1, np.float32) for _ in range(4)),
+    np.zeros(1, np.int64),
     reference=np.full(1, -1e4, np.float32),
 )
 
@@ -258,6 +262,7 @@ def build(
         protected_kl=advantages.per_token(
             [columns.items[i].protected_kl for i in packed.chosen], counts.tolist()
         ),
+        sequence=np.repeat(np.arange(len(lengths)), counts),
         reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
         column_places=trained + np.repeat(offsets[packed.chosen] - starts, counts),
     )

@@ -23,6 +23,8 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.errors import TrainerError
+from earl.fragments.lookup import look_up
+from earl.fragments.losses import LOSSES, needs_sequences
 from earl.parallelism import TRAINER
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
@@ -75,6 +77,7 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
+        self._loss = look_up("trainer.loss", trainer.loss, LOSSES)
         self._paced = PacedPass(config, TRAINER, policy.mesh.parallelism)
         self._bound = MicrobatchBound(
             "trainer.microbatch_tokens",
@@ -112,7 +115,7 @@ class Stepper:
         batch = self._minibatches(plan, columns, phase.passes, phase.minibatches)
         steps = [mini for mini in batch if mini.trained_tokens]
         start = None
-        if not imitates and trainer.importance == "truncated" and len(steps) > 1:
+        if not imitates and trainer.importance != "behaviour" and len(steps) > 1:
             chosen = np.flatnonzero(columns.trained_tokens()).tolist()
             temperature = self._temperature(plan)
             start = self._within_memory(columns, chosen, lambda: self.logprobs(columns, temperature))
@@ -297,22 +300,48 @@ class Stepper:
             trainer.clip_high,
             trainer.entropy_coefficient * decay(plan.progress, trainer.entropy_final_fraction),
             trainer.kl_coefficient,
-            trainer.importance == "truncated",
+            trainer.importance,
             trainer.importance_cap,
+            trainer.importance_floor,
+            trainer.loss,
+            self._loss,
+            trainer.dual_clip,
         )
+        behaviour = self._on_device(micro.behaviour)
+        before = None if start is None else self._on_device(start)
         # Without a reference no token here is of a protected environment. What counts nothing always has one.
         protects = trainer.protected_kl > 0.0 and micro.reference is not None
         return losses.policy_gradient(
             *outputs,
-            self._on_device(micro.behaviour),
+            behaviour,
             self._on_device(micro.advantages),
             weights,
             settings,
             reference=None if micro.reference is None else self._on_device(micro.reference),
-            start=None if start is None else self._on_device(start),
+            start=before,
             shares=shares,
             protected_kl=self._on_device(micro.protected_kl) if protects else None,
+            sequence_log_ratio=self._sequence_log_ratio(micro, outputs[0].detach(), behaviour, before),
         )
+
+    def _sequence_log_ratio(
+        self, micro: MicroBatch, logprobs: torch.Tensor, behaviour: torch.Tensor, start: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """TrainedTokens.sequence_log_ratio, if the loss needs it: a collective of the ranks of this
+        replica."""
+        if not needs_sequences(self._loss):
+            return None
+        if self.config.trainer.importance == "behaviour":
+            old = behaviour
+        else:
+            old = logprobs if start is None else start
+        # What counts nothing is of no sequence.
+        counted = torch.full_like(logprobs, float(len(micro.column_places) > 0))
+        sequence = self._on_device(micro.sequence)
+        sums = torch.zeros(len(micro.lengths), 2, device=logprobs.device)
+        sums.index_add_(0, sequence, torch.stack(((logprobs - old) * counted, counted), 1))
+        sums = self.mesh.sum_in_replica(sums.cpu()).to(logprobs.device)
+        return (sums[:, 0] / sums[:, 1].clamp(min=1.0))[sequence]
 
 
 class Tally:

@@ -1,9 +1,8 @@
-"""Seeds, advantages, admission, plans: the pure pieces around the ledger."""
+"""Seeds, admission, plans: the pure pieces around the ledger."""
 
 from __future__ import annotations
 
 import math
-import statistics
 
 import msgspec
 from hypothesis import given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from earl.config.frozen_schedule import FrozenSchedule
 from services.scheduler.api.codec import encode_plan
-from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.batch_plan import split_batch, summary
 from services.scheduler.ledger.admission import GroupCandidate, choose, target_version
 from services.scheduler.state.run import Batch, CommittedBatch
@@ -38,28 +36,6 @@ def test_seeds_differ_within_and_between_groups() -> None:
     found = {one for index in range(50) for one in sample_seeds(0, "train", index, 16)}
     assert len(found) == 800 and max(found) < 2**63
     assert len({env_seed(seed, "train", index) for seed in range(3) for index in range(100)}) == 300
-
-
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=32))
-def test_advantages_are_centred_and_scaled(rewards: list[float]) -> None:
-    centred = group_advantages(rewards, "mean")
-    assert math.isclose(math.fsum(centred), 0, abs_tol=1e-9)
-    scaled = group_advantages(rewards, "grpo")
-    if any(scaled):
-        deviation = statistics.stdev(rewards) + 1e-4
-        assert all(
-            math.isclose(a, b / deviation, rel_tol=1e-6, abs_tol=1e-9)
-            for a, b in zip(scaled, centred, strict=True)
-        )
-    assert all(a * b >= 0 for a, b in zip(centred, scaled, strict=True))
-
-
-def test_equal_rewards_teach_nothing() -> None:
-    assert group_advantages([0.1 + 0.2, 0.3, 0.3], "grpo") == [0, 0, 0]
-    assert group_advantages([], "grpo") == []
-    assert group_advantages([1], "grpo") == [0]
-    high, low = group_advantages([1, -1], "grpo")
-    assert math.isclose(high, 1 / (math.sqrt(2) + 1e-4)) and low == -high
 
 
 def candidates(*specs: tuple[int, bool]) -> list[GroupCandidate]:

@@ -49,7 +49,7 @@ def test_each_token_weighs_its_own_truncated_ratio() -> None:
     start = torch.tensor([-1.1, -1.4, -0.5])
     engine = torch.tensor([-1.3, -1.2, -2.5])
     gains = torch.tensor([1.0, -2.0, 0.5])
-    settings = PolicyGradient(0.5, 0.5, truncated=True, importance_cap=2.0)
+    settings = PolicyGradient(0.5, 0.5, importance="truncated", importance_cap=2.0)
     result = policy_gradient(
         new, torch.zeros(3), engine, gains, torch.full((3,), 1 / 3), settings, start=start
     )
@@ -76,7 +76,7 @@ def test_each_token_weighs_its_own_truncated_ratio() -> None:
 
 def test_without_a_start_the_current_policy_is_it() -> None:
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
-    settings = PolicyGradient(0.2, 0.2, truncated=True)
+    settings = PolicyGradient(0.2, 0.2, importance="truncated")
     arguments = (
         torch.zeros(2),
         torch.tensor([-1.5, -1.0]),
