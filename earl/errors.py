@@ -187,7 +187,7 @@ class TrainerError(EarlError):
     """A training step cannot be done, for example because its loss is not finite."""
 
 
-class FragmentError(EarlError):
+class FragmentError(EarlError, status="FAILED_PRECONDITION", exit_code=26):
     """A fragment of an algorithm failed, or returned what cannot be used."""
 
 

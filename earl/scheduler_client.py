@@ -52,7 +52,7 @@ class HeartbeatReply:
 
     stop: bool
     next_s: float
-    moves: Sequence[SequenceMove] = ()
+    moves: tuple[SequenceMove, ...] = ()
 
 
 class SchedulerClient:
@@ -135,7 +135,7 @@ class SchedulerClient:
             fill(request.sequences.add(), sequence)
         answer = await self.call("Heartbeat", request)
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
-        moves = [from_message(SequenceMove, move) for move in answer.moves]
+        moves = tuple(from_message(SequenceMove, move) for move in answer.moves)
         return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s, moves)
 
     def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:

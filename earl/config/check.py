@@ -17,7 +17,7 @@ from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
-from earl.fragments.advantages import ADVANTAGES
+from earl.fragments.advantages import ADVANTAGES, GROUP_RELATIVE
 from earl.fragments.lookup import check_name
 from earl.fragments.names import LOSSES
 from earl.loopback import is_loopback
@@ -40,6 +40,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_groups(config)
     check_name("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
     check_name("trainer.loss", config.trainer.loss, LOSSES)
+    check_importance(config)
     check_engine(config)
     check_deterministic(config)
     check_reference(config)
@@ -254,10 +255,16 @@ def check_groups(config: RunConfig) -> None:
             "set scheduler.min_group_size, for example to half of group_size",
         )
     smallest = min(config.mixture, key=lambda entry: entry.group_size)
-    if least == 1:
+    if least == 1 and config.scheduler.advantage in GROUP_RELATIVE:
         raise ConfigError(
             "scheduler.min_group_size = 1 makes the advantage of a trajectory that is left alone zero",
             "use 2 or more, or 0 for whole groups",
+        )
+    if config.scheduler.resample and config.scheduler.advantage == "reinforce++":
+        raise ConfigError(
+            f"scheduler.resample = {config.scheduler.resample} with scheduler.advantage = "
+            '"reinforce++" would replace groups whose rewards are all equal, and there they teach something',
+            'remove scheduler.resample, or set scheduler.advantage = "reinforce++-baseline"',
         )
     largest = max(config.mixture, key=lambda entry: entry.group_size)
     if config.scheduler.close_groups and least >= largest.group_size + config.scheduler.extra_episodes:
@@ -271,6 +278,17 @@ def check_groups(config: RunConfig) -> None:
             f"scheduler.min_group_size = {least} exceeds the group_size = {smallest.group_size} of "
             f"{smallest.label}",
             "lower the one or raise the other",
+        )
+
+
+def check_importance(config: RunConfig) -> None:
+    """Raises ConfigError if tokens on which engine and trainer agree would count nothing."""
+    trainer = config.trainer
+    if trainer.importance == "masked" and trainer.importance_cap < 1.0:
+        raise ConfigError(
+            f"trainer.importance_cap = {trainer.importance_cap} with trainer.importance = "
+            '"masked" leaves out the tokens whose probability is the same for engine and trainer',
+            "raise trainer.importance_cap to 1 or more, for example 2",
         )
 
 

@@ -100,6 +100,10 @@ ADVANTAGES: Mapping[str, AdvantageFragment] = {
 }
 
 
+# Those of which a group whose rewards are all equal teaches nothing.
+GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++"}
+
+
 def advantages_of(
     name: str, fragment: AdvantageFragment, groups: Sequence[GroupOutcomes]
 ) -> list[list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from earl.errors import ConfigError
 
@@ -12,7 +12,7 @@ Fragment = TypeVar("Fragment", bound=Callable[..., Any])
 
 
 def names_function(name: str) -> bool:
-    """Whether a name has the form "package.module:function"."""
+    """Returns whether a name has the form "package.module:function"."""
     module, separator, function = name.partition(":")
     return bool(separator and function.isidentifier() and all(map(str.isidentifier, module.split("."))))
 
@@ -29,7 +29,7 @@ def check_name(key: str, name: str, known: Collection[str]) -> None:
         )
 
 
-def look_up(key: str, name: str, known: Mapping[str, Fragment]) -> Fragment:
+def load_fragment(key: str, name: str, known: Mapping[str, Fragment]) -> Fragment:
     """The fragment of that name. A user's module is imported. Raises ConfigError."""
     check_name(key, name, known)
     if name in known:
@@ -37,11 +37,15 @@ def look_up(key: str, name: str, known: Mapping[str, Fragment]) -> Fragment:
     module, _, function = name.partition(":")
     remedy = "install the package where the run's services are, or put its directory into PYTHONPATH"
     try:
-        fragment: Any = getattr(importlib.import_module(module), function)
+        imported = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(f"{key} = {name!r} cannot be imported: {error}", remedy) from error
-    except AttributeError as error:
-        raise ConfigError(f"{key} = {name!r}: {error}", "name a function of the module") from error
+    except Exception as error:
+        text = f"{key} = {name!r} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(text, "correct the module") from error
+    fragment: Any = getattr(imported, function, None)
+    if fragment is None:
+        raise ConfigError(f"{key} = {name!r}: {module} has no {function}", "name a function of the module")
     if not callable(fragment):
         raise ConfigError(f"{key} = {name!r} cannot be called", "name a function of the module")
-    return fragment
+    return cast("Fragment", fragment)

@@ -4,8 +4,9 @@
         ratio = torch.exp(tokens.logprobs - tokens.old)
         return TokenLosses(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 
-A fragment gets the trained tokens of one micro-batch that this rank computes, N of them. It returns a loss
-and a mark for each, however they are divided into micro-batches and ranks. One that looks at whole
+A fragment gets the trained tokens of one micro-batch that this rank computes, N of them, at least one. It
+returns a loss and a mark for each, which must follow from that token's columns alone: N depends on how a
+batch is divided into micro-batches and ranks. One that looks at whole
 trajectories says so by `@of_sequences`, and has `sequence_log_ratio` then. Entropy bonus, KL to the
 reference, importance weights and the mean over tokens are not its business: the step adds them.
 """
@@ -42,7 +43,8 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """loss: float32[N], with a graph. clipped: bool[N], tokens whose gradient the clip has changed."""
+    """loss: float32[N], with a graph; each token's, of its own columns alone. clipped: bool[N], tokens that
+    clip_fraction counts."""
 
     loss: torch.Tensor
     clipped: torch.Tensor
@@ -70,7 +72,7 @@ def clip(tokens: TrainedTokens) -> TokenLosses:
 
 
 def dual_clip(tokens: TrainedTokens) -> TokenLosses:
-    """As `clip`, and where A < 0 a token's loss is at most -dual_clip A: a policy that has moved far towards
+    """PPO's clip, and where A < 0 a token's loss is at most -dual_clip A: a policy that has moved far towards
     a bad token does not dominate the step. arXiv 1912.09729, Eq. 5."""
     plain = clip(tokens)
     bound = -tokens.dual_clip * tokens.advantages
@@ -89,16 +91,17 @@ def cispo(tokens: TrainedTokens) -> TokenLosses:
 
 @of_sequences
 def gspo(tokens: TrainedTokens) -> TokenLosses:
-    """As `clip` with the ratio of the trajectory, s = exp(mean of logprobs - old over its trained tokens).
-    GSPO, arXiv 2507.18071, Eq. 5 and 6.
+    """PPO's clip with the ratio of the trajectory, s = exp(mean of logprobs - old over its trained tokens).
+    GSPO, arXiv 2507.18071.
 
-    Each token has the value of s and the gradient of s times its own log-prob's (GSPO-token, Eq. 13): with
-    trainer.loss_mean = "sequence" the sum is GSPO's gradient.
+    Each token has the value of s and the gradient of s times its own log-prob's (the paper's GSPO-token):
+    with trainer.loss_mean = "sequence" the sum is GSPO's gradient.
     """
     if tokens.sequence_log_ratio is None:
         raise ValueError("sequence_log_ratio is missing")
-    own = torch.exp(tokens.logprobs - tokens.logprobs.detach())
-    return _clipped(torch.exp(tokens.sequence_log_ratio) * own, tokens)
+    # 1, with the gradient of the token's log-prob.
+    unit = torch.exp(tokens.logprobs - tokens.logprobs.detach())
+    return _clipped(torch.exp(tokens.sequence_log_ratio) * unit, tokens)
 
 
 LOSSES: Mapping[str, LossFragment] = {"clip": clip, "dual-clip": dual_clip, "cispo": cispo, "gspo": gspo}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from earl.config.mixture import host_plans
 from earl.config.run import RunConfig
-from earl.errors import EpisodesFailing, UnknownEnvironment
+from earl.errors import EpisodesFailing, FragmentError, UnknownEnvironment
 from earl.stack.placement import Placement
 
 VALKEY = "valkey"
@@ -210,6 +210,6 @@ def _worker(
         environment={"OMP_NUM_THREADS": str(threads or 1)},
         ends_with_run=True,
         restartable=True,
-        verdicts=(UnknownEnvironment.exit_code,),
+        verdicts=(UnknownEnvironment.exit_code, FragmentError.exit_code),
         nice=nice,
     )

@@ -23,7 +23,7 @@ from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.errors import EpisodesFailing
 from earl.fragments.advantages import ADVANTAGES
-from earl.fragments.lookup import look_up
+from earl.fragments.lookup import load_fragment
 from earl.parallelism import REFERENCE, TRAINER
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
@@ -112,7 +112,7 @@ class RunLoop:
         Raises BusUnavailable, and ConfigError for a task set that cannot be read or has changed, and for a
         fragment that cannot be imported.
         """
-        look_up("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
+        load_fragment("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
         task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()

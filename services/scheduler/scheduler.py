@@ -124,7 +124,7 @@ class Scheduler:
         return self.loop.may_leave
 
     def may_move(self, worker: WorkerId, parallelism: Parallelism) -> bool:
-        """Whether sequences of a worker with this parallelism may move between its engines now."""
+        """Returns whether sequences of a worker with this parallelism may move between its engines now."""
         rebalancing, record = self.loop.rebalancing, self.loop.ledger.membership.worker(*worker)
         if rebalancing is None or record.stage_name != ROLLOUT:
             return False

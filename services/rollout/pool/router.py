@@ -191,9 +191,12 @@ class RequestRouter:
     # --- sequences that move ------------------------------------------------------------------
 
     def sequences(self, engines: Sequence[EngineReplica]) -> dict[str, tuple[int, int, int]]:
-        """By session at one of these engines: (the engine's index, tokens of the context, those after the
-        first prompt). Of a turn that runs, the tokens that it has sampled do not count. Those that wait for
-        other engines are left out."""
+        """Returns, by session at one of these engines, (the engine's index, tokens of the context, those
+        after the first prompt).
+
+        Tokens that a running turn has sampled do not count. Sessions that wait for other engines are left
+        out.
+        """
         places = {replica: place for place, replica in enumerate(engines)}
         return {
             name: (places[session.replica], session.tokens, session.tokens - session.prompt_tokens)

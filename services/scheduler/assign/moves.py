@@ -40,7 +40,7 @@ class LiveSequences:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceMove:
+class PlannedMove:
     """A sequence, by its index, to another engine."""
 
     sequence: int
@@ -67,7 +67,7 @@ def engine_left_s(live: LiveSequences, kinds: Sequence[EngineKind], kind: np.nda
     return total_s
 
 
-def moves(live: LiveSequences, kinds: Sequence[EngineKind], kind: np.ndarray) -> list[SequenceMove]:
+def moves(live: LiveSequences, kinds: Sequence[EngineKind], kind: np.ndarray) -> list[PlannedMove]:
     """The moves that pay now. kind: int (engines,), indices in `kinds`."""
     if not len(live.engine):
         return []
@@ -88,7 +88,7 @@ class _Rebalancing:
         self._starts = np.searchsorted(live.engine[self._sequences], np.arange(len(kind) + 1))
         self._waiting = np.flatnonzero(waiting).tolist()
 
-    def moves(self) -> list[SequenceMove]:
+    def moves(self) -> list[PlannedMove]:
         takers = np.flatnonzero(self._open > 0)
         step_s = np.asarray([each.cost.step_s for each in self._kinds])
         takers = takers[np.lexsort((step_s[takers], self._left_s[takers]))].tolist()
@@ -97,8 +97,8 @@ class _Rebalancing:
         idle = [taker for taker in takers if taker not in used and not self._played[taker]]
         return made + self._running_moves(idle, used)
 
-    def _waiting_moves(self, takers: Sequence[int]) -> list[SequenceMove]:
-        made: list[SequenceMove] = []
+    def _waiting_moves(self, takers: Sequence[int]) -> list[PlannedMove]:
+        made: list[PlannedMove] = []
         # (-seconds left, engine, place of the next sequence of it that waits)
         donors = [
             (-float(self._left_s[engine]), engine, int(self._starts[engine] + self._played[engine]))
@@ -110,7 +110,7 @@ class _Rebalancing:
                 break
             negative_s, donor, place = heapq.heappop(donors)
             taken = self._taken(taker, donor, place, -negative_s)
-            made += [SequenceMove(int(sequence), taker) for sequence in taken]
+            made += [PlannedMove(int(sequence), taker) for sequence in taken]
             place += len(taken)
             if place < self._starts[donor + 1] and len(taken):
                 given_s = self._share_s(taken, self._kinds[donor]).sum()
@@ -134,8 +134,8 @@ class _Rebalancing:
         left = self._live.left[sequences]
         return kind.cost.step_s * left / kind.slots + kind.cost.added_s(self._live.context[sequences], left)
 
-    def _running_moves(self, idle: Sequence[int], used: set[int]) -> list[SequenceMove]:
-        made: list[SequenceMove] = []
+    def _running_moves(self, idle: Sequence[int], used: set[int]) -> list[PlannedMove]:
+        made: list[PlannedMove] = []
         donors = iter(np.argsort(-self._left_s).tolist())
         for taker in idle:
             for donor in donors:
@@ -143,7 +143,7 @@ class _Rebalancing:
                     continue
                 moved = self._moved(donor, taker)
                 if len(moved):
-                    made += [SequenceMove(int(sequence), taker) for sequence in moved]
+                    made += [PlannedMove(int(sequence), taker) for sequence in moved]
                     break
         return made
 
@@ -167,7 +167,7 @@ class _Rebalancing:
         stays_s = kind.cost.step_s * np.maximum(longest, tokens[stay] / kind.slots) + here_s[stay]
         steps = np.maximum(left[stay], (tokens[-1] - tokens[stay]) / other.slots)
         leaves_s = other.cost.step_s * steps + there_s[-1] - there_s[stay]
-        # Of equally good numbers the fewest move.
+        # The fewest move, where several numbers are equally good.
         ends_s = np.maximum(stays_s, leaves_s)[::-1]
         best = int(np.argmin(ends_s))
         gains = ends_s[best] < (1 - LEAST_GAIN) * self._left_s[donor]

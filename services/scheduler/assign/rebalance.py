@@ -43,7 +43,7 @@ class Rebalancing:
         self._waiting = waiting
 
     def may_move(self, parallelism: Parallelism) -> bool:
-        """Whether sequences of a worker may move now, whatever they are."""
+        """Returns whether sequences of a worker may move now, whatever they are."""
         return 1 < parallelism.dp <= ENGINES and not self._waiting() and self._costs(parallelism) is not None
 
     def moves(self, parallelism: Parallelism, sequences: Sequence[LiveSequence]) -> list[SequenceMove]:

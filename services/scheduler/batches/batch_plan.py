@@ -10,7 +10,7 @@ import msgspec
 
 from earl.config.frozen_schedule import FrozenSchedule
 from earl.fragments.advantages import ADVANTAGES, GroupOutcomes, advantages_of
-from earl.fragments.lookup import look_up
+from earl.fragments.lookup import load_fragment
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
 from services.scheduler.state.run import Batch, CommittedBatch
@@ -117,7 +117,7 @@ def _advantages(
         )
         for indices in groups.values()
     ]
-    fragment = look_up("scheduler.advantage", name, ADVANTAGES)
+    fragment = load_fragment("scheduler.advantage", name, ADVANTAGES)
     made = advantages_of(name, fragment, outcomes)
     advantages = [0.0] * len(members)
     for indices, values in zip(groups.values(), made, strict=True):

@@ -95,24 +95,24 @@ class PendingTickets:
                 batch, group, before = self._batch(turn), -1, len(longest)
                 alike = longest[0][0] == longest[-1][0]
                 stride = 1.0 if alike else max(1.0, min(1 / share(), before / (seats * left)))
-            if place >= len(longest) or self._at(longest, place).group != group:
+            if place >= len(longest) or self._ticket_in(longest, place).group != group:
                 place = min(int((before - len(longest)) * (stride - 1)), len(longest) - 1)
-                group = self._at(longest, place).group
+                group = self._ticket_in(longest, place).group
                 size = self._waiting[group]
                 intact = size == self._added[group]
                 if intact and SEVERAL_GROUPS * size <= credit * seats and size <= left * seats:
                     place = self._first_of(longest, place)
                 else:
                     group = -1
-            yield self._at(longest, place)
+            yield self._ticket_in(longest, place)
 
-    def _at(self, longest: Sequence[tuple[int, int]], place: int) -> Ticket:
+    def _ticket_in(self, longest: Sequence[tuple[int, int]], place: int) -> Ticket:
         return self._tickets[longest[place][1]]
 
     def _first_of(self, longest: Sequence[tuple[int, int]], place: int) -> int:
         """The place of the first ticket of that one's group, which lie side by side."""
-        group = self._at(longest, place).group
-        while place and self._at(longest, place - 1).group == group:
+        group = self._ticket_in(longest, place).group
+        while place and self._ticket_in(longest, place - 1).group == group:
             place -= 1
         return place
 

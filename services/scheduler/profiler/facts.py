@@ -51,6 +51,8 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     if stage == "trainer":
         settings["microbatch_tokens"] = config.trainer.pass_tokens
         settings["kl"] = config.trainer.uses_reference
+        if config.trainer.loss != "clip":
+            settings["loss"] = config.trainer.loss
         settings["activation_checkpointing"] = config.trainer.checkpoints_activations
     return {
         "model": {**asdict(spec), "dtype": config.model.weight_dtype},

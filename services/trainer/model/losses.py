@@ -129,7 +129,7 @@ def policy_gradient(
             made.clipped.float(),
             mismatch.abs(),
             k3(behaviour, start),
-            (importance > settings.importance_cap).float(),
+            beyond(importance, settings).float(),
             torch.zeros_like(behaviour) if kl_reference is None else kl_reference,
         )
         stats = torch.stack([loss.detach(), *((mean.detach() * shares).sum() for mean in means)])
@@ -144,6 +144,13 @@ def corrections(importance: torch.Tensor, settings: PolicyGradient) -> torch.Ten
         return importance.clamp(max=settings.importance_cap)
     within = (importance >= settings.importance_floor) & (importance <= settings.importance_cap)
     return torch.where(within, importance, 0.0)
+
+
+def beyond(importance: torch.Tensor, settings: PolicyGradient) -> torch.Tensor:
+    """bool[N]: tokens whose ratio trainer / engine is outside of the bounds, one of them unless they are
+    masked."""
+    above = importance > settings.importance_cap
+    return above | (importance < settings.importance_floor) if settings.importance == "masked" else above
 
 
 def imitation(

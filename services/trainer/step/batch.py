@@ -200,7 +200,7 @@ EMPTY = MicroBatch(
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
     *(np.zeros(1, np.float32) for _ in range(4)),
-    np.zeros(1, np.int64),
+    sequence=np.zeros(1, np.int64),
     reference=np.full(1, -1e4, np.float32),
 )
 

@@ -23,8 +23,8 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.errors import TrainerError
-from earl.fragments.lookup import look_up
-from earl.fragments.losses import LOSSES, needs_sequences
+from earl.fragments.lookup import load_fragment
+from earl.fragments.losses import LOSSES, clip, needs_sequences
 from earl.parallelism import TRAINER
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
@@ -77,7 +77,7 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
-        self._loss = look_up("trainer.loss", trainer.loss, LOSSES)
+        self._loss = load_fragment("trainer.loss", trainer.loss, LOSSES)
         self._paced = PacedPass(config, TRAINER, policy.mesh.parallelism)
         self._bound = MicrobatchBound(
             "trainer.microbatch_tokens",
@@ -264,7 +264,8 @@ class Stepper:
             self.policy.clear_gradients()
             raise TrainerError(
                 f"batch {plan.batch_id} of version {plan.version}: loss {stats[0]}, gradient norm {norm}",
-                "nothing was committed; lower trainer.lr or resume from an earlier checkpoint",
+                "nothing was committed; lower trainer.lr or resume from an earlier checkpoint"
+                + ("" if trainer.loss in LOSSES else f", or correct trainer.loss = {trainer.loss!r}"),
             )
         tally.add(stats, norm, largest)
         return stats, norm
@@ -296,16 +297,18 @@ class Stepper:
             return losses.imitation(*outputs, weights, shares)
         trainer = self.config.trainer
         settings = losses.PolicyGradient(
-            trainer.clip_low,
-            trainer.clip_high,
-            trainer.entropy_coefficient * decay(plan.progress, trainer.entropy_final_fraction),
-            trainer.kl_coefficient,
-            trainer.importance,
-            trainer.importance_cap,
-            trainer.importance_floor,
-            trainer.loss,
-            self._loss,
-            trainer.dual_clip,
+            clip_low=trainer.clip_low,
+            clip_high=trainer.clip_high,
+            entropy_coefficient=trainer.entropy_coefficient
+            * decay(plan.progress, trainer.entropy_final_fraction),
+            kl_coefficient=trainer.kl_coefficient,
+            importance=trainer.importance,
+            importance_cap=trainer.importance_cap,
+            importance_floor=trainer.importance_floor,
+            loss_name=trainer.loss,
+            # What counts nothing is no token of a user's.
+            loss=self._loss if len(micro.column_places) else clip,
+            dual_clip=trainer.dual_clip,
         )
         behaviour = self._on_device(micro.behaviour)
         before = None if start is None else self._on_device(start)
@@ -340,7 +343,8 @@ class Stepper:
         sequence = self._on_device(micro.sequence)
         sums = torch.zeros(len(micro.lengths), 2, device=logprobs.device)
         sums.index_add_(0, sequence, torch.stack(((logprobs - old) * counted, counted), 1))
-        sums = self.mesh.sum_in_replica(sums.cpu()).to(logprobs.device)
+        if self.mesh.tensor.size * self.mesh.context.size > 1:
+            sums = self.mesh.sum_in_replica(sums.cpu()).to(logprobs.device)
         return (sums[:, 0] / sums[:, 1].clamp(min=1.0))[sequence]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from earl.config.load import load_run
 from earl.errors import ConfigError, FragmentError
 from earl.fragments.advantages import ADVANTAGES, GroupOutcomes, advantages_of
-from earl.fragments.lookup import look_up
+from earl.fragments.lookup import load_fragment
 from services.scheduler.batches.batch_plan import split_batch
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpose, Ticket, TicketState
@@ -142,9 +143,31 @@ def test_names_that_are_none_are_refused_before_a_run_and_modules_at_its_start(m
         load_run(example, [(KEY, "gae")])
     assert load_run(example, [(KEY, "not_there:mine")]).scheduler.advantage == "not_there:mine"
     with pytest.raises(ConfigError, match="cannot be imported"):
-        look_up(KEY, "not_there:mine", ADVANTAGES)
-    with pytest.raises(ConfigError, match="no attribute 'mine'"):
-        look_up(KEY, "users_own:mine", ADVANTAGES)
+        load_fragment(KEY, "not_there:mine", ADVANTAGES)
+    with pytest.raises(ConfigError, match="users_own has no mine"):
+        load_fragment(KEY, "users_own:mine", ADVANTAGES)
     module.mine = 3  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="cannot be called"):
-        look_up(KEY, "users_own:mine", ADVANTAGES)
+        load_fragment(KEY, "users_own:mine", ADVANTAGES)
+
+
+def test_a_module_that_fails_as_it_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users_broken.py").write_text("def mine(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"users_broken:mine.*SyntaxError"):
+        load_fragment(KEY, "users_broken:mine", ADVANTAGES)
+
+
+@pytest.mark.parametrize(
+    "overrides, said",
+    [
+        ({KEY: "reinforce++", "scheduler.resample": "1"}, "resample = 1"),
+        ({KEY: "opo", "scheduler.min_group_size": "1"}, "min_group_size = 1"),
+        ({"trainer.importance": "masked", "trainer.importance_cap": "0.9"}, "importance_cap = 0.9"),
+    ],
+)
+def test_keys_that_contradict_a_fragment_are_refused(overrides: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_run(ROOT / "examples" / "tictactoe.toml", list(overrides.items()))

@@ -1,4 +1,4 @@
-"""What a worker tells of sequences that may move, and what it does with the moves that it is told."""
+"""A worker's report of sequences that may move, and the moves that it is ordered to make."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ from tests.support.policy import (
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 group = alone
-LOW, HIGH, DUAL = 0.2, 0.3, 2.5
+LOW, HIGH, DUAL = 0.2, 0.3, 1.05
+FLOOR, CAP = 1.0, 1.2
 
 
 @pytest.fixture
@@ -79,21 +80,34 @@ def logprobs_of(decoder: Decoder, columns: dict[str, np.ndarray]) -> torch.Tenso
     return torch.log_softmax(decoder.logits(hidden), -1)[trained - 1, tokens[trained]]
 
 
-def reference_gradients(model: Path, loss: str) -> dict[str, torch.Tensor]:
-    """Of the mean over trajectories of the means of their losses."""
+# A token's weight, of its ratio trainer / engine.
+WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "truncated": lambda ratio: ratio.clamp(max=CAP),
+    "masked": lambda ratio: torch.where((ratio >= FLOOR) & (ratio <= CAP), ratio, 0.0),
+    "decoupled": lambda ratio: ratio,
+}
+
+
+def reference_gradients(model: Path, loss: str, importance: str = "behaviour") -> dict[str, torch.Tensor]:
+    """Gradients of the mean over trajectories of the means of their losses."""
     decoder = Decoder(load_spec(model))
     load_decoder(decoder, model)
     losses = []
     for item in items_of(1, 9):
         columns = sequence(item.ticket_id, item.total_tokens)
         old = torch.from_numpy(columns["logprobs"][columns["loss_mask"] > 0])
-        losses.append(EXPECTED[loss](logprobs_of(decoder, columns), old, item.advantage).mean())
+        new = logprobs_of(decoder, columns)
+        weights = torch.ones(len(new))
+        if importance != "behaviour":
+            # The first step of a batch: the trainer's own log-probs at its start are those now.
+            old, weights = new.detach(), WEIGHTS[importance]((new - old).exp().detach())
+        losses.append((weights * EXPECTED[loss](new, old, item.advantage)).mean())
     torch.stack(losses).mean().backward()
     return {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
 
 
 def one_step(group: Group, model: Path, **trainer: object) -> dict[str, torch.Tensor]:
-    """How far each parameter moved in one step of plain gradient descent, by AdamW with a huge epsilon."""
+    """Differences of parameters after one step of plain gradient descent: AdamW with a huge epsilon."""
     settings = {
         "entropy_coefficient": 0.0, "epsilon": 1e3, "lr": 1e3, "max_grad_norm": 1e9, "clip_low": LOW,
         "clip_high": HIGH, "dual_clip": DUAL, "loss_mean": "sequence", "weight_decay": 0.0, **trainer,
@@ -113,6 +127,20 @@ def test_a_step_follows_the_gradient_of_the_fragments_formula(
     moved = one_step(group, model, loss=loss, microbatch_tokens=microbatch_tokens)
     expected = reference_gradients(model, loss)
     assert any(float(gradient.abs().max()) > 1e-3 for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(moved[name], gradient, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_the_settings_tell_the_losses_apart(model: Path) -> None:
+    gradients = [reference_gradients(model, loss)["model.embed_tokens.weight"] for loss in EXPECTED]
+    for number, each in enumerate(gradients):
+        assert not any(torch.allclose(each, other, atol=1e-4) for other in gradients[:number])
+
+
+@pytest.mark.parametrize("importance", list(WEIGHTS))
+def test_a_step_weighs_tokens_by_their_importance(group: Group, model: Path, importance: str) -> None:
+    moved = one_step(group, model, importance=importance, importance_cap=CAP, importance_floor=FLOOR)
+    expected = reference_gradients(model, "clip", importance)
     for name, gradient in expected.items():
         torch.testing.assert_close(moved[name], gradient, atol=2e-5, rtol=1e-3, msg=name)
 
@@ -169,5 +197,5 @@ def test_a_users_own_loss_trains(group: Group, model: Path, monkeypatch: pytest.
     monkeypatch.setitem(EXPECTED, "plain", lambda new, old, advantage: -advantage * new)
     for name, gradient in reference_gradients(model, "plain").items():
         torch.testing.assert_close(moved[name], gradient, atol=2e-5, rtol=1e-3, msg=name)
-    with pytest.raises(ConfigError, match="no attribute 'other'"):
+    with pytest.raises(ConfigError, match="has no other"):
         stepper_for(group, model, configuration(loss="users_losses:other"))
