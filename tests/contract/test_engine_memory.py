@@ -2,7 +2,9 @@
 bound while requests wait, are preempted and continue, and weights of another dtype are taken."""
 
 import asyncio
+import re
 import resource
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,16 +21,24 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
 own = engines.own
 
-# The mapping of the KV is found by its size, 11.5 MiB: Python's own heap, which a forked process has from its
-# server, grows by whole MiB and was once as large as that of 24 sequences.
 SEQUENCES, LENGTH, BOUND, NEW = 23, 1024, 4096, 200
+# "Size:   23552 kB" and the like, of one mapping in /proc/PID/smaps, and its flags; nr: without reserve.
+SIZES, FLAGS = (
+    re.compile(r"^(Size|Rss): +(\d+) kB$", re.MULTILINE),
+    re.compile(r"^VmFlags: (.*)$", re.MULTILINE),
+)
 
 
 def resident_bytes(pid: int, mapped_bytes: int) -> int:
-    """Size of the rank's KV cache, which is the mapping of so many bytes."""
-    maps = [each for each in psutil.Process(pid).memory_maps(grouped=False) if each.size == mapped_bytes]
-    assert len(maps) == 1
-    return maps[0].rss
+    """Resident size of the rank's KV cache, the mapping of so many bytes that has no reserve: a forked
+    process has heaps of its server's that may be as large."""
+    resident_of: list[int] = []
+    for mapping in re.split(r"(?<=\n)(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text()):
+        sizes = {name: int(kib) << 10 for name, kib in SIZES.findall(mapping)}
+        if sizes.get("Size") == mapped_bytes and "nr" in FLAGS.findall(mapping)[0].split():
+            resident_of.append(sizes["Rss"])
+    [resident] = resident_of
+    return resident
 
 
 async def test_resident_kv_stays_within_the_bound(own, spec):
