@@ -93,7 +93,7 @@ class RunLoop:
         )
         # None unless sequences move between engines.
         self.rebalancing: Rebalancing | None = None
-        if ledger.rules.longest_first:
+        if config.scheduler.length_order == "longest":
             self.rebalancing = rebalancing_of(config, run_dir, ledger.tables)
         self.columns = columns
         # Whether tickets were leased since the last tick.

@@ -19,7 +19,9 @@ from earl.stack import plan
 from tests.support.exact import Exact, Moment, Outcome
 
 DRAFTS: dict[str, Any] = {"drafts": ["task", "environment", "context"]}
-LONGEST: dict[str, Any] = {"length_order": "longest"}
+# Tasks that come again, so that lengths are predicted, and the order that does not look at them.
+TASKS: dict[str, Any] = {"environment": {"instances": 16, "held_out": 0.5}}
+DRAWN: dict[str, Any] = {"length_order": "drawn"}
 # Versions: 1 is the start, 2 and 3 are made by warm-up, 4 to 7 by training.
 LAST = 7
 # One process of every kind: the second rollout worker has the hashes of the run that is killed.
@@ -29,7 +31,8 @@ ANEW = (plan.SCHEDULER, plan.GATEWAY, plan.TRAINER, plan.REFERENCE, "env-0", "ro
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A run that nothing happened to, on two rollout workers."""
-    outcome = asyncio.run(left_alone(tmp_path_factory.mktemp("whole"), workers=2))
+    directory = tmp_path_factory.mktemp("whole")
+    outcome = asyncio.run(left_alone(directory, workers=2, scheduler=DRAWN, **TASKS))
     assert sorted(outcome.steps) == list(range(2, LAST + 1))
     # The policy did change, with every batch.
     assert len({weights for _, _, weights in outcome.steps.values()}) == LAST - 1
@@ -49,7 +52,7 @@ async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
 ) -> None:
     # Its engines draft and its tickets wait for longer ones, unlike the undisturbed run's: no token depends
     # on that.
-    async with Exact(tmp_path, workers=1, rollout=DRAFTS, scheduler=LONGEST) as run:
+    async with Exact(tmp_path, workers=1, rollout=DRAFTS, **TASKS) as run:
         await run.up()
         assert await run.until(Moment("batch_committed"))  # in warm-up: there is no checkpoint yet
         await run.kill_all()

@@ -125,10 +125,12 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
     keys = {rule.name: rule.metadata["key"] for rule in fields(Rules) if rule.metadata}
     values = {name: attrgetter(key)(config) for name, key in keys.items()}
     mixture = tuple(_share(config, entry, task_sets.get(entry.label)) for entry in config.mixture)
+    # Otherwise all groups of a batch have one prediction.
+    differ = len(mixture) > 1 or bool(mixture[0].train)
     return Rules(
         **values,
         drops_truncated=config.scheduler.truncated == "drop",
-        longest_first=config.scheduler.length_order == "longest",
+        longest_first=differ and config.scheduler.length_order == "longest",
         mixture=mixture,
         reference_for=None if config.trainer.kl_coefficient else frozenset(protected_kl(config)),
         evaluation_setting=_evaluation_setting(config, task_sets),

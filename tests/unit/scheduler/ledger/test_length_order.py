@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earl.stack.task_sets import task_sets_of
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger import lengths, phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.pending import PendingTickets
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.rules import Rules, Share
+from services.scheduler.state.rules import Rules, Share, rules_of
 from services.scheduler.state.seeds import derive
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Purpose, Ticket, TicketState
 from services.scheduler.state.workers import WorkerRecord
 from tests.support.ledger import RULES, Image, World
+from tests.support.runs import tictactoe
 from tests.unit.scheduler.ledger.test_exact_schedule import EXACT, ExactWorld, undisturbed
 
 TASKS = tuple(range(8))
@@ -176,6 +179,15 @@ def test_matches_of_several_seats_are_shared_as_episodes() -> None:
         pending.add(msgspec.structs.replace(seat, seat=(number - 1) % 2, seats=2))
     assert dealt(pending, 2, 0.25) == [1, 9]
     assert dealt(pending, 2, 0.25) == [3, 11]
+
+
+def test_lengths_are_recorded_where_groups_may_differ_in_them(tmp_path: Path) -> None:
+    def longest_first(set_of_tasks: bool, **scheduler: str) -> bool:
+        config = tictactoe(tmp_path, environment={"instances": 8 if set_of_tasks else 0}, scheduler=scheduler)
+        return rules_of(config, task_sets_of(config, tmp_path)).longest_first
+
+    assert longest_first(True) and not longest_first(True, length_order="drawn")
+    assert not longest_first(False), "no task comes again, and there is one environment"
 
 
 def test_one_that_takes_a_single_ticket_gets_the_longest() -> None:
