@@ -126,7 +126,7 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
     values = {name: attrgetter(key)(config) for name, key in keys.items()}
     mixture = tuple(_share(config, entry, task_sets.get(entry.label)) for entry in config.mixture)
     # Otherwise all groups of a batch have one prediction.
-    differ = len(mixture) > 1 or bool(mixture[0].train)
+    differ = len(mixture) > 1 or any(share.train for share in mixture)
     return Rules(
         **values,
         drops_truncated=config.scheduler.truncated == "drop",
