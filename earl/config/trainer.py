@@ -144,8 +144,8 @@ class TrainerConfig(ConfigSection):
     # taken to the engine's log-probs. Else it is taken to the trainer's own log-probs at the start of the
     # batch, and each token is weighted by w = trainer / engine: "truncated" by min(w, importance_cap)
     # (truncated importance sampling), "masked" by w between importance_floor and importance_cap and by 0
-    # elsewhere (IcePop), "decoupled" by w (decoupled PPO). The fraction of tokens above the cap is a metric
-    # either way.
+    # elsewhere (IcePop), "decoupled" by w (decoupled PPO). The fraction of tokens above the cap, with
+    # "masked" also of those below the floor, is a metric in any case.
     #
     # Set "truncated" if logprob_mismatch is large, as with different dtypes or a large staleness; "masked" if
     # single tokens differ by orders of magnitude, as with mixtures of experts.

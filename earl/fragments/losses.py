@@ -6,9 +6,9 @@
 
 A fragment gets the trained tokens of one micro-batch that this rank computes, N of them, at least one. It
 returns a loss and a mark for each, which must follow from that token's columns alone: N depends on how a
-batch is divided into micro-batches and ranks. One that looks at whole
-trajectories says so by `@of_sequences`, and has `sequence_log_ratio` then. Entropy bonus, KL to the
-reference, importance weights and the mean over tokens are not its business: the step adds them.
+batch is divided into micro-batches and ranks. One that looks at whole trajectories says so by
+`@of_sequences`, and has `sequence_log_ratio` then. Entropy bonus, KL to the reference, importance weights
+and the mean over tokens are not its business: the step adds them.
 """
 
 from __future__ import annotations

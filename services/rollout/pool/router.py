@@ -7,10 +7,9 @@
                                                                     session at another engine
 
 Promises: a session stays on one engine while that engine lives and is in use, unless it is moved; an
-interrupted turn continues
-from its token ids and is returned as one Generation; an engine that dies fails its own requests with
-EngineLost. A turn that the engines' KV cannot hold waits for engines that can, if the devices allow such and
-switches are ordered in this run; otherwise ContextTooLong.
+interrupted turn continues from its token ids and is returned as one Generation; an engine that dies fails
+its own requests with EngineLost. A turn that the engines' KV cannot hold waits for engines that can, if the
+devices allow such and switches are ordered in this run; otherwise ContextTooLong.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class TicketAttempts:
     def _share(self, worker: WorkerRecord) -> float:
         """The worker's part of the episodes that all workers of its stage play at once."""
         fellows = [each for each in self.tables.workers.values() if each.stage == worker.stage]
-        return max(1, worker.capacity) / max(1, *(sum(each.capacity for each in fellows), worker.capacity))
+        return max(1, worker.capacity) / max(1, worker.capacity, sum(each.capacity for each in fellows))
 
     def renew(self, worker: WorkerRecord, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
         """Prolongs leases by lease_s, up to episode_s after they began; the attempts that are lost."""

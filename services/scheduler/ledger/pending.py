@@ -13,8 +13,8 @@ It takes whole groups, whose members share a prompt, where it has room for SEVER
 of a batch differs from another, it takes them one after the other.
 
 The order is a function of the tickets that wait. A batch is that of the tickets' places in the schedule (see
-admission.places). Tickets of a group have one prediction. Where no group was replaced,
-no new ticket is leased before one of an earlier batch: places are issued in their order.
+admission.places). Tickets of a group have one prediction. Where no group was replaced, no new ticket is
+leased before one of an earlier batch: places are issued in their order.
 """
 
 from __future__ import annotations
