@@ -56,7 +56,7 @@ async def test_one_that_is_not_needed_is_ended() -> None:
         waiting = await EngineRankProcess.start(KIND)
     await waiting.end()
     await waiting.end()
-    assert not waiting.waits and waiting.process.returncode
+    assert not waiting.waits and waiting.process.returncode is not None
 
 
 async def test_it_ends_also_with_a_service_that_never_read_that_it_waits() -> None:
