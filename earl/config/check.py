@@ -6,6 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from earl.config.algorithm_check import check_algorithm
 from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
 from earl.config.model_check import check_model
@@ -17,9 +18,7 @@ from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
-from earl.fragments.advantages import ADVANTAGES, GROUP_RELATIVE
-from earl.fragments.lookup import check_name
-from earl.fragments.names import LOSSES
+from earl.fragments.advantages import GROUP_RELATIVE
 from earl.loopback import is_loopback
 
 LEAST_CONTEXT_TOKENS, LEAST_MICROBATCH_TOKENS = 8, 64
@@ -38,9 +37,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_lengths(config)
     check_batches(config)
     check_groups(config)
-    check_name("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
-    check_name("trainer.loss", config.trainer.loss, LOSSES)
-    check_importance(config)
+    check_algorithm(config)
     check_engine(config)
     check_deterministic(config)
     check_reference(config)
@@ -144,12 +141,13 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
             f"max_context_tokens = {bound or most}",
             "lower max_new_tokens or raise max_context_tokens",
         )
-    if entry.group_size == 1:
+    if entry.group_size == 1 and config.scheduler.advantage in GROUP_RELATIVE:
         of_entry = entry.section.group_size == 1
         raise ConfigError(
             f"{f'group_size = 1 of environment {entry.label}' if of_entry else 'scheduler.group_size = 1'} "
-            "makes every advantage zero: a group is compared with its own mean",
-            "use a group_size of 2 or more",
+            "makes every advantage zero: a group is compared with its own mean "
+            f"(scheduler.advantage = {config.scheduler.advantage!r})",
+            'use a group_size of 2 or more, or scheduler.advantage = "reinforce++"',
         )
     least_most = entry.section.reward_range
     if least_most and not (len(least_most) == 2 and least_most[0] < least_most[1]):
@@ -260,10 +258,11 @@ def check_groups(config: RunConfig) -> None:
             "scheduler.min_group_size = 1 makes the advantage of a trajectory that is left alone zero",
             "use 2 or more, or 0 for whole groups",
         )
-    if config.scheduler.resample and config.scheduler.advantage == "reinforce++":
+    if config.scheduler.resample and config.scheduler.advantage in ("reinforce++", "reward"):
         raise ConfigError(
             f"scheduler.resample = {config.scheduler.resample} with scheduler.advantage = "
-            '"reinforce++" would replace groups whose rewards are all equal, and there they teach something',
+            f"{config.scheduler.advantage!r} would replace groups whose rewards are all equal, and there "
+            "they teach something",
             'remove scheduler.resample, or set scheduler.advantage = "reinforce++-baseline"',
         )
     largest = max(config.mixture, key=lambda entry: entry.group_size)
@@ -278,17 +277,6 @@ def check_groups(config: RunConfig) -> None:
             f"scheduler.min_group_size = {least} exceeds the group_size = {smallest.group_size} of "
             f"{smallest.label}",
             "lower the one or raise the other",
-        )
-
-
-def check_importance(config: RunConfig) -> None:
-    """Raises ConfigError if tokens on which engine and trainer agree would count nothing."""
-    trainer = config.trainer
-    if trainer.importance == "masked" and trainer.importance_cap < 1.0:
-        raise ConfigError(
-            f"trainer.importance_cap = {trainer.importance_cap} with trainer.importance = "
-            '"masked" leaves out the tokens whose probability is the same for engine and trainer',
-            "raise trainer.importance_cap to 1 or more, for example 2",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,10 +11,15 @@ from earl.config.base import ConfigSection
 from earl.config.devices import Devices
 from earl.config.takes import Takes
 from earl.errors import IllegalParallelism
-from earl.fragments.names import LOSSES
+from earl.fragments.names import CREDITS, IMPORTANCE, LOSSES
 from earl.parallelism import Parallelism
 
-_LOSSES = ", ".join(f'"{name}"' for name in LOSSES)
+
+def _takes(names: Collection[str]) -> Takes:
+    quoted = ", ".join(f'"{name}"' for name in names)
+    return Takes(f'one of {quoted}, or "package.module:function"')
+
+
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -104,7 +110,7 @@ class TrainerConfig(ConfigSection):
     #
     # Set "gspo" with loss_mean = "sequence" and a clip_low and clip_high of about 0.0003 if single tokens'
     # ratios make training unsteady; "cispo" if rare tokens that matter are clipped away.
-    loss: Annotated[str, Takes(f'one of {_LOSSES}, or "package.module:function"')] = "clip"
+    loss: Annotated[str, _takes(LOSSES)] = "clip"
     # Bound of a token's loss with loss = "dual-clip", in multiples of its negative advantage.
     #
     # Lower it towards 1 if steps with large losses undo what was learned.
@@ -126,12 +132,36 @@ class TrainerConfig(ConfigSection):
     # Set it to keep the size of updates when max_context_tokens changes; a smaller divisor makes updates
     # larger.
     loss_sequence_tokens: int = Field(default=0, ge=0)
+    # The fragment that makes tokens' advantages of a trajectory's (docs/algorithms.md). "discounted": each
+    # token has it, less what the discounts take. "gae": generalised advantage estimation, PPO with a critic,
+    # which is a part of the trainer then; scheduler.advantage must be "reward". Or a function of yours as
+    # "package.module:function".
+    #
+    # Set "gae" if episodes are long and groups tell little of which of their turns was good.
+    credit: Annotated[str, _takes(CREDITS)] = "discounted"
     # Factor by which a turn's advantage is smaller for each turn of its trajectory that follows; 1: all turns
     # have the same.
     #
     # Lower it, to 0.8 for example, if the last turns decide how an episode ends; where a first turn decides
     # much later ones, leave it at 1.
     turn_discount: float = Field(default=1.0, gt=0, le=1)
+    # The same for each trained token that follows; with credit = "gae", PPO's gamma.
+    #
+    # Lower it, to 0.99 for example, if short ways to a reward are better than long ones; it favours short
+    # answers.
+    token_discount: float = Field(default=1.0, gt=0, le=1)
+    # GAE's lambda with credit = "gae": 1 looks at what was earned alone, 0 at the critic's next value alone.
+    #
+    # Lower it if advantages are noisy and explained_variance is high; raise it while the critic is poor.
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    # Weight of the critic's error in the loss, with a critic. It shares the policy's layers.
+    #
+    # Raise it if explained_variance stays low; lower it if the policy gets worse while the critic learns.
+    value_coefficient: float = Field(default=0.1, gt=0)
+    # A value may move this far from its value at the start of the batch before its error has no gradient.
+    #
+    # Raise it with rewards much larger than 1.
+    value_clip: float = Field(default=0.2, gt=0)
     # Weight of the entropy bonus, which keeps the policy exploring; 0: none.
     #
     # Raise it, to 0.01 for example, if entropy falls to 0 early; lower it if the policy stays random.
@@ -144,26 +174,33 @@ class TrainerConfig(ConfigSection):
     # taken to the engine's log-probs. Else it is taken to the trainer's own log-probs at the start of the
     # batch, and each token is weighted by w = trainer / engine: "truncated" by min(w, importance_cap)
     # (truncated importance sampling), "masked" by w between importance_floor and importance_cap and by 0
-    # elsewhere (IcePop), "decoupled" by w (decoupled PPO). The fraction of tokens above the cap, with
-    # "masked" also of those below the floor, is a metric in any case.
+    # elsewhere (IcePop), "decoupled" by w (decoupled PPO), "sequence-truncated" and "sequence-masked" by
+    # these with the product of w over a trajectory; or as a function of yours says,
+    # "package.module:function". The fraction of tokens above the cap, and of those that count nothing, is a
+    # metric in any case.
     #
     # Set "truncated" if logprob_mismatch is large, as with different dtypes or a large staleness; "masked" if
     # single tokens differ by orders of magnitude, as with mixtures of experts.
-    importance: Literal["behaviour", "truncated", "masked", "decoupled"] = "behaviour"
-    # Largest weight of a token with importance = "truncated" or "masked".
+    importance: Annotated[str, _takes(IMPORTANCE)] = "behaviour"
+    # Largest weight of a token with importance = "truncated" or "masked", or of a sequence.
     #
     # Lower it if single tokens dominate updates; a larger cap has less bias and more noise.
     importance_cap: float = Field(default=2.0, gt=0)
-    # Smallest weight of a token with importance = "masked"; one below it counts nothing.
+    # Smallest weight with importance = "masked" or "sequence-masked"; one below it counts nothing.
     #
     # Raise it towards 1 to train on tokens alone on which engine and trainer agree.
     importance_floor: float = Field(default=0.5, gt=0, le=1)
-    # Weight of the KL term (k3 estimator) to the policy from which reinforcement learning started; the
+    # Weight of the KL term (kl_estimator) to the policy from which reinforcement learning started; the
     # reference stage computes its log-probs. 0: there is no such stage.
     #
     # Raise it, to 0.001 or 0.01 for example, if a language model's texts degenerate; it costs the memory and
     # time of the reference stage.
     kl_coefficient: float = Field(default=0.0, ge=0)
+    # How the KL is estimated from a token's log-probs (Schulman, "Approximating KL Divergence"): "k3" and
+    # "k2" in the loss, "k1" in the reward, where each token's advantage also has the KL of those after it.
+    #
+    # Set "k2" for the KL's own gradient, "k1" for PPO as in RLHF; "k3" is GRPO's.
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     # Weight of the same KL term on the tokens of protected environments alone, beside kl_coefficient. 0:
     # none.
     #

@@ -90,6 +90,11 @@ def reinforce_plus_plus_baseline(groups: Sequence[GroupOutcomes]) -> list[list[f
     return _of_batch(mean(groups))
 
 
+def reward(groups: Sequence[GroupOutcomes]) -> list[list[float]]:
+    """A = r, compared with nothing: for a critic, whose values are the baseline (trainer.credit = "gae")."""
+    return [list(group.rewards) for group in groups]
+
+
 ADVANTAGES: Mapping[str, AdvantageFragment] = {
     "grpo": grpo,
     "mean": mean,
@@ -97,11 +102,12 @@ ADVANTAGES: Mapping[str, AdvantageFragment] = {
     "opo": opo,
     "reinforce++": reinforce_plus_plus,
     "reinforce++-baseline": reinforce_plus_plus_baseline,
+    "reward": reward,
 }
 
 
 # Those of which a group whose rewards are all equal teaches nothing.
-GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++"}
+GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++", "reward"}
 
 
 def advantages_of(

@@ -182,8 +182,21 @@ class Stack(nn.Module):
         self.norm = RMSNorm(spec.hidden, spec.eps)
 
 
+class ValueHead(nn.Module):
+    """A critic on the decoder's hidden states [N, H]: values float32 [N]."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.float() @ self.weight.float()
+
+
 class Decoder(nn.Module):
     """A decoder for training: `decoder(tokens, positions, lengths, targets)`.
+
+    value_head: the critic of a decoder that has one (`add_critic`), else None.
 
     Raises IllegalParallelism if tp and cp do not divide the heads. May be built on the meta device.
     """
@@ -197,6 +210,7 @@ class Decoder(nn.Module):
         self.model = Stack(spec, self.tp, self.cp)
         if not spec.tied:
             self.lm_head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.value_head: ValueHead | None = None
 
     def forward(
         self,
@@ -208,22 +222,24 @@ class Decoder(nn.Module):
         rows: torch.Tensor | None = None,
         shared: Sequence[int] | None = None,
         blocks: Sequence[int] | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Packed forward pass, the only entry under FSDP2.
 
         tokens, positions [T] int64; lengths [B] of the packed sequences; shared [B]: of each, how many of
         its first tokens have no rows because they are those of the sequence before (Packing.of). T is the
         sum of lengths less that of shared.
-        Without targets: hidden [T, H]. With targets [N] int64: (logprobs [N], entropy [N]) in
-        float32, both differentiable, where targets[i] is the token that follows packed row rows[i]
-        (rows [N] int64, none twice; None: every row, N = T). temperature is one number or [N].
+        Without targets: hidden [T, H]. With targets [N] int64: (logprobs [N], entropy [N]), with a critic
+        (.., .., values [N]), in float32, differentiable, where targets[i] is the token that follows packed
+        row rows[i] (rows [N] int64, none twice; None: every row, N = T). temperature is one number or [N].
         With cp, tokens, positions and rows are of this rank's rows (ContextParallel.rows) of the T; lengths
         and shared are of all. blocks: the numbers of those that are computed, ascending; None: all.
         """
         hidden = self.forward_packed(tokens, positions, lengths, shared, blocks)
         if targets is None:
             return hidden
-        return self.token_logprobs(hidden if rows is None else take_rows(hidden, rows), targets, temperature)
+        chosen = hidden if rows is None else take_rows(hidden, rows)
+        outputs = self.token_logprobs(chosen, targets, temperature)
+        return outputs if self.value_head is None else (*outputs, self.value_head(chosen))
 
     def forward_packed(
         self,
@@ -257,6 +273,10 @@ class Decoder(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-prob of targets, entropy), float32 [N], of softmax(logits / temperature), chunk by chunk."""
         return token_logprobs(hidden, self.output_weight, targets, temperature)
+
+    def add_critic(self) -> None:
+        """Gives the decoder a critic, not yet filled, on the device and in the dtype of new parameters."""
+        self.value_head = ValueHead(self.spec.hidden)
 
     def checkpoint_activations(self) -> None:
         """Makes blocks keep only their inputs for the backward pass."""

@@ -69,11 +69,8 @@ class ProbedTrainer:
     def __init__(self, spec: ModelSpec, mesh: RankMesh, config: RunConfig) -> None:
         policy = ShardedPolicy.of(spec, mesh, config)
         with torch.no_grad():
-            for shard in policy.model_shards:
+            for shard in policy.every_shard:
                 _randomise(shard.local)
-            if policy.lora is not None:
-                for shard in policy.shards:
-                    _randomise(shard.local)
         self._mesh, self._spec = mesh, spec
         self._reference = ("probe",) if config.trainer.uses_reference else ()
         self._stepper = Stepper(policy, config)

@@ -19,7 +19,13 @@ from tests.support.policy import gathered, model_directory, stepper_for
 from tests.support.processes import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-QUICK = [("full", "tp2·cp2"), ("adapters", "dp2·tp2"), ("full", "dp4"), ("sequences", "tp2·cp2")]
+QUICK = [
+    ("full", "tp2·cp2"),
+    ("adapters", "dp2·tp2"),
+    ("full", "dp4"),
+    ("sequences", "tp2·cp2"),
+    ("critic", "tp2·cp2"),
+]
 REST = [
     (name, layout)
     for name in CONFIGS

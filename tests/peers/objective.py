@@ -9,8 +9,9 @@ import torch
 
 from earl.fragments.advantages import ADVANTAGES, GroupOutcomes
 from earl.fragments.losses import LOSSES
+from earl.fragments.weights import WEIGHTS
 from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gradient
-from services.trainer.step.advantages import per_token, token_weights
+from services.trainer.step.token_weights import token_weights
 
 TOLERANCE = 1e-5
 MEANS = {
@@ -43,7 +44,8 @@ def objective_settings(settings: dict[str, Any]) -> PolicyGradient:
         dual_clip=settings.get("delta", 3.0),
         entropy_coefficient=settings["entropy_coef"],
         kl_coefficient=settings["beta"],
-        importance="truncated" if settings["cap"] > 0.0 else "behaviour",
+        weight_name="truncated" if settings["cap"] > 0.0 else "behaviour",
+        weight=WEIGHTS["truncated"] if settings["cap"] > 0.0 else None,
         importance_cap=settings["cap"],
     )
 
@@ -67,7 +69,7 @@ def ours(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         logprobs,
         trained(given["entropy"]),
         trained(request["sampler"] if corrected else given["old"]),
-        torch.from_numpy(per_token(advantages, counts)),
+        torch.from_numpy(np.repeat(np.asarray(advantages, np.float32), counts)),
         torch.from_numpy(weights),
         objective_settings(settings),
         reference=trained(given["reference"]) if settings["beta"] else None,

@@ -19,6 +19,7 @@ from services.trainer.checkpoint import checkpoint
 from services.trainer.ranks.process_group import Group, leave
 from tests.support.policy import (
     ADAPTED_CONFIG,
+    CRITIC_CONFIG,
     RANKS_CONFIG,
     SEQUENCES_CONFIG,
     configuration,
@@ -35,7 +36,12 @@ COUNT = 9
 SCRATCH = ScratchModel(
     family="qwen3", hidden_size=24, intermediate_size=28, layers=2, heads=4, kv_heads=2, embedding_std=0.5
 )
-CONFIGS = {"full": RANKS_CONFIG, "adapters": ADAPTED_CONFIG, "sequences": SEQUENCES_CONFIG}
+CONFIGS = {
+    "full": RANKS_CONFIG,
+    "adapters": ADAPTED_CONFIG,
+    "sequences": SEQUENCES_CONFIG,
+    "critic": CRITIC_CONFIG,
+}
 
 
 def config_of(name: str) -> RunConfig:

@@ -137,4 +137,15 @@ ADAPTED_CONFIG = {
     "activation_checkpointing": True,
     "lora_rank": 2,
     "lora_alpha": 4.0,
+    "credit": "gae",
+}
+CRITIC_CONFIG = {
+    **RANKS_CONFIG,
+    "credit": "gae",
+    "gae_lambda": 0.8,
+    "turn_discount": 0.9,
+    "value_coefficient": 0.5,
+    "importance": "sequence-truncated",
+    # So that an update does not follow the sign of a gradient that is hardly more than rounding.
+    "epsilon": 1e-5,
 }

@@ -24,6 +24,7 @@ from services.trainer.checkpoint.manifest import ANOTHER, FILE, Manifest, Traini
 from services.trainer.checkpoint.retention import checkpoints
 from services.trainer.checkpoint.writer import CheckpointWriter, state_tensors
 from services.trainer.model.adapters import hash_of
+from services.trainer.model.sharded_policy import CRITIC
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.step import Stepper
 
@@ -103,6 +104,10 @@ def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
     try:
         handles = {name: safe_open(file, framework="pt") for name, file in files.items()}
         for shard, prefix, local in state_tensors(stepper):
+            if shard.name == CRITIC and CRITIC not in manifest.tensors:
+                log.warning("%s has no critic: it starts from 0", path)
+                local.zero_()
+                continue
             if not shard.box.size:
                 continue
             layout = manifest.layout(shard.name)

@@ -6,11 +6,13 @@ the loss, and its gradient, of a mini-batch in one piece are the sums of its mic
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from earl.fragments.losses import LossFragment, TrainedTokens, clip, losses_of
+from earl.fragments.weights import EngineRatios, WeightFragment, weights_of
 
 # Metrics of `Objective.stats`, in this order: weighted sums, hence means once all parts are added.
 STAT_NAMES: tuple[str, ...] = (
@@ -22,6 +24,7 @@ STAT_NAMES: tuple[str, ...] = (
     "logprob_mismatch_kl",
     "truncated_fraction",
     "kl_reference",
+    "value_loss",
 )
 
 
@@ -29,24 +32,35 @@ STAT_NAMES: tuple[str, ...] = (
 class PolicyGradient:
     """Policy gradient by a ratio; with `clip` and group-relative advantages, GRPO.
 
-    importance: "behaviour": the ratio is taken to the engine's log-probs. With the others it is taken to the
-    trainer's own at the start of the batch, and each token's loss is multiplied by w = trainer / engine:
-    "decoupled": by w (decoupled PPO, AReaL, arXiv 2505.24298); "truncated": by min(w, importance_cap)
-    (truncated importance sampling, Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-    Training"); "masked": by w where it is within [importance_floor, importance_cap], else by 0 (IcePop).
-    loss: the fragment of the name loss_name. dual_clip: as TrainedTokens has it.
+    loss: the fragment of the name loss_name; dual_clip: as TrainedTokens has it. weight: the fragment of the
+    name weight_name, by which each token's loss is multiplied: the ratio is then taken to the trainer's own
+    log-probs at the start of the batch; without one it is taken to the engine's. kl_estimator: of the KL in
+    the loss, one of KL_ESTIMATORS. value_coefficient, value_clip: see `critic_loss`.
     """
 
     clip_low: float
     clip_high: float
     entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
-    importance: str = "behaviour"
     importance_cap: float = 2.0
     importance_floor: float = 0.5
     loss_name: str = "clip"
     loss: LossFragment = clip
     dual_clip: float = 3.0
+    weight_name: str = "behaviour"
+    weight: WeightFragment | None = None
+    kl_estimator: str = "k3"
+    value_coefficient: float = 0.0
+    value_clip: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class CriticTokens:
+    """values: the critic's, with a graph. old: at the start of the batch. returns: what it is to learn."""
+
+    values: torch.Tensor
+    old: torch.Tensor
+    returns: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +75,28 @@ class Objective:
     mismatch_max: torch.Tensor
 
 
+def k2(logprobs: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Schulman's k2 estimate of KL(policy || other) per token, (log ratio)^2 / 2: its gradient, on tokens
+    that the policy sampled, is the KL's."""
+    return 0.5 * (logprobs - other).square()
+
+
 def k3(logprobs: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Schulman's k3 estimate of KL(policy || other) per token sampled from the policy: never negative."""
     difference = other - logprobs
     return torch.expm1(difference) - difference
+
+
+# Estimates of the KL to the reference policy in the loss; "k1" is in the reward (step/credit.py).
+KL_ESTIMATORS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k2": k2, "k3": k3}
+
+
+def critic_loss(critic: CriticTokens, bound: float) -> torch.Tensor:
+    """float32[N]: half the squared error of each value, the larger of the value's and of that which stays
+    within `bound` of the old one. PPO's, as in "PPO2" and TRL: a value moves little in a batch."""
+    near = critic.old + (critic.values - critic.old).clamp(-bound, bound)
+    errors = torch.stack((critic.values, near)) - critic.returns
+    return 0.5 * errors.square().amax(0)
 
 
 def policy_gradient(
@@ -79,6 +111,8 @@ def policy_gradient(
     shares: torch.Tensor | None = None,
     protected_kl: torch.Tensor | None = None,
     sequence_log_ratio: torch.Tensor | None = None,
+    trajectory_ratio: torch.Tensor | None = None,
+    critic: CriticTokens | None = None,
 ) -> Objective:
     """Policy gradient against the policy that sampled. Raises FragmentError.
 
@@ -87,16 +121,16 @@ def policy_gradient(
     weight of the KL to that policy, beside kl_coefficient; where both are 0 the reference may be anything.
     start: the trainer's log-probs at the start of the batch; None: the current ones are those (first
     optimizer step of the batch). shares: what a token counts in all metrics but the loss; None: weights.
-    sequence_log_ratio: as TrainedTokens has it.
+    sequence_log_ratio: as TrainedTokens has it. trajectory_ratio: as EngineRatios has it. critic: its values,
+    whose error joins the loss.
     """
     shares = weights if shares is None else shares
     start = logprobs.detach() if start is None else start
     mismatch = start - behaviour
     importance = mismatch.exp()
-    corrected = settings.importance != "behaviour"
     tokens = TrainedTokens(
         logprobs,
-        start if corrected else behaviour,
+        behaviour if settings.weight is None else start,
         advantages,
         settings.clip_low,
         settings.clip_high,
@@ -105,8 +139,15 @@ def policy_gradient(
     )
     made = losses_of(settings.loss_name, settings.loss, tokens)
     per_token = made.loss
-    if corrected:
-        per_token = per_token * corrections(importance, settings)
+    # Tokens that the weights do not count as they are.
+    beyond = importance > settings.importance_cap
+    if settings.weight is not None:
+        ratios = EngineRatios(
+            importance, settings.importance_cap, settings.importance_floor, trajectory_ratio
+        )
+        counted = weights_of(settings.weight_name, settings.weight, ratios)
+        per_token = per_token * counted
+        beyond |= counted == 0.0
     if settings.entropy_coefficient > 0.0:
         per_token = per_token - settings.entropy_coefficient * entropy
     kl_reference = None
@@ -118,10 +159,16 @@ def policy_gradient(
             coefficient = protected_kl + settings.kl_coefficient
             # The estimate of two equal log-probs, and its gradient, are exactly 0.
             reference = torch.where(coefficient > 0.0, reference, logprobs.detach())
-        kl_reference = k3(logprobs, reference)
-        per_token = per_token + coefficient * kl_reference
+        kl_reference = KL_ESTIMATORS.get(settings.kl_estimator, k3)(logprobs, reference)
+        if settings.kl_estimator in KL_ESTIMATORS:
+            per_token = per_token + coefficient * kl_reference
+    value_loss = None
+    if critic is not None:
+        value_loss = critic_loss(critic, settings.value_clip)
+        per_token = per_token + settings.value_coefficient * value_loss
     loss = (per_token * weights).sum()
     with torch.no_grad():
+        nothing = torch.zeros_like(behaviour)
         means = (
             entropy,
             # Tokens were sampled by the behaviour policy: k3 of it against the new policy.
@@ -129,28 +176,12 @@ def policy_gradient(
             made.clipped.float(),
             mismatch.abs(),
             k3(behaviour, start),
-            beyond(importance, settings).float(),
-            torch.zeros_like(behaviour) if kl_reference is None else kl_reference,
+            beyond.float(),
+            nothing if kl_reference is None else kl_reference,
+            nothing if value_loss is None else value_loss,
         )
         stats = torch.stack([loss.detach(), *((mean.detach() * shares).sum() for mean in means)])
         return Objective(loss, stats, torch.where(shares > 0, mismatch.abs(), 0.0).max())
-
-
-def corrections(importance: torch.Tensor, settings: PolicyGradient) -> torch.Tensor:
-    """float32[N]: the weight of each token's loss, of its ratio trainer / engine."""
-    if settings.importance == "decoupled":
-        return importance
-    if settings.importance == "truncated":
-        return importance.clamp(max=settings.importance_cap)
-    within = (importance >= settings.importance_floor) & (importance <= settings.importance_cap)
-    return torch.where(within, importance, 0.0)
-
-
-def beyond(importance: torch.Tensor, settings: PolicyGradient) -> torch.Tensor:
-    """bool[N]: tokens whose ratio trainer / engine is outside of the bounds, one of them unless they are
-    masked."""
-    above = importance > settings.importance_cap
-    return above | (importance < settings.importance_floor) if settings.importance == "masked" else above
 
 
 def imitation(

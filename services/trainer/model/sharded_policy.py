@@ -5,8 +5,9 @@
 
 No rank ever holds the whole model: the checkpoint is read box by box. What is trained is kept in
 float32 and computed in `dtype`. With adapters (earl.models.lora) the model itself is frozen, in the
-dtype that it is published in. Optimizer, checkpoints and published weights work on `Shard`s: this rank's
-parts of the parameters, as plain tensors.
+dtype that it is published in. A critic is one more parameter, trained and in checkpoints, never
+published. Optimizer, checkpoints and published weights work on `Shard`s: this rank's parts of the
+parameters, as plain tensors.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.publish.dtensor import local_box
+from earl.fragments.credit import CREDITS, needs_values
+from earl.fragments.lookup import load_fragment
 from earl.models.lora import LoraSpec, adapt, adapters, initial, merged
 from earl.models.module import Decoder, decoder_on_meta
 from earl.models.slices import tp_box, tp_shard, whole_shape
@@ -41,6 +44,9 @@ from services.trainer.ranks.rank_mesh import RankMesh
 # FSDP2 warns of outputs that are views because an in-place change would lose its backward hook:
 # nothing here changes the log-probs in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+# The parameter of a critic: no tensor of the published model.
+CRITIC = "value_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +90,16 @@ def lora_of(config: RunConfig) -> LoraSpec | None:
     return LoraSpec(trainer.lora_rank, trainer.lora_alpha, tuple(sorted(set(trainer.lora_targets))))
 
 
+def has_critic(config: RunConfig) -> bool:
+    """Returns whether a run's credit needs values. Raises ConfigError for a fragment that cannot be had."""
+    return needs_values(load_fragment("trainer.credit", config.trainer.credit, CREDITS))
+
+
 class ShardedPolicy:
     """A sharded decoder. Call it like the decoder.
 
     dtype: what it computes in. lora: train adapters of a frozen model that is held in `frozen_dtype`.
+    critic: with a value of each token (earl.models.module.ValueHead).
     allocated: False leaves every parameter on the meta device, boxes known, for `allocate`.
     adapter: the entry of adapters that are carried over from another policy.
     shards: what is trained, float32. model_shards: the model's own parameters; the same without lora.
@@ -105,11 +117,15 @@ class ShardedPolicy:
         activation_checkpointing: bool = False,
         allocated: bool = True,
         adapter: AdapterEntry | None = None,
+        critic: bool = False,
     ) -> None:
         self.decoder = decoder_on_meta(spec, mesh.tensor, mesh.context)
         if lora is not None:
             self.decoder.to(getattr(torch, frozen_dtype))
             adapt(self.decoder, lora)
+        if critic:
+            with torch.device("meta"):
+                self.decoder.add_critic()
         if activation_checkpointing:
             self.decoder.checkpoint_activations()
         precision = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
@@ -154,6 +170,7 @@ class ShardedPolicy:
             activation_checkpointing=trainer.checkpoints_activations,
             allocated=allocated,
             adapter=adapter,
+            critic=has_critic(config),
         )
 
     def allocate(self, *only: Shard) -> None:
@@ -206,8 +223,9 @@ class ShardedPolicy:
         temperature: float,
         shared: list[int] | None = None,
         blocks: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logprobs, entropy), each float32 [N], of targets int64 [N] predicted from rows `source`.
+    ) -> tuple[torch.Tensor, ...]:
+        """(logprobs, entropy), with a critic (.., .., values), each float32 [N], of targets int64 [N]
+        predicted from rows `source`.
 
         tokens, positions: int64 [T], sequences of `lengths` packed end to end without what is `shared`.
         blocks: the numbers of those that are computed; None: all.
@@ -216,12 +234,15 @@ class ShardedPolicy:
 
     @torch.no_grad()
     def fill(self, directory: Path, seed: int = 0) -> None:
-        """Reads this rank's boxes of a transformers checkpoint; adapters start from `seed`.
+        """Reads this rank's boxes of a transformers checkpoint; adapters start from `seed`, a critic from 0.
 
         Raises ModelNotFound, UnsupportedModel.
         """
         checkpoint = Checkpoint(directory)
         checkpoint.check(self.spec)
+        for shard in self.shards:
+            if shard.name == CRITIC:
+                shard.local.zero_()
         for shard in self.model_shards:
             if shard.box.size:
                 shard.local.copy_(checkpoint.read(shard.name, shard.box))
@@ -229,7 +250,7 @@ class ShardedPolicy:
             return
         self.adapter = AdapterEntry(self.lora, hash_of(*sorted(directory.glob("*.safetensors"))))
         for shard in self.shards:
-            if shard.box.size:
+            if shard.box.size and shard.name != CRITIC:
                 whole = initial(shard.name, shard.shape, self.lora, seed)
                 shard.local.view(shard.box.shape).copy_(whole[shard.box.slices()])
 

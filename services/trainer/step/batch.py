@@ -17,9 +17,9 @@ import numpy as np
 from earl.episode_contract import SAMPLED_COLUMNS
 from earl.errors import TrainerError
 from earl.models.parallel import ContextParallel, TensorParallel
-from services.trainer.step import advantages
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin, rows_of
+from services.trainer.step.token_weights import token_weights
 
 COLUMNS = (
     *((name, np.dtype(SAMPLED_COLUMNS[name])) for name in ("tokens", "loss_mask", "logprobs")),
@@ -127,7 +127,7 @@ class Columns:
 
 
 _PER_TARGET = (
-    "targets", "behaviour", "advantages", "weights", "protected_kl", "sequence", "column_places",
+    "targets", "behaviour", "weights", "protected_kl", "sequence", "column_places",
 )  # fmt: skip
 
 
@@ -137,10 +137,10 @@ class MicroBatch:
 
     tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
     lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
-    source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, advantages,
-    weights, protected_kl float32[N] (its sequence's weight of the KL), sequence int64[N] (its place in
-    lengths), and reference float32[N] where a reference stage computed it. column_places int64[N]: where it
-    lies in the columns; empty if the one token that is there counts nothing.
+    source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, weights,
+    protected_kl float32[N] (its sequence's weight of the KL), sequence int64[N] (its place in lengths), and
+    reference float32[N] where a reference stage computed it. column_places int64[N]: where it lies in the
+    columns; empty if the one token that is there counts nothing.
     """
 
     tokens: np.ndarray
@@ -150,7 +150,6 @@ class MicroBatch:
     source: np.ndarray
     targets: np.ndarray
     behaviour: np.ndarray
-    advantages: np.ndarray
     weights: np.ndarray
     protected_kl: np.ndarray
     sequence: np.ndarray
@@ -199,7 +198,7 @@ EMPTY = MicroBatch(
     [0],
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
-    *(np.zeros(1, np.float32) for _ in range(4)),
+    *(np.zeros(1, np.float32) for _ in range(3)),
     sequence=np.zeros(1, np.int64),
     reference=np.full(1, -1e4, np.float32),
 )
@@ -227,11 +226,10 @@ def build(
     total_tokens: int,
     total_sequences: int,
     sequence_tokens: int = 0,
-    turn_discount: float = 1.0,
 ) -> MicroBatch:
     """The forward pass of a bin (indices into columns.items); totals: of the mini-batch over all ranks.
 
-    loss_mean, sequence_tokens: as in token_weights. turn_discount: as in turn_discounts.
+    loss_mean, sequence_tokens: as in token_weights.
     """
     offsets = columns.offsets
     slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in packed.chosen]
@@ -244,9 +242,6 @@ def build(
     trained = np.flatnonzero(mask)
     counts = np.add.reduceat(mask.astype(np.int64), starts)
     rows = rows_of(lengths, packed.shared)
-    credit = advantages.per_token([columns.items[i].advantage for i in packed.chosen], counts.tolist())
-    if turn_discount < 1.0:
-        credit *= advantages.turn_discounts(mask, starts, turn_discount)
     return MicroBatch(
         tokens=tokens[rows.places],
         positions=rows.positions,
@@ -255,12 +250,9 @@ def build(
         source=trained - 1 - np.repeat(starts - rows.first, counts),
         targets=tokens[trained],
         behaviour=behaviour[trained],
-        advantages=credit,
-        weights=advantages.token_weights(
-            counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
-        ),
-        protected_kl=advantages.per_token(
-            [columns.items[i].protected_kl for i in packed.chosen], counts.tolist()
+        weights=token_weights(counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens),
+        protected_kl=np.repeat(
+            np.asarray([columns.items[i].protected_kl for i in packed.chosen], np.float32), counts
         ),
         sequence=np.repeat(np.arange(len(lengths)), counts),
         reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],

@@ -1,6 +1,7 @@
 """One batch: mini-batches, each one optimizer step over all ranks, each of them packed micro-batches.
 
-    truncated, several steps: log-probs of all sequences, before anything changes (no gradients)
+    where they are needed: log-probs and values of all sequences, before anything changes (no gradients)
+                           ─► the advantage of every token
     for pass · for mini-batch:  count over ranks ─► micro-batches: forward, loss, backward (gradients add
                                 up, FSDP2 sums them over ranks) ─► norm, clip ─► AdamW
 
@@ -23,14 +24,15 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.errors import TrainerError
-from earl.fragments.lookup import load_fragment
-from earl.fragments.losses import LOSSES, clip, needs_sequences
+from earl.fragments.losses import LOSSES
 from earl.parallelism import TRAINER
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
+from services.trainer.step.algorithm import NOTHING_PREPARED, Algorithm, Prepared
 from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, minibatches
+from services.trainer.step.credit import credit_columns, explained_variance, whitened
 from services.trainer.step.microbatch_bound import MicrobatchBound
 from services.trainer.step.paced_pass import PacedPass
 from services.trainer.step.plan import TrainingPlan
@@ -77,7 +79,7 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay, updates, trainer.epsilon)
-        self._loss = load_fragment("trainer.loss", trainer.loss, LOSSES)
+        self._algorithm = Algorithm(config)
         self._paced = PacedPass(config, TRAINER, policy.mesh.parallelism)
         self._bound = MicrobatchBound(
             "trainer.microbatch_tokens",
@@ -114,11 +116,7 @@ class Stepper:
         phase = self.config.warmup if imitates else trainer
         batch = self._minibatches(plan, columns, phase.passes, phase.minibatches)
         steps = [mini for mini in batch if mini.trained_tokens]
-        start = None
-        if not imitates and trainer.importance != "behaviour" and len(steps) > 1:
-            chosen = np.flatnonzero(columns.trained_tokens()).tolist()
-            temperature = self._temperature(plan)
-            start = self._within_memory(columns, chosen, lambda: self.logprobs(columns, temperature))
+        prepared = NOTHING_PREPARED if imitates else self._prepare(plan, columns, len(steps))
         tally = Tally()
         done, total = itertools.count(1), sum(mini.micro_batches for mini in steps)
         stopped = False
@@ -126,7 +124,7 @@ class Stepper:
             lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
             lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
             compute = partial(
-                self._gradient, plan, columns, mini, start, tally,
+                self._gradient, plan, columns, mini, prepared, tally,
                 lambda: progressed(min(1.0, next(done) / total)),
             )  # fmt: skip
             stats, norm = self._within_memory(columns, mini.chosen, compute)
@@ -139,8 +137,9 @@ class Stepper:
             self._paced.wait(len(mini.chosen), sum(columns.items[i].total_tokens for i in mini.chosen))
             if stopped:
                 break
-        metrics = tally.metrics(self.group, whole=start is not None)
+        metrics = tally.metrics(self.group, whole=prepared.start is not None)
         metrics["kl_stopped"] = float(stopped)
+        metrics |= self._critic_metrics(columns, prepared, metrics.pop("value_loss"))
         if self._paced.active:
             count = self._paced.count
             sums = self.group.sum(torch.tensor([count.steps - paced, count.late - late])).tolist()
@@ -155,19 +154,49 @@ class Stepper:
 
         blocks: the numbers of those that are computed; None: all. A collective.
         """
+        return self._outputs(columns, temperature, blocks)[0]
+
+    def _outputs(
+        self, columns: Columns, temperature: float, blocks: Sequence[int] | None = None
+    ) -> list[np.ndarray]:
+        """Log-probs as `logprobs` has them; with a critic the values of the same tokens too."""
         trained = columns.trained_tokens()
         packed = self._bins(columns, np.flatnonzero(trained).tolist())
         most = int(self.group.max(torch.tensor([len(packed)]))[0])
-        start = np.zeros(int(columns.offsets[-1]), np.float32)
+        made = np.zeros((2 if self._algorithm.has_critic else 1, int(columns.offsets[-1])), np.float32)
         with torch.no_grad():
             for index in range(most):
                 whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
                 micro = whole.of(self.mesh.tensor, self.mesh.context)
-                logprobs, _ = self._forward(micro, temperature, blocks)
-                start[micro.column_places] = logprobs[: len(micro.column_places)].cpu().numpy()
+                logprobs, _, *values = self._forward(micro, temperature, blocks)
+                places = micro.column_places
+                for row, output in zip(made, (logprobs, *values), strict=True):
+                    row[places] = output[: len(places)].cpu().numpy()
         self.policy.reshard()
-        self.mesh.sum_in_replica(torch.from_numpy(start))
-        return start
+        self.mesh.sum_in_replica(torch.from_numpy(made))
+        return list(made)
+
+    def _prepare(self, plan: TrainingPlan, columns: Columns, steps: int) -> Prepared:
+        """Columns of the batch before its first optimizer step, of so many. Raises FragmentError."""
+        algorithm, start, values = self._algorithm, None, None
+        if algorithm.has_critic or (algorithm.needs_start and steps > 1):
+            chosen = np.flatnonzero(columns.trained_tokens()).tolist()
+            temperature = self._temperature(plan)
+            outputs = self._within_memory(columns, chosen, lambda: self._outputs(columns, temperature))
+            start = outputs[0] if algorithm.needs_start else None
+            values = outputs[1] if algorithm.has_critic else None
+        credit = credit_columns(columns, algorithm.credit, self.config.trainer, values)
+        advantages = credit.advantages
+        if values is not None:
+            advantages = whitened(advantages, columns.loss_mask, self.mesh)
+        return Prepared(advantages, start, values, credit.returns)
+
+    def _critic_metrics(self, columns: Columns, prepared: Prepared, loss: float) -> dict[str, float]:
+        """Figures of the critic before the batch changed it; nothing without one. A collective with one."""
+        if prepared.values is None or prepared.returns is None:
+            return {}
+        explained = explained_variance(prepared.returns, prepared.values, columns.loss_mask, self.mesh)
+        return {"value_loss": loss, "explained_variance": explained}
 
     def _wants_reference(self, columns: Columns) -> bool:
         """Returns whether the loss of these sequences has a KL to the reference policy."""
@@ -226,7 +255,7 @@ class Stepper:
     # --- gradients ----------------------------------------------------------------------------
 
     def _gradient(
-        self, plan: TrainingPlan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally,
+        self, plan: TrainingPlan, columns: Columns, mini: MiniBatch, prepared: Prepared, tally: Tally,
         after_each: Callable[[], None],
     ) -> tuple[np.ndarray, float]:  # fmt: skip
         """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient).
@@ -247,13 +276,10 @@ class Stepper:
             whole = EMPTY
             if index < len(mini.bins):
                 sums = (mini.trained_tokens, mini.trained_sequences)
-                whole = build(columns, mini.bins[index], mean, *sums, length, trainer.turn_discount)
+                whole = build(columns, mini.bins[index], mean, *sums, length)
             micro = whole.of(self.mesh.tensor, self.mesh.context)
-            before, share = None, 0.0
-            if len(micro.column_places):
-                before = None if start is None else start[micro.column_places]
-                share = 1.0 / mini.trained_tokens
-            objective = self._objective(plan, micro, before, share)
+            share = 1.0 / mini.trained_tokens if len(micro.column_places) else 0.0
+            objective = self._objective(plan, micro, prepared, share)
             objective.loss.backward()
             totals += objective.stats
             largest = torch.maximum(largest, objective.mismatch_max)
@@ -276,8 +302,8 @@ class Stepper:
 
     def _forward(
         self, micro: MicroBatch, temperature: float, blocks: Sequence[int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probs, entropy) of the micro-batch's trained tokens."""
+    ) -> tuple[torch.Tensor, ...]:
+        """(log-probs, entropy), with a critic (.., .., values), of the micro-batch's trained tokens."""
         tokens, positions = self._on_device(micro.tokens), self._on_device(micro.positions)
         source, targets = self._on_device(micro.source), self._on_device(micro.targets)
         return self.policy(
@@ -288,64 +314,15 @@ class Stepper:
         return torch.from_numpy(array).to(self.group.device)
 
     def _objective(
-        self, plan: TrainingPlan, micro: MicroBatch, start: np.ndarray | None, share: float
+        self, plan: TrainingPlan, micro: MicroBatch, prepared: Prepared, share: float
     ) -> losses.Objective:
         weights = self._on_device(micro.weights)
         shares = torch.full_like(weights, share)
         outputs = self._forward(micro, self._temperature(plan))
         if plan.objective == "imitate":
-            return losses.imitation(*outputs, weights, shares)
-        trainer = self.config.trainer
-        settings = losses.PolicyGradient(
-            clip_low=trainer.clip_low,
-            clip_high=trainer.clip_high,
-            entropy_coefficient=trainer.entropy_coefficient
-            * decay(plan.progress, trainer.entropy_final_fraction),
-            kl_coefficient=trainer.kl_coefficient,
-            importance=trainer.importance,
-            importance_cap=trainer.importance_cap,
-            importance_floor=trainer.importance_floor,
-            loss_name=trainer.loss,
-            # What counts nothing is no token of a user's.
-            loss=self._loss if len(micro.column_places) else clip,
-            dual_clip=trainer.dual_clip,
-        )
-        behaviour = self._on_device(micro.behaviour)
-        before = None if start is None else self._on_device(start)
-        # Without a reference no token here is of a protected environment. What counts nothing always has one.
-        protects = trainer.protected_kl > 0.0 and micro.reference is not None
-        return losses.policy_gradient(
-            *outputs,
-            behaviour,
-            self._on_device(micro.advantages),
-            weights,
-            settings,
-            reference=None if micro.reference is None else self._on_device(micro.reference),
-            start=before,
-            shares=shares,
-            protected_kl=self._on_device(micro.protected_kl) if protects else None,
-            sequence_log_ratio=self._sequence_log_ratio(micro, outputs[0].detach(), behaviour, before),
-        )
-
-    def _sequence_log_ratio(
-        self, micro: MicroBatch, logprobs: torch.Tensor, behaviour: torch.Tensor, start: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """TrainedTokens.sequence_log_ratio, if the loss needs it: a collective of the ranks of this
-        replica."""
-        if not needs_sequences(self._loss):
-            return None
-        if self.config.trainer.importance == "behaviour":
-            old = behaviour
-        else:
-            old = logprobs if start is None else start
-        # What counts nothing is of no sequence.
-        counted = torch.full_like(logprobs, float(len(micro.column_places) > 0))
-        sequence = self._on_device(micro.sequence)
-        sums = torch.zeros(len(micro.lengths), 2, device=logprobs.device)
-        sums.index_add_(0, sequence, torch.stack(((logprobs - old) * counted, counted), 1))
-        if self.mesh.tensor.size * self.mesh.context.size > 1:
-            sums = self.mesh.sum_in_replica(sums.cpu()).to(logprobs.device)
-        return (sums[:, 0] / sums[:, 1].clamp(min=1.0))[sequence]
+            logprobs, entropy, *_ = outputs
+            return losses.imitation(logprobs, entropy, weights, shares)
+        return self._algorithm.objective(micro, outputs, prepared, plan.progress, shares, self.mesh)
 
 
 class Tally:

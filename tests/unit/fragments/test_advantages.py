@@ -60,6 +60,7 @@ EXPECTED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "opo": length_weighted,
     "reinforce++": lambda each, _: of_batch(each),
     "reinforce++-baseline": lambda each, _: of_batch(each - each.mean(1, keepdims=True)),
+    "reward": lambda each, _: each,
 }
 
 
@@ -73,7 +74,7 @@ def test_each_is_its_formula(name: str, groups: list[GroupOutcomes]) -> None:
     np.testing.assert_allclose(made, EXPECTED[name](each, tokens), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", list(ADVANTAGES))
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "reward"])
 def test_equal_rewards_single_members_and_no_groups_are_no_fault(name: str) -> None:
     alike = GroupOutcomes((0.1 + 0.2, 0.3, 0.3), (5, 6, 7))
     [values] = advantages_of(name, ADVANTAGES[name], [alike])
@@ -166,8 +167,20 @@ def test_a_module_that_fails_as_it_is_imported_is_named(
         ({KEY: "reinforce++", "scheduler.resample": "1"}, "resample = 1"),
         ({KEY: "opo", "scheduler.min_group_size": "1"}, "min_group_size = 1"),
         ({"trainer.importance": "masked", "trainer.importance_cap": "0.9"}, "importance_cap = 0.9"),
+        ({"trainer.importance": "sequence-masked", "trainer.importance_cap": "0.9"}, "importance_cap = 0.9"),
+        ({"trainer.importance": "other"}, "trainer.importance = 'other' names no fragment"),
+        ({"trainer.credit": "other"}, "trainer.credit = 'other' names no fragment"),
+        ({"trainer.credit": "gae"}, "'gae' with scheduler.advantage = 'grpo': a critic learns rewards"),
+        ({KEY: "reward", "scheduler.resample": "1"}, "resample = 1"),
+        ({"trainer.kl_estimator": "k2"}, "kl_estimator = 'k2' without a KL"),
     ],
 )
 def test_keys_that_contradict_a_fragment_are_refused(overrides: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_run(ROOT / "examples" / "tictactoe.toml", list(overrides.items()))
+
+
+def test_a_critic_needs_no_group() -> None:
+    overrides = {KEY: "reward", "trainer.credit": "gae", "scheduler.group_size": "1"}
+    run = load_run(ROOT / "examples" / "tictactoe.toml", list(overrides.items()))
+    assert run.scheduler.group_size == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.trainer.model.losses import STAT_NAMES, PolicyGradient, imitation, k3, policy_gradient
-from services.trainer.step import advantages
+from services.trainer.step.token_weights import token_weights
 
 
 def _random(n: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -101,16 +101,10 @@ def test_imitation_is_cross_entropy() -> None:
 
 def test_token_weights_add_up_over_parts_and_follow_their_mean() -> None:
     counts = [3, 0, 5, 2]
-    token = advantages.token_weights(counts, "token", 10, 3)
+    token = token_weights(counts, "token", 10, 3)
     np.testing.assert_allclose(token, np.full(10, 0.1, np.float32))
-    sequence = np.concatenate(
-        [advantages.token_weights(part, "sequence", 10, 3) for part in ([3, 0], [5, 2])]
-    )
+    sequence = np.concatenate([token_weights(part, "sequence", 10, 3) for part in ([3, 0], [5, 2])])
     np.testing.assert_allclose(sequence, [1 / 9] * 3 + [1 / 15] * 5 + [1 / 6] * 2, rtol=1e-6)
     assert sequence.sum() == pytest.approx(1.0)
     with pytest.raises(ValueError, match="median"):
-        advantages.token_weights(counts, "median", 10, 3)
-
-
-def test_advantages_are_spread_over_their_own_tokens() -> None:
-    np.testing.assert_array_equal(advantages.per_token([0.5, -1.0, 2.0], [2, 0, 1]), [0.5, 0.5, 2.0])
+        token_weights(counts, "median", 10, 3)

@@ -70,21 +70,9 @@ def test_micro_batch_points_each_trained_token_at_the_position_before_it() -> No
             columns.tokens[part], columns.loss_mask[part], columns.logprobs[part], strict=True
         ):
             if mask:
-                expected.append((int(token), float(logprob), columns.items[i].advantage))
-    got = list(zip(micro.targets.tolist(), micro.behaviour.tolist(), micro.advantages.tolist(), strict=True))
+                expected.append((int(token), float(logprob)))
+    got = list(zip(micro.targets.tolist(), micro.behaviour.tolist(), strict=True))
     assert got == expected
-
-
-def test_earlier_turns_are_discounted_by_the_turns_after_them() -> None:
-    columns = _filled([8, 2, 5])
-    columns.sampled["loss_mask"][:] = [0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1]
-    chosen = Bin([2, 0], [0, 0])
-    micro = build(columns, chosen, "token", 6, 2, turn_discount=0.5)
-    half, whole = columns.items[0].advantage, columns.items[2].advantage
-    expected = [whole / 2, whole, half / 4, half / 4, half / 2, half]
-    np.testing.assert_array_equal(micro.advantages, np.array(expected, np.float32))
-    undiscounted = build(columns, chosen, "token", 6, 2).advantages
-    np.testing.assert_array_equal(undiscounted, np.array([whole] * 2 + [half] * 4, np.float32))
 
 
 def test_columns_reuse_their_arrays_and_count_trained_tokens() -> None:

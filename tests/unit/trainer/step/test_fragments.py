@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from earl.errors import ConfigError, FragmentError
+from earl.fragments import credit, weights
 from earl.fragments.losses import LOSSES, TokenLosses, TrainedTokens, losses_of
+from earl.fragments.names import CREDITS, IMPORTANCE, WITH_CRITIC
 from earl.fragments.names import LOSSES as NAMES
 from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
-from services.trainer.model.losses import PolicyGradient, corrections
 from services.trainer.ranks.process_group import Group
 from tests.support.policy import (
     alone,
@@ -80,11 +81,17 @@ def logprobs_of(decoder: Decoder, columns: dict[str, np.ndarray]) -> torch.Tenso
     return torch.log_softmax(decoder.logits(hidden), -1)[trained - 1, tokens[trained]]
 
 
-# A token's weight, of its ratio trainer / engine.
+def _bounded(ratio: torch.Tensor) -> torch.Tensor:
+    return torch.where((ratio >= FLOOR) & (ratio <= CAP), ratio, 0.0)
+
+
+# Tokens' weights of a trajectory, of their ratios trainer / engine.
 WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "truncated": lambda ratio: ratio.clamp(max=CAP),
-    "masked": lambda ratio: torch.where((ratio >= FLOOR) & (ratio <= CAP), ratio, 0.0),
+    "masked": _bounded,
     "decoupled": lambda ratio: ratio,
+    "sequence-truncated": lambda ratio: ratio.prod().clamp(max=CAP).expand(len(ratio)),
+    "sequence-masked": lambda ratio: _bounded(ratio.prod()).expand(len(ratio)),
 }
 
 
@@ -147,17 +154,9 @@ def test_a_step_weighs_tokens_by_their_importance(group: Group, model: Path, imp
 
 def test_names_are_those_of_the_fragments() -> None:
     assert tuple(LOSSES) == NAMES == tuple(EXPECTED)
-
-
-def test_importance_weights() -> None:
-    importance = torch.tensor([0.1, 0.5, 1.0, 2.0, 5.0])
-
-    def weights(kind: str) -> list[float]:
-        return corrections(importance, PolicyGradient(LOW, HIGH, importance=kind)).tolist()
-
-    assert weights("decoupled") == pytest.approx([0.1, 0.5, 1.0, 2.0, 5.0])
-    assert weights("truncated") == pytest.approx([0.1, 0.5, 1.0, 2.0, 2.0])
-    assert weights("masked") == pytest.approx([0.0, 0.5, 1.0, 2.0, 0.0])
+    assert ("behaviour", *weights.WEIGHTS) == IMPORTANCE == ("behaviour", *WEIGHTS)
+    assert tuple(credit.CREDITS) == CREDITS
+    assert {name for name, made in credit.CREDITS.items() if credit.needs_values(made)} == WITH_CRITIC
 
 
 def tokens_of(count: int) -> TrainedTokens:
@@ -182,6 +181,24 @@ def test_what_cannot_be_used_is_an_error_that_names_the_fragment(
     with pytest.raises(FragmentError, match=said) as raised:
         losses_of("mine:bad", returned, tokens_of(4))
     assert "trainer.loss = 'mine:bad'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "returned, said",
+    [
+        (lambda r: r.token[:1], r"returned torch.float32\[1\]"),
+        (lambda r: r.token.double(), r"returned torch.float64\[4\]"),
+        (lambda r: r.token.tolist(), "returned \\[1.0, 1.0"),
+        (lambda r: r.token / None, "TypeError"),
+        (lambda r: weights.sequence_masked(r), "trajectory is missing"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_an_error_that_names_the_fragment(
+    returned: Callable[[weights.EngineRatios], torch.Tensor], said: str
+) -> None:
+    with pytest.raises(FragmentError, match=said) as raised:
+        weights.weights_of("mine:bad", returned, weights.EngineRatios(torch.ones(4), 2.0, 0.5))
+    assert "trainer.importance = 'mine:bad'" in str(raised.value)
 
 
 def test_a_users_own_loss_trains(group: Group, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from earl.errors import TrainerError
+from earl.fragments.weights import truncated
 from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gradient
 from services.trainer.ranks.process_group import Group
-from services.trainer.step import advantages
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.step import Stepper
+from services.trainer.step.token_weights import token_weights
 from tests.support.policy import (
     alone,
     columns_of,
@@ -49,7 +50,7 @@ def test_each_token_weighs_its_own_truncated_ratio() -> None:
     start = torch.tensor([-1.1, -1.4, -0.5])
     engine = torch.tensor([-1.3, -1.2, -2.5])
     gains = torch.tensor([1.0, -2.0, 0.5])
-    settings = PolicyGradient(0.5, 0.5, importance="truncated", importance_cap=2.0)
+    settings = PolicyGradient(0.5, 0.5, weight_name="truncated", weight=truncated, importance_cap=2.0)
     result = policy_gradient(
         new, torch.zeros(3), engine, gains, torch.full((3,), 1 / 3), settings, start=start
     )
@@ -76,7 +77,7 @@ def test_each_token_weighs_its_own_truncated_ratio() -> None:
 
 def test_without_a_start_the_current_policy_is_it() -> None:
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
-    settings = PolicyGradient(0.2, 0.2, importance="truncated")
+    settings = PolicyGradient(0.2, 0.2, weight_name="truncated", weight=truncated)
     arguments = (
         torch.zeros(2),
         torch.tensor([-1.5, -1.0]),
@@ -89,7 +90,7 @@ def test_without_a_start_the_current_policy_is_it() -> None:
 
 
 def test_constant_mean_counts_every_token_alike() -> None:
-    weights = advantages.token_weights([3, 5], "constant", 8, 2, 16)
+    weights = token_weights([3, 5], "constant", 8, 2, 16)
     np.testing.assert_allclose(weights, np.full(8, 1 / 32, np.float32))
 
 

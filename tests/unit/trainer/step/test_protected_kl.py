@@ -178,7 +178,7 @@ def test_a_pass_that_counts_nothing_is_finite_however_unlikely_its_token_is(
         logprobs,
         torch.zeros(1),
         torch.from_numpy(EMPTY.behaviour),
-        torch.from_numpy(EMPTY.advantages),
+        torch.zeros(1),
         torch.from_numpy(EMPTY.weights),
         PolicyGradient(0.2, 0.2, kl_coefficient=WEIGHT),
         reference=torch.from_numpy(EMPTY.reference),

@@ -1,30 +1,10 @@
-"""From one advantage per sequence to one per trained token: the scheduler made the scalars from the
-groups' rewards (distributed advantages: no tensor is gathered for them), the rank spreads its own.
-"""
+"""From losses of tokens to one number: how much each token of a mini-batch counts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-
-
-def per_token(values: Sequence[float], trained_tokens: Sequence[int]) -> np.ndarray:
-    """float32[sum(trained_tokens)]: each sequence's value, such as its advantage, once per trained token."""
-    return np.repeat(np.asarray(values, np.float32), np.asarray(trained_tokens, np.int64))
-
-
-def turn_discounts(loss_mask: np.ndarray, starts: np.ndarray, discount: float) -> np.ndarray:
-    """float32[trained tokens]: discount to the power of the turns that its sequence trains after the token's.
-
-    loss_mask: uint8[T] of sequences end to end, whose first tokens lie at `starts`, int64[sequences], and are
-    not trained. A turn is a run of trained tokens. discount: of each turn, above 0 and at most 1.
-    """
-    mask = loss_mask.astype(np.int64)
-    turns = np.cumsum(np.diff(mask, prepend=0) > 0)
-    ends = np.append(starts[1:], len(mask)) - 1
-    last = np.repeat(turns[ends], np.add.reduceat(mask, starts))
-    return np.power(np.float32(discount), (last - turns[mask > 0]).astype(np.float32))
 
 
 def token_weights(
