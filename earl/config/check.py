@@ -160,6 +160,12 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
             f"task_key = {entry.section.task_key!r} of environment {entry.label} without tasks has no effect",
             "set tasks to a file with that column, or remove task_key",
         )
+    if entry.section.demonstration_key and (not entry.section.tasks or entry.trained_seats > 1):
+        raise ConfigError(
+            f"demonstration_key = {entry.section.demonstration_key!r} of environment {entry.label} "
+            + ("with several seats of the policy" if entry.section.tasks else "without tasks has no effect"),
+            "set tasks to a file with that column, or remove demonstration_key",
+        )
     if entry.section.order == "curriculum" and not (entry.section.tasks or entry.section.instances):
         raise ConfigError(
             f'order = "curriculum" of environment {entry.label} without tasks or instances: endless '

@@ -109,6 +109,11 @@ class EnvironmentConfig(ConfigSection):
     #
     # Set it where one problem stands in several rows, in other words.
     task_key: str = ""
+    # The column of `tasks` with the conversation that the warm-up imitates in that task, a list of messages
+    # with role and content (docs/tasks.md). Empty: the warm-up imitates legal play.
+    #
+    # Set it to begin with supervised fine-tuning on given trajectories.
+    demonstration_key: str = ""
     # The order in which tasks are trained on: "shuffled", every one once in each epoch, or "curriculum", more
     # often those that recent groups neither always solved nor never (docs/tasks.md).
     #

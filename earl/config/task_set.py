@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from earl.config.demonstrations import demonstration
 from earl.config.environment import EnvironmentConfig
 from earl.errors import ConfigError
 
@@ -85,6 +86,8 @@ def _from_file(path: Path, section: EnvironmentConfig, label: str) -> TaskSet:
         text = _checked(path, number, row)
         if (earlier := first_places.setdefault(text, number)) != number:
             raise ConfigError(f"{path}: row {number} is row {earlier} once more", "remove one of them")
+        if section.demonstration_key:
+            _check_demonstration(path, number, row, section.demonstration_key)
         rows.append(json.dumps(row, separators=(",", ":")))
         keys.append(_key(path, number, row, section.task_key) if section.task_key else text)
     if not rows:
@@ -182,6 +185,17 @@ def _key(path: Path, number: int, row: dict[str, Any], name: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{path}: row {number} has {name} = {value}", "give a text or a number")
     return json.dumps(value, sort_keys=True)
+
+
+def _check_demonstration(path: Path, number: int, row: dict[str, Any], name: str) -> None:
+    """Raises ConfigError unless the row has a conversation to imitate."""
+    try:
+        demonstration(row.get(name))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: row {number} has no conversation as {name!r}, the demonstration_key: {error}",
+            'write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]',
+        ) from None
 
 
 def recorded(sets: dict[str, TaskSet]) -> dict[str, dict[str, Any]]:

@@ -313,6 +313,7 @@ def episode_bounds(config: RunConfig, run_dir: Path, tokenizer: Tokenizer) -> di
             config.scheduler.timeout == "truncate",
             entry.rewards,
             tuple(section.tools),
+            section.demonstration_key,
         )
     return bounds
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from earl.config.demonstrations import demonstration
 from earl.env.base import Limits, Observation
 from earl.errors import ContextTooLong, EngineError, EnvironmentFailure
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
@@ -48,7 +49,8 @@ class AgentBounds:
     max_new_tokens one answer. tokenizer: begins with the environment's system message. turn_s: of an answer
     and the step that it takes, in seconds, 0 for no bound. truncates: slow episodes are truncated, and do not
     fail. rewards: the least and the most that an episode may earn. tools: names of those that the policy may
-    call, all if empty.
+    call, all if empty. demonstrations: the key of a task under which its conversation lies that scripted
+    episodes imitate; "" where they play.
     """
 
     limits: Limits
@@ -59,6 +61,7 @@ class AgentBounds:
     truncates: bool = False
     rewards: tuple[float, float] = (-math.inf, math.inf)
     tools: Sequence[str] = ()
+    demonstrations: str = ""
 
 
 def sampled(
@@ -120,6 +123,36 @@ def scripted(ticket: EpisodeTicket, bounds: AgentBounds, policy: Sampler) -> Cho
         return text
 
     return choose
+
+
+def imitate(
+    messages: object,
+    ticket: EpisodeTicket,
+    bounds: AgentBounds,
+    policy: Sampler,
+    columns: TokenColumns,
+    observed: list[tuple[str, str]] | None,
+) -> None:
+    """Fills the columns with a demonstrated conversation, and `observed` with (role, text) of what the
+    environment says in it. Raises EnvironmentFailure for what is no conversation, Truncated where it is cut.
+    """
+    try:
+        turns = demonstration(messages)
+    except ValueError as error:
+        raise EnvironmentFailure(
+            f"{bounds.demonstrations!r} of ticket {ticket.ticket_id} is no conversation: {error}",
+            "run scheduler and rollout worker from one run file",
+        ) from error
+    for turn in turns:
+        if columns.turns_taken >= ticket.max_turns:
+            raise Truncated(f"max_turns {ticket.max_turns} reached")
+        if observed is not None:
+            observed.append((turn.role, turn.text))
+        left = _observe(Observation(turn.text, role=turn.role), columns, bounds, policy)
+        ids = bounds.tokenizer.encode_action(turn.answer)
+        if len(ids) > left:
+            raise Truncated(f"context full: an answer of {len(ids)} tokens exceeds the {left} left")
+        columns.act_scripted(ids, policy.version)
 
 
 def session_name(ticket: EpisodeTicket) -> str:

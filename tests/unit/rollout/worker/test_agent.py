@@ -374,3 +374,52 @@ async def test_cancelling_closes_the_session():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sessions.session.closed and policy.released == ["7/2"]
+
+
+SHOWN = [
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": "on."},
+    {"role": "tool", "content": "ok"},
+    {"role": "assistant", "content": "end."},
+]
+SHOWN_TICKET = replace(
+    TICKET, scripted=True, min_version=0, transcript=True, task_json=json.dumps({"n": 3, "do": SHOWN})
+)
+
+
+async def test_a_demonstration_is_imitated_without_environment_and_engine():
+    policy, sessions = Says([]), Sessions()
+    playing = agent(policy, sessions, demonstrations="do", rewards=(0.5, 1.0))
+    outcome = await playing.play(SHOWN_TICKET)
+    assert (outcome.ending, outcome.message, policy.requests, sessions.opened) == (Ending.OK, "", [], [])
+    columns = outcome.columns.arrays()
+    assert columns["tokens"].tolist() == [1, *map(ord, "goon.!okend.")]
+    assert columns["loss_mask"].tolist() == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 4
+    assert columns["turns"].tolist() == [0] * 6 + [1] * 7
+    assert [(turn.role, turn.text) for turn in outcome.transcript[1:]] == [
+        ("user", "go"),
+        ("assistant", "on."),
+        ("tool", "ok"),
+        ("assistant", "end."),
+    ]
+
+
+async def test_a_demonstration_ends_where_a_bound_is_reached():
+    turns = await agent(Says([]), Sessions(), demonstrations="do").play(replace(SHOWN_TICKET, max_turns=1))
+    assert (turns.ending, turns.message) == (Ending.TRUNCATED, "max_turns 1 reached")
+    context = await agent(Says([]), Sessions(), context=10, demonstrations="do").play(SHOWN_TICKET)
+    assert context.ending is Ending.TRUNCATED and len(context.columns) == 9
+    assert "an answer of 4 tokens exceeds the 1 left" in context.message
+
+
+async def test_the_environment_never_sees_the_demonstration():
+    sessions = Sessions(WON)
+    played = replace(SHOWN_TICKET, scripted=False, min_version=1)
+    assert (await agent(Says(["x."]), sessions, demonstrations="do").play(played)).ending is Ending.OK
+    assert sessions.opened[0][1] == {"n": 3}
+
+
+async def test_what_is_no_demonstration_is_an_error_of_the_environment():
+    broken = replace(SHOWN_TICKET, task_json=json.dumps({"do": SHOWN[:1]}))
+    outcome = await agent(Says([]), Sessions(), demonstrations="do").play(broken)
+    assert outcome.ending is Ending.ENV_ERROR and "its last message is no answer" in outcome.message
