@@ -39,6 +39,12 @@ def alone() -> Iterator[Group]:
     group.close()
 
 
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    """A scratch model of the test's own; a module takes it by name: `model = tiny_model`."""
+    return model_directory(tmp_path)
+
+
 def configuration(**trainer: object) -> RunConfig:
     settings = {"lr": 1e-2, "microbatch_tokens": 64, "entropy_coefficient": 0.01, "device": "cpu", **trainer}
     return RunConfig.model_validate({"name": "t", "environment": {"name": "e"}, "trainer": settings})

@@ -26,6 +26,7 @@ from tests.support.policy import (
     model_directory,
     progress_at,
     stepper_for,
+    tiny_model,
     train,
 )
 
@@ -33,12 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 LORA = {"lora_rank": 3, "lora_alpha": 6.0, "lora_targets": ["q_proj", "o_proj", "up_proj", "down_proj"]}
 
 
-group = alone
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_directory(tmp_path)
+group, model = alone, tiny_model
 
 
 def test_training_starts_from_the_model_itself_and_changes_adapters_alone(group: Group, model: Path) -> None:

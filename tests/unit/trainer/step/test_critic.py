@@ -26,22 +26,17 @@ from tests.support.policy import (
     configuration,
     gathered,
     items_of,
-    model_directory,
     plan_of,
     sequence,
     stepper_for,
+    tiny_model,
     train,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
-group = alone
+group, model = alone, tiny_model
 DISCOUNT, DECAY, COEFFICIENT, CLIP = 0.97, 0.8, 0.3, 0.05
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_directory(tmp_path)
 
 
 def critic_stepper(group: Group, model: Path, **trainer: object) -> Stepper:

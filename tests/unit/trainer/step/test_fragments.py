@@ -26,22 +26,17 @@ from tests.support.policy import (
     configuration,
     gathered,
     items_of,
-    model_directory,
     plan_of,
     sequence,
     stepper_for,
+    tiny_model,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
-group = alone
+group, model = alone, tiny_model
 LOW, HIGH, DUAL = 0.2, 0.3, 1.05
 FLOOR, CAP = 1.0, 1.2
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_directory(tmp_path)
 
 
 def ppo(new: torch.Tensor, old: torch.Tensor, advantage: float) -> torch.Tensor:

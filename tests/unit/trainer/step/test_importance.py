@@ -24,10 +24,10 @@ from tests.support.policy import (
     configuration,
     gathered,
     items_of,
-    model_directory,
     plan_of,
     sequence,
     stepper_for,
+    tiny_model,
     train,
 )
 
@@ -37,12 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 TEMPERATURE = 1.0
 
 
-group = alone
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_directory(tmp_path)
+group, model = alone, tiny_model
 
 
 def test_each_token_weighs_its_own_truncated_ratio() -> None:

@@ -21,21 +21,16 @@ from tests.support.policy import (
     columns_of,
     configuration,
     items_of,
-    model_directory,
     plan_of,
     sequence,
     stepper_for,
+    tiny_model,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-group = alone
+group, model = alone, tiny_model
 WEIGHT = 0.5
 KL = STAT_NAMES.index("kl_reference")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_directory(tmp_path)
 
 
 # --- the objective --------------------------------------------------------------------------

@@ -21,22 +21,17 @@ from tests.support.policy import (
     configuration,
     gathered,
     items_of,
-    model_directory,
     plan_of,
     sequence,
     stepper_for,
+    tiny_model,
     train,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
-group = alone
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_directory(tmp_path)
+group, model = alone, tiny_model
 
 
 def _reference_step(model: Path, plan, loss_mean: str, config) -> dict[str, torch.Tensor]:
