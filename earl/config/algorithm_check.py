@@ -8,6 +8,9 @@ from earl.fragments.advantages import ADVANTAGES
 from earl.fragments.lookup import check_name
 from earl.fragments.names import CREDITS, IMPORTANCE, LOSSES, WITH_CRITIC
 
+# Keys that only a credit with values reads.
+OF_CRITIC = ("gae_lambda", "value_coefficient", "value_clip")
+
 
 def check_algorithm(config: RunConfig) -> None:
     """Raises ConfigError for a name that is no fragment's, and for keys that contradict each other."""
@@ -39,6 +42,13 @@ def check_credit(config: RunConfig) -> None:
             "rewards, and these are differences between them",
             'set scheduler.advantage = "reward"',
         )
+    for key in OF_CRITIC if trainer.credit == "discounted" else ():
+        if (value := getattr(trainer, key)) != type(trainer).model_fields[key].default:
+            raise ConfigError(
+                f'trainer.{key} = {value} with trainer.credit = "discounted" would be used nowhere: there is '
+                "no critic",
+                f'set trainer.credit = "gae", or remove trainer.{key}',
+            )
     if trainer.kl_estimator != "k3" and not trainer.uses_reference:
         raise ConfigError(
             f"trainer.kl_estimator = {trainer.kl_estimator!r} without a KL would be used nowhere",

@@ -160,11 +160,16 @@ def _check_bounds(config: RunConfig, entry: MixtureEntry) -> None:
             f"task_key = {entry.section.task_key!r} of environment {entry.label} without tasks has no effect",
             "set tasks to a file with that column, or remove task_key",
         )
-    if entry.section.demonstration_key and (not entry.section.tasks or entry.trained_seats > 1):
+    if (shown := entry.section.demonstration_key) and not entry.section.tasks:
         raise ConfigError(
-            f"demonstration_key = {entry.section.demonstration_key!r} of environment {entry.label} "
-            + ("with several seats of the policy" if entry.section.tasks else "without tasks has no effect"),
+            f"demonstration_key = {shown!r} of environment {entry.label} without tasks has no effect",
             "set tasks to a file with that column, or remove demonstration_key",
+        )
+    if shown and entry.seats > 1:
+        raise ConfigError(
+            f"demonstration_key = {shown!r} of environment {entry.label}, whose episodes have {entry.seats} "
+            "seats: a conversation is of one",
+            "remove demonstration_key, or train it in an environment with one seat",
         )
     if entry.section.order == "curriculum" and not (entry.section.tasks or entry.section.instances):
         raise ConfigError(
@@ -270,6 +275,12 @@ def check_groups(config: RunConfig) -> None:
             f"{config.scheduler.advantage!r} would replace groups whose rewards are all equal, and there "
             "they teach something",
             'remove scheduler.resample, or set scheduler.advantage = "reinforce++-baseline"',
+        )
+    if config.scheduler.resample and smallest.group_size == 1:
+        raise ConfigError(
+            f"scheduler.resample = {config.scheduler.resample} with group_size = 1 of {smallest.label}: in a "
+            "group of one all rewards are equal, so each would be replaced",
+            "remove scheduler.resample, or raise group_size",
         )
     largest = max(config.mixture, key=lambda entry: entry.group_size)
     if config.scheduler.close_groups and least >= largest.group_size + config.scheduler.extra_episodes:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Keys of a message; those after the first two only say whose it is.
+KEYS = ("role", "content", "name", "tool_call_id")
 ANSWER, OBSERVED = "assistant", ("user", "tool")
 
 
@@ -49,6 +51,12 @@ def _message(number: int, message: Any) -> tuple[str, str]:
     if not isinstance(message, Mapping):
         raise ValueError(f"message {number} is no object with role and content")
     role, text = message.get("role"), message.get("content")
+    lost = [key for key, value in message.items() if key not in KEYS and value]
+    if lost:
+        raise ValueError(
+            f"message {number} has {', '.join(map(repr, lost))}, which would be lost: write it into the "
+            "content, as the policy would write it"
+        )
     if role == "system":
         raise ValueError(f"message {number} has the role system: set model.system, or the environment's")
     if role not in (*OBSERVED, ANSWER):

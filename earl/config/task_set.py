@@ -76,9 +76,15 @@ def canonical(row: dict[str, Any]) -> str:
     return json.dumps(row, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def problem(row: dict[str, Any], demonstration_key: str) -> str:
+    """The key of a row's task, where no column tells it: all of the row but how it is solved."""
+    return canonical({key: value for key, value in row.items() if key != demonstration_key})
+
+
 def _from_file(path: Path, section: EnvironmentConfig, label: str) -> TaskSet:
     rows: list[str] = []
     keys: list[str] = []
+    shown = section.demonstration_key
     first_places: dict[str, int] = {}
     for number, row in enumerate(_rows(path), 1):
         if number > MOST_ROWS:
@@ -86,10 +92,10 @@ def _from_file(path: Path, section: EnvironmentConfig, label: str) -> TaskSet:
         text = _checked(path, number, row)
         if (earlier := first_places.setdefault(text, number)) != number:
             raise ConfigError(f"{path}: row {number} is row {earlier} once more", "remove one of them")
-        if section.demonstration_key:
-            _check_demonstration(path, number, row, section.demonstration_key)
+        if shown:
+            _check_demonstration(path, number, row, shown)
         rows.append(json.dumps(row, separators=(",", ":")))
-        keys.append(_key(path, number, row, section.task_key) if section.task_key else text)
+        keys.append(_key(path, number, row, section.task_key) if section.task_key else problem(row, shown))
     if not rows:
         raise ConfigError(f"{path} has no rows", "write a JSON object on each line")
     train, held_out = split(keys, section.held_out)

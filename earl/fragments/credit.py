@@ -118,7 +118,8 @@ def credit_of(name: str, fragment: CreditFragment, tokens: CreditedTokens) -> To
             raise FragmentError(
                 f"trainer.credit = {name!r} returned {got} as {column}", f"return float32{list(shape)}"
             )
-        if not np.isfinite(array).all() and np.isfinite(tokens.rewards).all():
+        given = [column for column in (tokens.rewards, tokens.values) if column is not None]
+        if not np.isfinite(array).all() and all(np.isfinite(column).all() for column in given):
             raise FragmentError(
                 f"trainer.credit = {name!r} returned {column} that are not finite, for rewards whose sum is "
                 f"{float(tokens.rewards.sum()):g}",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from earl.config.model import ScratchModel
 from earl.config.run import RunConfig
@@ -18,7 +19,7 @@ from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
 from earl.ticket_ranges import RangeSet
 from services.trainer.checkpoint.manifest import TrainingProgress
-from services.trainer.model.sharded_policy import ShardedPolicy
+from services.trainer.model.sharded_policy import CRITIC, ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import Columns
@@ -127,7 +128,12 @@ def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: Any) -> d
 
 
 def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in stepper.policy.gathered()}
+    """Every tensor of the model, whole, and the critic if there is one; a collective."""
+    tensors = {name: tensor.clone() for name, tensor in stepper.policy.gathered()}
+    for shard in stepper.policy.shards:
+        if shard.name == CRITIC:
+            tensors[CRITIC] = cast("DTensor", shard.parameter.detach()).full_tensor().clone()
+    return tensors
 
 
 def progress_at(stepper: Stepper, version: int) -> TrainingProgress:

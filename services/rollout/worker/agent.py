@@ -239,10 +239,10 @@ class EpisodeAgent:
         task = _task(ticket)
         messages = task.pop(bounds.demonstrations, None) if bounds.demonstrations else None
         if ticket.scripted and messages is not None:
+            # Nobody earns anything; the range of rewards may leave 0 out.
+            outcome.reward = min(max(0.0, bounds.rewards[0]), bounds.rewards[1])
             imitate(messages, ticket, bounds, self._policy, outcome.columns, seats[0].observed)
             outcome.ending = Ending.OK
-            # Nobody earned anything; the range of rewards may leave 0 out.
-            outcome.reward = min(max(0.0, bounds.rewards[0]), bounds.rewards[1])
             return
         limits = replace(bounds.limits, episode_s=self._session_s(ticket))
         with tracing.span("rollout open", traceparent):

@@ -53,6 +53,8 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
         settings["kl"] = config.trainer.uses_reference
         if config.trainer.loss != "clip":
             settings["loss"] = config.trainer.loss
+        if config.trainer.credit != "discounted":
+            settings["credit"] = config.trainer.credit
         settings["activation_checkpointing"] = config.trainer.checkpoints_activations
     return {
         "model": {**asdict(spec), "dtype": config.model.weight_dtype},

@@ -147,6 +147,8 @@ def policy_gradient(
         )
         counted = weights_of(settings.weight_name, settings.weight, ratios)
         per_token = per_token * counted
+        if trajectory_ratio is not None:
+            beyond = trajectory_ratio > settings.importance_cap
         beyond |= counted == 0.0
     if settings.entropy_coefficient > 0.0:
         per_token = per_token - settings.entropy_coefficient * entropy

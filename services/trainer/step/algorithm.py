@@ -61,6 +61,18 @@ class Algorithm:
         return needs_values(self.credit)
 
     @property
+    def to_correct(self) -> str:
+        """The end of a remedy that names the functions of the user's own; "" if there are none."""
+        trainer = self._config.trainer
+        named = {"loss": LOSSES, "importance": ("behaviour", *WEIGHTS), "credit": CREDITS}
+        users = [
+            f"trainer.{key} = {getattr(trainer, key)!r}"
+            for key, known in named.items()
+            if getattr(trainer, key) not in known
+        ]
+        return f", or correct {' and '.join(users)}" if users else ""
+
+    @property
     def needs_start(self) -> bool:
         """Returns whether ratios are taken to the trainer's log-probs at the start of the batch."""
         return self._weight is not None

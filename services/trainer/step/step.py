@@ -24,7 +24,6 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.errors import TrainerError
-from earl.fragments.losses import LOSSES
 from earl.parallelism import TRAINER
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
@@ -183,6 +182,11 @@ class Stepper:
             chosen = np.flatnonzero(columns.trained_tokens()).tolist()
             temperature = self._temperature(plan)
             outputs = self._within_memory(columns, chosen, lambda: self._outputs(columns, temperature))
+            if not self.group.agree(all(np.isfinite(output).all() for output in outputs)):
+                raise TrainerError(
+                    f"batch {plan.batch_id} of version {plan.version}: log-probs or values are not finite",
+                    "nothing was committed; lower trainer.lr or resume from an earlier checkpoint",
+                )
             start = outputs[0] if algorithm.needs_start else None
             values = outputs[1] if algorithm.has_critic else None
         credit = credit_columns(columns, algorithm.credit, self.config.trainer, values)
@@ -291,7 +295,7 @@ class Stepper:
             raise TrainerError(
                 f"batch {plan.batch_id} of version {plan.version}: loss {stats[0]}, gradient norm {norm}",
                 "nothing was committed; lower trainer.lr or resume from an earlier checkpoint"
-                + ("" if trainer.loss in LOSSES else f", or correct trainer.loss = {trainer.loss!r}"),
+                + self._algorithm.to_correct,
             )
         tally.add(stats, norm, largest)
         return stats, norm

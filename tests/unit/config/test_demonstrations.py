@@ -40,6 +40,7 @@ def test_turns_are_pairs() -> None:
             [{"role": "system", "content": "x"}, ASK, ANSWER],
             "message 1 has the role system: set",
         ),
+        ([ASK, {**ANSWER, "tool_calls": [{"id": 1}]}], "message 2 has 'tool_calls', which would be lost"),
         ([{"role": "human", "content": "x"}, ANSWER], "role 'human', not user"),
         ([ASK, {"role": "assistant", "content": None}], "message 2 has no text"),
         ([ASK, {"role": "assistant", "content": ""}], "message 2 has no text"),
@@ -59,6 +60,30 @@ def test_a_row_without_one_is_refused_with_its_number(tmp_path: Path) -> None:
         task_set_of(section.model_copy(update={"demonstration_key": "do"}), "e")
 
 
-def test_a_key_without_tasks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"demonstration_key = 'do'.*without tasks"):
-        load_run(ROOT / "examples" / "tictactoe.toml", [("environment.demonstration_key", "do")])
+def test_the_solution_does_not_decide_who_is_held_out(tmp_path: Path) -> None:
+    """Problems with several solutions are on one side, and on the same side as without solutions."""
+    plain, shown = tmp_path / "plain.jsonl", tmp_path / "shown.jsonl"
+    plain.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(40)))
+    other = {**ANSWER, "content": "five"}
+    rows = ({"n": n, "do": [ASK, answer]} for n in range(40) for answer in (ANSWER, other))
+    shown.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    without = task_set_of(EnvironmentConfig(name="e", tasks=str(plain), held_out=0.5), "e")
+    solved = EnvironmentConfig(name="e", tasks=str(shown), held_out=0.5, demonstration_key="do")
+    tasks = task_set_of(solved, "e")
+    assert tasks is not None and without is not None
+    assert list(tasks.held_out) == [2 * n + which for n in without.held_out for which in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "overrides, reason",
+    [
+        ({}, "demonstration_key = 'do'.*without tasks"),
+        ({"tasks": "t.jsonl", "task": '{ seats = "all" }', "seats": "2"}, "have 2 seats"),
+        ({"tasks": "t.jsonl", "seats": "2", "opponent": "frozen"}, "have 2 seats"),
+    ],
+)
+def test_a_key_that_cannot_be_followed_is_refused(overrides: dict[str, str], reason: str) -> None:
+    given = [("environment.demonstration_key", "do")]
+    given += [(f"environment.{key}", value) for key, value in overrides.items()]
+    with pytest.raises(ConfigError, match=reason):
+        load_run(ROOT / "examples" / "tictactoe.toml", given)

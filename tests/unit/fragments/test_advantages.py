@@ -172,6 +172,9 @@ def test_a_module_that_fails_as_it_is_imported_is_named(
         ({"trainer.credit": "other"}, "trainer.credit = 'other' names no fragment"),
         ({"trainer.credit": "gae"}, "'gae' with scheduler.advantage = 'grpo': a critic learns rewards"),
         ({KEY: "reward", "scheduler.resample": "1"}, "resample = 1"),
+        ({KEY: "reward", "scheduler.resample": "1"}, "resample = 1"),
+        ({KEY: "mine:fn", "scheduler.group_size": "1", "scheduler.resample": "1"}, "a group of one"),
+        ({"trainer.gae_lambda": "0.5"}, 'gae_lambda = 0.5 with trainer.credit = "discounted"'),
         ({"trainer.kl_estimator": "k2"}, "kl_estimator = 'k2' without a KL"),
     ],
 )

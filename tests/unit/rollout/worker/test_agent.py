@@ -405,7 +405,8 @@ async def test_a_demonstration_is_imitated_without_environment_and_engine():
 
 
 async def test_a_demonstration_ends_where_a_bound_is_reached():
-    turns = await agent(Says([]), Sessions(), demonstrations="do").play(replace(SHOWN_TICKET, max_turns=1))
+    playing = agent(Says([]), Sessions(), demonstrations="do", rewards=(0.5, 1.0))
+    turns = await playing.play(replace(SHOWN_TICKET, max_turns=1))
     assert (turns.ending, turns.message) == (Ending.TRUNCATED, "max_turns 1 reached")
     context = await agent(Says([]), Sessions(), context=10, demonstrations="do").play(SHOWN_TICKET)
     assert context.ending is Ending.TRUNCATED and len(context.columns) == 9

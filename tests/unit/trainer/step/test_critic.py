@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from earl.errors import TrainerError
 from earl.fragments.credit import CreditedTokens, TokenCredit, gae
 from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
+from services.trainer.checkpoint import checkpoint
 from services.trainer.model.sharded_policy import CRITIC
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.credit import credit_columns, explained_variance, whitened
@@ -27,6 +29,7 @@ from tests.support.policy import (
     gathered,
     items_of,
     plan_of,
+    progress_at,
     sequence,
     stepper_for,
     tiny_model,
@@ -134,6 +137,29 @@ def test_the_critic_learns_what_a_token_is_worth(group: Group, model: Path) -> N
         plan = plan_of(items, 1, batch, first_of_phase=False)
         explained.append(stepper.train(plan, columns_of(plan)))
     assert explained[-1]["value_loss"] < 0.3 * explained[0]["value_loss"]
+
+
+def test_values_that_are_not_finite_are_no_fault_of_the_fragment(group: Group, model: Path) -> None:
+    stepper = critic_stepper(group, model)
+    for shard in stepper.policy.shards:
+        if shard.name == CRITIC:
+            shard.local.fill_(torch.nan)
+    with pytest.raises(TrainerError, match="batch 1 of version 1: log-probs or values are not finite"):
+        train(stepper, 1)
+
+
+def test_a_checkpoint_without_a_critic_begins_one(group: Group, model: Path, tmp_path: Path) -> None:
+    plain = stepper_for(group, model, configuration())
+    train(plain, 1)
+    checkpoint.save(tmp_path / "kept", plain, group, progress_at(plain, 2), "hash", keep=1)
+    stepper = critic_stepper(group, model)
+    saved = checkpoint.latest(tmp_path / "kept", stepper, group)
+    assert saved is not None
+    checkpoint.load(*saved, stepper)
+    assert not critic_of(stepper).any()
+    tensors = gathered(stepper)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in gathered(plain).items())
+    assert train(stepper, 2)["value_loss"] > 0.0
 
 
 def test_imitation_leaves_the_critic(group: Group, model: Path) -> None:
