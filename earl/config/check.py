@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from earl.config.algorithm_check import check_algorithm
+from earl.config.distribution import check_placement
 from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
 from earl.config.model_check import check_model
@@ -45,6 +46,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_switch(config)
     check_data_plane(config)
     check_traces(config)
+    check_placement(config)
     check_alternate(config)
     check_paced(config)
     check_pool(config)

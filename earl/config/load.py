@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from earl.config import keys
 from earl.config.check import cross_check
+from earl.config.distribution import with_placement
 from earl.config.run import RunConfig
 from earl.config.takes import Takes
 from earl.config.units import unit
@@ -132,14 +133,15 @@ def example_of(section: str) -> str:
 
 
 def validate(table: Mapping[str, Any], source: str, overridden: Collection[str] = ()) -> RunConfig:
-    """Nested tables as a RunConfig. Raises ConfigError with the schema's errors in one line.
+    """Nested tables as a RunConfig, with what their placement decides. Raises ConfigError with the schema's
+    errors in one line.
 
     source: where the table is from. overridden: keys that the command line gave.
     """
     without = not table.get("environment") and not table.get("environments")
     lacking = [missing_key_error("environment", source)] if without else []
     try:
-        config = RunConfig.model_validate(table)
+        config = RunConfig.model_validate(with_placement(table))
     except ValidationError as error:
         raise validation_error(error, source, overridden, lacking) from None
     if lacking:

@@ -58,6 +58,13 @@ class StackConfig(ConfigSection):
     # Set true for a small model on a single GPU, where memory holds all stages at once, and "alternate" where
     # it does not.
     share: Annotated[bool | Literal["alternate"], Takes('true, false or "alternate"')] = False
+    # Where stages run: one key that decides others which the run file leaves out (docs/algorithms.md).
+    # "separate": stack.share = false. "shared": stack.share = true. "actors": rollout.workers = 4, each of
+    # rollout.engines = 1. Empty: those keys decide.
+    #
+    # Set it to try one run file in another placement. With deterministic = true and the same threads, weights
+    # are the same in each.
+    placement: Literal["", "separate", "shared", "actors"] = ""
     # Devices that rollout, trainer and, in a run that has one, the reference stage draw on together: they may
     # go from one stage to another while all work (docs/reparallelize.md). The run begins with rollout.engines
     # x tp, trainer.ranks and reference.dp x tp of them. 0: each stage keeps its own.

@@ -18,6 +18,7 @@ from rich.text import Text
 from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
 from earl.config import keys
 from earl.config.descriptions import comment_of
+from earl.config.distribution import placement_text
 from earl.config.load import expectation, load_run
 from earl.config.paced_check import paced_text
 from earl.config.run import RunConfig
@@ -176,7 +177,11 @@ def would_start(config: RunConfig, notes: list[str]) -> CheckedRun:
     return CheckedRun(
         str(directory),
         [spec.name for spec in plan(config, directory / "run.json")],
-        [*notes, *filter(None, [paced_text(config)]), *(placement.lines() if placement.gpus else ())],
+        [
+            *notes,
+            *filter(None, [paced_text(config), placement_text(config)]),
+            *(placement.lines() if placement.gpus else ()),
+        ],
         f"rollout {rollout.workers} x {rollout.engines} engines of tp {rollout.tp}, trainer "
         f"{config.trainer.parallelism}, {scheduler.steps} steps of {scheduler.batch_groups} x {sizes} "
         "episodes",
