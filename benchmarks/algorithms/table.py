@@ -69,8 +69,7 @@ ALGORITHMS: Mapping[str, KnownAlgorithm] = {
     ),
     "gspo": KnownAlgorithm(
         "GSPO: the ratio of whole trajectories",
-        # The learning rate is a thousand times that of a language model: a trajectory's ratio leaves the
-        # paper's bounds of 3e-4 with the first of the batch's mini-batches.
+        # The paper's bounds of some 3e-4 are for a language model's learning rate; the demo's is much larger.
         {
             "trainer.loss": "gspo",
             "trainer.loss_mean": "sequence",
