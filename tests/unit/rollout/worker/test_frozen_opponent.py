@@ -14,7 +14,7 @@ from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
-from services.rollout.worker import frozen_opponent
+from services.rollout.worker import version_holder
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.gauges import Gauges, WorkerLoad
@@ -113,7 +113,7 @@ async def test_a_version_that_is_made_again_is_loaded_again():
 
 
 async def test_a_trainer_that_is_away_is_waited_for_and_what_it_gave_up_is_not(monkeypatch):
-    monkeypatch.setattr(frozen_opponent, "RETRY_S", 0.0)
+    monkeypatch.setattr(version_holder, "RETRY_S", 0.0)
     made = Made()
     made.prepare = lambda engine: engine.vanished.update({1, 5})
     async with opponent(made) as frozen:
@@ -165,7 +165,7 @@ async def test_the_opponents_engines_count_in_the_workers_memory_alone():
 
 
 async def test_engines_that_died_without_the_version_get_it_with_the_next_episode(monkeypatch):
-    monkeypatch.setattr(frozen_opponent, "RETRY_S", 0.0)
+    monkeypatch.setattr(version_holder, "RETRY_S", 0.0)
     made = Made()
     async with opponent(made) as frozen:
         frozen.offer(2)
