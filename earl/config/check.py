@@ -304,11 +304,12 @@ def check_deterministic(config: RunConfig) -> None:
     if not config.deterministic:
         return
     scheduler, engine = config.scheduler, config.rollout.engine
-    if scheduler.staleness:
+    if scheduler.staleness and config.alternates:
         raise ConfigError(
-            f"deterministic = true with scheduler.staleness = {scheduler.staleness}: which version samples a "
-            "token would depend on timing",
-            "set scheduler.staleness = 0",
+            f"deterministic = true with scheduler.staleness = {scheduler.staleness} and stack.share = "
+            '"alternate": engines that wake load the newest version, not the one that an episode is planned '
+            "for",
+            'set scheduler.staleness = 0, or a stack.share other than "alternate"',
         )
     if scheduler.selector == "on":
         raise ConfigError(

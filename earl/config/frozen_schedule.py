@@ -1,7 +1,8 @@
-"""The frozen version that plays against the policy, as a function of versions alone. Pure."""
+"""The earlier versions that a run still needs, as a function of versions alone. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,3 +34,19 @@ class FrozenSchedule:
     def most_needed(self) -> int:
         """The most versions that `needed` gives for any version."""
         return 1 + -(-self.staleness // self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVersions:
+    """The versions that stay readable, beside the newest: those of every schedule of a run."""
+
+    schedules: Sequence[FrozenSchedule]
+
+    def needed(self, version: int) -> list[int]:
+        """The versions that tickets may name while `version` is trained, oldest first."""
+        return sorted({each for schedule in self.schedules for each in schedule.needed(version)})
+
+    @property
+    def most_needed(self) -> int:
+        """The most versions that `needed` gives for any version, or more."""
+        return sum(schedule.most_needed for schedule in self.schedules)

@@ -11,7 +11,7 @@ from earl.config.context_bound import ContextBound, context_bound, planned_token
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
-from earl.config.frozen_schedule import FrozenSchedule
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
@@ -97,7 +97,8 @@ class RunConfig(ConfigSection):
     seed: int = Field(default=0, ge=0, lt=1 << 31)
     # The same tokens and parameters, bit for bit, however often the run is killed and resumed.
     #
-    # Set it for debugging and for proofs; it costs speed. It needs scheduler.staleness = 0, no
+    # Set it for debugging and for proofs; it costs speed. With scheduler.staleness above 0 sampling and
+    # training overlap, and the plan fixes which version samples an episode. It needs no
     # scheduler.train_limit_s, no scheduler.extra_episodes or close_groups, rollout.engine = "torch", and a
     # scheduler.selector other than "on".
     deterministic: bool = False
@@ -215,6 +216,21 @@ class RunConfig(ConfigSection):
         if not every or not self.scheduler.steps:
             return None
         return FrozenSchedule(self.warmup.batches + 1, every, self.scheduler.staleness)
+
+    @property
+    def pinned(self) -> FrozenSchedule | None:
+        """The versions that tickets are pinned to: a deterministic run with staleness plans which version
+        samples each. None where tickets take the newest version."""
+        scheduler = self.scheduler
+        if not self.deterministic or not scheduler.staleness or not scheduler.steps:
+            return None
+        return FrozenSchedule(self.warmup.batches + 1, 1, scheduler.staleness)
+
+    @property
+    def kept(self) -> KeptVersions | None:
+        """The earlier versions that the trainer keeps readable; None if it keeps none."""
+        schedules = [schedule for schedule in (self.frozen, self.pinned) if schedule is not None]
+        return KeptVersions(schedules) if schedules else None
 
     @property
     def batch_trajectories(self) -> int:

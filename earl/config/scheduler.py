@@ -66,7 +66,9 @@ class SchedulerConfig(ConfigSection):
     # How many versions older than the trained weights a token may be. 0: sampling and training take turns. 1:
     # they overlap.
     #
-    # More keeps engines busy if episodes differ much in length; lower it if learning is unstable.
+    # More keeps engines busy if episodes differ much in length; lower it if learning is unstable. With
+    # deterministic = true every episode is sampled by exactly the version that is so many before the trained
+    # one.
     staleness: int = Field(default=1, ge=0, le=8)
     # The fragment that makes advantages of rewards (docs/algorithms.md). "mean": reward - mean of the group.
     # "grpo": that, divided by the group's standard deviation. "rloo", "opo", "reinforce++",

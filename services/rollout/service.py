@@ -66,6 +66,7 @@ from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.metrics import figures
+from services.rollout.worker.pinned_weights import PinnedWeights
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
@@ -246,7 +247,10 @@ async def _open_resources(
     awake_time = pool.time if config.alternates else None
     bounds = episode_bounds(config, run_dir, tokenizer)
     history = DraftHistory(set(config.rollout.drafts)) if config.rollout.drafts else None
-    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time, history)
+    pinned = PinnedWeights(pool, config.pinned, spans) if config.pinned is not None else None
+    if pinned is not None:
+        stack.push_async_callback(pinned.stop)
+    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time, history, pinned)
     rejoined = asyncio.Event()
     scheduler = SchedulerClient(
         addresses.scheduler,
@@ -273,7 +277,7 @@ async def _open_resources(
             allowed.setdefault(entry.name, []).extend(entry.section.tools)
     seats = {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
     hosts = HostWait(gateway, wait_s, seats, allowed)
-    weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * load_s)
+    weights = pinned or WeightFollower(pool, reader_leases, spans, lease_s=2 * load_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts, opponent)
 
 

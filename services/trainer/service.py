@@ -17,7 +17,7 @@ from earl.models.spec import ModelSpec, load_spec
 from earl.parallelism import TRAINER, Parallelism
 from earl.stack.device_split import device_split
 from services.trainer.api.servicer import TrainerServicer
-from services.trainer.checkpoint.frozen_weights import FrozenWeights, frozen_bytes
+from services.trainer.checkpoint.frozen_weights import OPPONENTS, VERSIONS, FrozenWeights, frozen_bytes
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.publish.weight_slots import WeightSlots, arena_bytes, largest_slot_bytes
 from services.trainer.rank0 import TrainerRank0
@@ -106,15 +106,16 @@ class FormedTrainer:
 
 
 def _open_frozen(resources: RankResources, spec: ModelSpec) -> FrozenWeights | None:
-    """The versions that the run trains against; None if it trains against none."""
+    """The earlier versions that tickets name; None if they name none."""
     config, io, store = resources.config, resources.io, None
-    schedule, dtype = config.frozen, config.model.weight_dtype
+    schedule, dtype = config.kept, config.model.weight_dtype
     if schedule is None:
         return None
     if resources.group.leads:
         store = io.run(resources.open_store(frozen_bytes(spec, schedule, dtype)), OPEN_S)
         resources.stack.callback(lambda: io.run(store.close(), CLOSE_S))
-    return FrozenWeights(schedule, resources.run_dir, dtype, resources.group, io, store)
+    directory = resources.run_dir / (OPPONENTS if config.frozen is not None else VERSIONS)
+    return FrozenWeights(schedule, directory, dtype, resources.group, io, store)
 
 
 def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:

@@ -12,12 +12,12 @@ import torch
 
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.config.frozen_schedule import FrozenSchedule
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry, frozen_key
 from earl.errors import CheckpointError, VersionGone
-from services.trainer.checkpoint.frozen_weights import FrozenWeights, frozen_bytes
+from services.trainer.checkpoint.frozen_weights import OPPONENTS, FrozenWeights, frozen_bytes
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 CALL_S = 20.0
 # Of versions 3 to 10, 3, 5, 7 and 9 are frozen.
 SCHEDULE = FrozenSchedule(first=3, every=2, staleness=0)
+# The arena holds two versions.
+LARGEST = FrozenSchedule(first=3, every=1, staleness=1)
 
 
 @dataclass
@@ -45,7 +47,8 @@ class Plane:
     def trainer(self, schedule: FrozenSchedule = SCHEDULE) -> FrozenWeights:
         """A trainer that has just started."""
         self.side.run(self.store.remove(self.store.keys), CALL_S)
-        return FrozenWeights(schedule, self.directory, self.dtype, self.group, self.side, self.store)
+        directory = self.directory / OPPONENTS
+        return FrozenWeights(schedule, directory, self.dtype, self.group, self.side, self.store)
 
     def read(self, version: int) -> dict[str, np.ndarray]:
         """Every tensor of a frozen version. Raises VersionGone."""
@@ -81,7 +84,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path, alone: Group) -> Itera
     policy = stepper_for(alone, model_directory(tmp_path), configuration()).policy
     bus = side.run(Bus.connect(valkey.url, "t"), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)
-    size_bytes = frozen_bytes(policy.spec, SCHEDULE, request.param)
+    size_bytes = frozen_bytes(policy.spec, LARGEST, request.param)
     opening = TensorStore.open(registry, config, tmp_path, "trainer-0", incarnation=1, size_bytes=size_bytes)
     store = side.run(opening, CALL_S)
     dispatcher = side.run(Dispatcher.create(registry, config), CALL_S)
@@ -111,6 +114,26 @@ def test_a_frozen_version_stays_as_it_was_until_the_next_one(plane: Plane) -> No
     assert_equal(plane.read(5), fifth)
     with pytest.raises(VersionGone):
         plane.read(3)
+
+
+def test_the_last_versions_that_tickets_are_pinned_to_stay_as_they_were(plane: Plane) -> None:
+    schedule = KeptVersions([LARGEST])
+    assert schedule.most_needed == 2
+    trainer, made = plane.trainer(schedule), {}
+    (plane.directory / "checkpoints" / "step-5").mkdir(parents=True)
+    for version in range(2, 8):
+        made[version] = plane.now()
+        trainer.publish(version, plane.policy)
+        plane.change()
+        for kept in schedule.needed(version):
+            assert_equal(plane.read(kept), made[kept])
+    with pytest.raises(VersionGone):
+        plane.read(5)
+    assert plane.kept == {"step-4", "step-5", "step-6", "step-7"}
+    # The trainer goes back to the checkpoint: its tickets are pinned to the version before, as they were.
+    plane.trainer(schedule).publish(5, plane.policy)
+    assert_equal(plane.read(4), made[4])
+    assert plane.kept == {"step-4", "step-5"}
 
 
 def test_nothing_is_frozen_before_training_begins(plane: Plane) -> None:
@@ -163,7 +186,7 @@ def test_a_version_that_was_no_opponent_when_it_was_trained_comes_from_its_check
     assert_equal(plane.read(1), first)
     assert plane.kept == {"step-1"}
     with pytest.raises(
-        CheckpointError, match=r"version 4 trains against version 3, which is neither in"
+        CheckpointError, match=r"tickets of version 4 name version 3, which is neither in"
     ) as lost:
         plane.trainer().publish(4, plane.policy)
     assert 'set opponent = "current"' in lost.value.remedy

@@ -165,8 +165,8 @@ def of_arenas(
         if (error := probed["error"]) is not None:
             return Finding("arenas", False, True, error["message"], error["remedy"], probed["facts"])
     need = config.rollout.workers * int(rollout["facts"]["arena_bytes"])
-    # The trainer of a run against frozen versions keeps those in an arena of their own.
-    versions = SLOTS + (config.frozen.most_needed if config.frozen is not None else 0)
+    # Versions that a trainer keeps for its tickets lie in an arena of their own.
+    versions = SLOTS + (config.kept.most_needed if config.kept is not None else 0)
     need += versions * int(model["facts"].get("bytes", 0))
     free = int(memory.get("free_bytes", 0))
     text = (

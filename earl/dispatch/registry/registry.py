@@ -27,7 +27,7 @@ _MAX_CALLS = 16
 
 
 def frozen_key(version: int) -> str:
-    """The key of a version that is kept for self-play against it."""
+    """The key of a version that is kept because tickets name it."""
     return f"{WEIGHTS_PREFIX}{version}/frozen"
 
 

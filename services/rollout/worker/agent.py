@@ -60,6 +60,12 @@ class Opponent(Sampler, Protocol):
     def playing(self, version: int) -> AbstractAsyncContextManager[None]: ...
 
 
+class VersionPins(Protocol):
+    """Holds the policy at a version: services.rollout.worker.pinned_weights.PinnedWeights."""
+
+    def playing(self, version: int) -> AbstractAsyncContextManager[None]: ...
+
+
 class EnvSession(Protocol):
     """One episode at the gateway: earl.env.session.Session."""
 
@@ -110,7 +116,7 @@ class EpisodeAgent:
 
     bounds: by the label of the environment. opponent: None where no ticket names a frozen version.
     awake_time: in which episodes are bounded; None if their engines never sleep. history: what engines draft
-    from; None if they draft nothing.
+    from; None if they draft nothing. pins: None where no ticket is pinned to a version.
     """
 
     def __init__(
@@ -122,6 +128,7 @@ class EpisodeAgent:
         opponent: Opponent | None = None,
         awake_time: AwakeTime | None = None,
         history: DraftHistory | None = None,
+        pins: VersionPins | None = None,
     ) -> None:
         self._policy = policy
         self._time = awake_time or AwakeTime()
@@ -131,6 +138,7 @@ class EpisodeAgent:
         self._spans = spans
         self._bounds = bounds
         self._history = history
+        self._pins = pins
         # Totals since the start, for gauges.
         self.steps = 0
         self.step_wait_s = 0.0
@@ -146,16 +154,14 @@ class EpisodeAgent:
         learners = [self._seat(each, bounds, self._policy) for each in ticket.seats]
         outcome = learners[0].outcome
         outcome.others = tuple(seat.outcome for seat in learners[1:])
-        # The policy samples nothing before its first version is loaded.
-        version = max(ticket.min_version, 0 if ticket.scripted else 1)
         try:
-            async with self._time.timeout(ticket.episode_s):
-                if self._policy.version < version:
-                    outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
-                    await self._policy.wait_version(version)
-                async with self._against(ticket, outcome):
-                    seats = self._with_opponent(ticket, learners, bounds)
-                    await self._episode(ticket, seats, outcome, bounds, traceparent)
+            async with (
+                self._time.timeout(ticket.episode_s),
+                self._at_version(ticket, outcome),
+                self._against(ticket, outcome),
+            ):
+                seats = self._with_opponent(ticket, learners, bounds)
+                await self._episode(ticket, seats, outcome, bounds, traceparent)
         except Truncated as truncated:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(truncated)
         except TimeoutError:
@@ -174,6 +180,27 @@ class EpisodeAgent:
                     tokenizer.system, seat.observed, seat.columns, tokenizer.decode, tokenizer.opening
                 )
         return outcome
+
+    @asynccontextmanager
+    async def _at_version(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> AsyncIterator[None]:
+        """The policy has a version that may play the ticket. The outcome has a message while it has not."""
+        # The policy samples nothing before its first version is loaded.
+        version = ticket.pinned_version or max(ticket.min_version, 0 if ticket.scripted else 1)
+        late = f"version {version} did not arrive within {ticket.episode_s:g} s"
+        if not ticket.pinned_version:
+            if self._policy.version < version:
+                outcome.message = late
+                await self._policy.wait_version(version)
+            yield
+            return
+        if self._pins is None:
+            raise EngineError(
+                f"ticket {ticket.ticket_id} is pinned to version {version}, and this worker takes the newest",
+                "start it with the run file of its run",
+            )
+        outcome.message = late
+        async with self._pins.playing(version):
+            yield
 
     @asynccontextmanager
     async def _against(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> AsyncIterator[None]:

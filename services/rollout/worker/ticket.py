@@ -20,7 +20,8 @@ class EpisodeTicket:
     """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits.
 
     seat: of the session's `session_seats`. frozen_version: the version that plays all other seats; 0: the
-    policy does. others: in that case the tickets of the seats from 1 on; this one has seat 0.
+    policy does. pinned_version: the only one that may sample the policy's tokens; 0: min_version or any newer
+    one. others: in that case the tickets of the seats from 1 on; this one has seat 0.
     """
 
     ticket_id: int
@@ -43,6 +44,7 @@ class EpisodeTicket:
     seat: int = 0
     session_seats: int = 1
     frozen_version: int = 0
+    pinned_version: int = 0
     others: tuple[EpisodeTicket, ...] = ()
     filters: SamplingFilters = field(default_factory=SamplingFilters)  # none in training
 

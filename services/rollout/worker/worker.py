@@ -38,6 +38,7 @@ from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.gauges import Gauges, WorkerLoad
 from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
+from services.rollout.worker.pinned_weights import PinnedWeights
 from services.rollout.worker.reporter import Reporter
 from services.rollout.worker.sequence_moves import MovableSequences
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
@@ -58,7 +59,7 @@ class WorkerResources:
     """The resources of a worker; service.py opens and closes it.
 
     rejoined: set whenever the scheduler had given this worker up and took it back. opponent: None unless the
-    run trains against frozen versions.
+    run trains against frozen versions. weights: pinned where tickets are (RunConfig.pinned).
     """
 
     scheduler: SchedulerClient
@@ -67,7 +68,7 @@ class WorkerResources:
     pool: EnginePool
     agent: EpisodeAgent
     gauges: Gauges
-    weights: WeightFollower
+    weights: WeightFollower | PinnedWeights
     rejoined: asyncio.Event
     hosts: HostWait
     opponent: FrozenOpponent | None = None

@@ -60,6 +60,7 @@ class TicketEncoder:
         self._tasks = {entry.label: json.dumps(entry.task, sort_keys=True) for entry in self._entries}
         self._lease_s, self._episode_s = config.scheduler.lease_s, config.episode_s
         self._frozen = config.frozen
+        self._pins = config.pinned is not None
         filters = config.evaluation.filters
         self._filters = scheduler_pb2.SamplingFilters(**dataclasses.asdict(filters)) if filters else None
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
@@ -94,6 +95,7 @@ class TicketEncoder:
             seats=ticket.seats if ticket.seats > 1 else 0,
             frozen_version=ticket.opponent(self._frozen),
             filters=self._filters if ticket.purpose is Purpose.EVALUATE else None,
+            pinned_version=ticket.min_version if self._pins and not scripted else 0,
         )
 
     def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:

@@ -3,7 +3,7 @@
 Every phase has a schedule: its s-th batch is made of the places [s·B, (s+1)·B), and the group at a
 place has that place's seeds, always. `places` gives those that may be outstanding while a version is
 trained. With k = 0 a batch is therefore a function of its version alone; with k > 0 a group that is
-slow lets others go ahead, at most k batches far.
+slow lets others go ahead, at most k batches far; in a deterministic run none does.
 
 Each group has a deadline: the last version at which it may still be trained, its oldest version + k.
 A batch of B groups is trained per version. `choose` prefers groups that are complete, but only as

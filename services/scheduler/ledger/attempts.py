@@ -116,6 +116,7 @@ class TicketAttempts:
         if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
+        pins = self.rules.deterministic  # its version is planned: nothing newer samples it
         for ticket in tables.pending.deal(credit, lambda: self._share(worker)):
             for member in tables.match(ticket):
                 run.fence += 1
@@ -124,7 +125,7 @@ class TicketAttempts:
                     TicketState.LEASED,
                     fence=run.fence,
                     attempt=member.attempt + 1,
-                    floor=max(member.min_version, worker.version),
+                    floor=member.min_version if pins else max(member.min_version, worker.version),
                     worker=worker.name,
                     incarnation=worker.incarnation,
                 )

@@ -243,9 +243,8 @@ class Ledger:
     def _choose(self, purpose: Purpose, count: int) -> list[int] | None:
         """Groups in the order of their places, so that a batch does not show what finished when."""
         tables, rules, version = self.tables, self.rules, self.tables.run.version
-        if purpose is not Purpose.TRAIN:
-            first = sorted(tables.groups[purpose], key=lambda group: tables.place(purpose, group))[:count]
-            return first if tables.whole[purpose].issuperset(first) and len(first) == count else None
+        if purpose is not Purpose.TRAIN or rules.deterministic:
+            return self._choose_next(purpose, count)
         if len(tables.whole[purpose]) + rules.close_groups < count:
             return None
         candidates = self._candidates()
@@ -254,6 +253,19 @@ class Ledger:
             # Columns of a closed group may be on their way.
             chosen = choose(self._candidates(), version, count, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
+
+    def _choose_next(self, purpose: Purpose, count: int) -> list[int] | None:
+        """The groups of the next places, whatever else is complete; None while one of them is not."""
+        tables, complete = self.tables, self.tables.whole[purpose]
+        if purpose is Purpose.TRAIN:
+            complete = {each.group for each in self._candidates() if each.complete}
+        first = sorted(tables.groups[purpose], key=lambda group: tables.place(purpose, group))[:count]
+        if len(first) < count or not complete.issuperset(first):
+            return None
+        due = places(self.rules, purpose, tables.run.version).start
+        # A place before the last of them may be about to be issued again.
+        earlier = range(due, tables.place(purpose, first[-1]))
+        return first if all(place in tables.taken[purpose] for place in earlier) else None
 
     def _candidates(self) -> list[GroupCandidate]:
         """The groups of training; those that are too stale are dropped."""

@@ -11,12 +11,15 @@ token of an evaluation is that version's. Rollout plays training's tickets meanw
 Tickets of the i-th outstanding group of training are made for the batch of version t = V + i // B,
 so they ask for min_version = t − k: exactly the current version if k is 0, and no group is ever
 trained more than k versions after its oldest token (see admission). What is dropped leaves its place in
-the schedule, and a group with the same seeds is issued for it.
+the schedule, and a group with the same seeds is issued for it. In a deterministic run t follows from the
+group's place alone, and version t − k samples every token: the plan, and not time, decides who samples what.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import count, islice
 
 import msgspec
@@ -112,7 +115,7 @@ def episodes_played(ledger: Ledger) -> int:
         return all(tables.tickets[number].floor + staleness > version for number in groups[group])
 
     def order(group: int) -> tuple[bool, int]:
-        if warms_up:
+        if warms_up or rules.deterministic:
             return False, tables.place(purpose, group)
         return may_be_left_out(group), -tables.ready[group]
 
@@ -266,19 +269,33 @@ def _issue_warmup(ledger: Ledger) -> bool:
 
 def _issue_training(ledger: Ledger) -> bool:
     """Returns whether more tickets are due."""
-    rules, version = ledger.rules, ledger.tables.run.version
-    outstanding = len(ledger.tables.groups[Purpose.TRAIN])
+    rules = ledger.rules
     vacant = _vacant(ledger, Purpose.TRAIN)
     episodes = max(share.group_size or rules.group_size for share in rules.mixture) + rules.extra_episodes
     largest = episodes * max(share.trained_seats for share in rules.mixture)
     at_once = math.ceil(ISSUED_AT_ONCE / largest)
-    for ahead, index in enumerate(vacant[:at_once], outstanding):
-        target = target_version(version, ahead, rules.batch_groups)
+    for index, target in islice(zip(vacant, _targets(ledger, vacant), strict=True), at_once):
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
         size = issued_size_at(rules, Purpose.TRAIN, index)
         ledger.attempts.issue(Purpose.TRAIN, size, oldest, rules.temperature, index=index)
     return len(vacant) > at_once
+
+
+def _targets(ledger: Ledger, vacant: Sequence[int]) -> list[int]:
+    """The versions at which groups of training that are issued at vacant places are trained, at the latest.
+
+    In a deterministic run it is that of the place, whenever its group is issued, or issued again.
+    """
+    rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
+    groups = tables.groups[Purpose.TRAIN]
+    if rules.deterministic:
+        live = [tables.place(Purpose.TRAIN, group) for group in groups]
+        order = sorted([*live, *vacant])
+        ahead = [bisect_left(order, index) for index in vacant]
+    else:
+        ahead = list(range(len(groups), len(groups) + len(vacant)))
+    return [target_version(version, outstanding, rules.batch_groups) for outstanding in ahead]
 
 
 def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:

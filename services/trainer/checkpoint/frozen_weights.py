@@ -1,10 +1,14 @@
-"""The frozen versions that the policy trains against: kept on disk, and readable by rollout workers.
+"""Versions that tickets name and that are not the newest: kept on disk, and readable by rollout workers.
 
     publish(v), before v itself:
-        v is frozen? ─► all ranks' shards ─► <run>/opponents/step-v, whole, by rank 0
+        v will be needed? ─► all ranks' shards ─► <run>/opponents/step-v, whole, by rank 0
         what tickets may name ─► rank 0's arena ─► descriptors
 
-Promise: whoever can read a version can read every frozen version that its tickets name. A trainer that starts
+These are the frozen versions that the policy trains against, and the last staleness + 1 versions of a
+deterministic run, whose tickets are pinned to one of them (RunConfig.kept). Without opponents the directory
+is versions/.
+
+Promise: whoever can read a version can read every kept version that its tickets name. A trainer that starts
 again publishes the same values, from disk. A directory appears whole, and stays as long as a checkpoint needs
 it.
 """
@@ -21,7 +25,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from earl.config.frozen_schedule import FrozenSchedule
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.memory.allocator import occupied, rounded
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
@@ -38,9 +42,11 @@ from services.trainer.ranks.process_group import Group
 T = TypeVar("T")
 
 CALL_S = 30.0
+# Directories of kept versions in the run's, with opponents and without.
+OPPONENTS, VERSIONS = "opponents", "versions"
 
 
-def frozen_bytes(spec: ModelSpec, schedule: FrozenSchedule, dtype: str) -> int:
+def frozen_bytes(spec: ModelSpec, schedule: FrozenSchedule | KeptVersions, dtype: str) -> int:
     """Bytes of an arena that holds as many versions as may be needed at once."""
     tensors = [TensorSpec(dtype, shape) for shape in spec.shapes().values()]
     item_bytes = numpy_dtype(dtype).itemsize
@@ -50,22 +56,23 @@ def frozen_bytes(spec: ModelSpec, schedule: FrozenSchedule, dtype: str) -> int:
 class FrozenWeights:
     """The frozen versions of one trainer group.
 
-    run_dir: has the run's model and checkpoints, and gets opponents/. dtype: that versions are published in.
-    store: of rank 0; None on others.
+    directory: of these versions, in that of the run, with its model and checkpoints. dtype: that versions are
+    published in. store: of rank 0; None on others.
     """
 
     def __init__(
         self,
-        schedule: FrozenSchedule,
-        run_dir: Path,
+        schedule: FrozenSchedule | KeptVersions,
+        directory: Path,
         dtype: str,
         group: Group,
         io: IoThread,
         store: TensorStore | None,
     ) -> None:
         self._schedule = schedule
+        run_dir = directory.parent
         self._model, self._checkpoints = run_dir / "model", run_dir / "checkpoints"
-        self._directory = run_dir / "opponents"
+        self._directory = directory
         self._dtype = dtype
         self._group, self._io, self._store = group, io, store
         self._published: set[int] = set()
@@ -141,15 +148,16 @@ class FrozenWeights:
         self._call(store.publish(key))
 
     def _write_saved(self, frozen: int, version: int) -> None:
-        """Writes a version that was no opponent when it was trained, from its checkpoint."""
+        """Writes a version that was not to be kept when it was trained, from its checkpoint."""
         try:
             tensors = saved_tensors(self._checkpoints, frozen, self._model, getattr(torch, self._dtype))
             save_checkpoint(self._path(frozen), self._model, tensors)
         except CheckpointError as error:
             raise CheckpointError(
-                f"version {version} trains against version {frozen}, which is neither in {self._directory} "
+                f"tickets of version {version} name version {frozen}, which is neither in {self._directory} "
                 f"nor among the checkpoints: {error.message}",
-                'set opponent = "current", or a frozen_every that freezes a version with a checkpoint',
+                'set opponent = "current" and deterministic = false, or restore frozen_every and '
+                "scheduler.staleness as they were when the checkpoint was written",
             ) from error
 
     def _prune(self, version: int) -> None:

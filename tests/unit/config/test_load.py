@@ -214,7 +214,7 @@ EXACT = {"deterministic": "true", "scheduler.selector": "observe"}
         ({"rollout.engine": "vllm", "rollout.device": "cpu"}, UnsupportedModel),
         ({"rollout.engine": "sglang", "rollout.device": "cuda", "rollout.drafts": '["task"]'}, ConfigError),
         ({"rollout.drafts": '["suffix"]'}, ConfigError),
-        ({**EXACT, "scheduler.staleness": "1", "scheduler.train_limit_s": "0"}, ConfigError),
+        ({**EXACT, "scheduler.staleness": "1", "scheduler.train_limit_s": "9"}, ConfigError),
         ({**EXACT, "scheduler.staleness": "0", "scheduler.train_limit_s": "9"}, ConfigError),
         ({**EXACT, "scheduler.staleness": "0", "scheduler.selector": "on"}, ConfigError),
         ({"data_plane.arena_dir": "/no/such/tmpfs"}, ConfigError),
