@@ -9,6 +9,7 @@ Tickets of a deterministic run with staleness are (RunConfig.pinned).
 Promises: while an episode runs, the engines have exactly its version, and begin no episode of a newer one
 while one of an older one waits. A worker that starts anew reads older versions where the trainer keeps them.
 One that is kept no more is VersionGone: its batches are trained, and no ticket that still counts asks for it.
+While episodes wait for their version, no more are leased: another worker may have that version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from earl.config.frozen_schedule import FrozenSchedule
 from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
@@ -34,25 +35,38 @@ class PinnedWeights:
     def __init__(self, pool: EnginePool, schedule: FrozenSchedule, spans: BusySpans) -> None:
         self._schedule = schedule
         self._holder = VersionHolder(pool, schedule.needed, oldest_first=True, spans=spans)
-        self._offers = ChangeNotifier()
+        self._changes = ChangeNotifier()
         self._offered = asyncio.Event()
+        # Episodes that have not begun.
+        self._waiting = 0
 
     def offer(self, version: int, keys: Sequence[str]) -> bool:
         """Notes a publication, newer than all before; returns whether its version is not: a roll-back. keys:
         of no interest, for engines read every version where it is kept."""
         rolled_back = version <= self._holder.published
         self._holder.offer(version)
-        self._offers.tell()
+        self._changes.tell()
         self._offered.set()
         return rolled_back
 
     @asynccontextmanager
     async def playing(self, version: int) -> AsyncIterator[None]:
         """The engines have exactly this version until the block ends. Raises as VersionHolder.playing."""
-        while self._holder.published < version:
-            await self._offers.wait()
-        async with self._holder.playing(version):
+        async with AsyncExitStack() as held:
+            self._waiting += 1
+            try:
+                while self._holder.published < version:
+                    await self._changes.wait()
+                await held.enter_async_context(self._holder.playing(version))
+            finally:
+                self._waiting -= 1
+                self._changes.tell()
             yield
+
+    async def wait_begun(self) -> None:
+        """Returns when every episode that asked for a version has begun."""
+        while self._waiting:
+            await self._changes.wait()
 
     async def run(self) -> None:
         """Follows what is offered until it is cancelled. Raises the error of the last of ATTEMPTS failures in

@@ -45,6 +45,9 @@ class WeightFollower:
         self._offered.set()
         return rolled_back
 
+    async def wait_begun(self) -> None:
+        """Returns at once: episodes wait for a version that all workers get."""
+
     async def run(self) -> None:
         """Loads what is offered until it is cancelled. Raises the error of the last of ATTEMPTS failures in a
         row."""

@@ -196,6 +196,7 @@ class RolloutWorker:
                 await asyncio.sleep(LEASE_WINDOW_S)
                 continue
             await self._pool.wait_awake()
+            await self._weights.wait_begun()
             async with self._lease_call:
                 tickets, run_ends = await self._tickets.lease(
                     self.leases.free, LEASE_WAIT_S, self.leases.newest_fence

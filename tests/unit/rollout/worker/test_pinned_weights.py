@@ -107,6 +107,27 @@ async def test_a_version_that_is_not_published_yet_holds_nobody_up():
         await future.end()
 
 
+async def test_no_more_is_leased_while_episodes_wait_for_their_version():
+    async with pinning() as (pins, pool, _):
+        pins.offer(3, [])
+        older = Episode(pins, pool, 3)
+        await older.begun.wait()
+        await pins.wait_begun()
+        newer, given_up = Episode(pins, pool, 4), Episode(pins, pool, 5)
+        await settle()
+        leasing = asyncio.create_task(pins.wait_begun())
+        pins.offer(4, [])
+        await settle()
+        assert not leasing.done()
+        await older.end()
+        await newer.begun.wait()
+        await settle()
+        assert not leasing.done()  # version 5 is still to come
+        given_up.task.cancel()
+        await leasing
+        await newer.end()
+
+
 async def test_engines_stay_at_a_version_that_is_needed_when_nobody_plays():
     async with pinning() as (pins, _, made):
         pins.offer(3, [])
