@@ -21,6 +21,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FIRST, STEPS = 3, 8
 LAST = FIRST + STEPS
 MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published", "evaluation_done")
+# Two ranks that train adapters alone, against an opponent that is frozen every second step.
+SEATS: dict[str, Any] = {
+    "environment": {
+        "seats": 2, "opponent": "frozen", "frozen_every": 2,
+        "evaluation_tasks": [{"opponent": "random", "player": player} for player in (0, 1)],
+    },
+    "warmup": {"batch_episodes": 24},
+    "trainer": {
+        "checkpoint_every": 3, "ranks": 2, "dtype": "bfloat16", "lora_rank": 4, "lora_alpha": 8.0, "lr": 1e-2,
+        "importance": "truncated", "minibatches": 2, "passes": 2,
+    },
+    "scheduler": {"steps": 6, "batch_groups": 2, "group_size": 4, "staleness": 2, "profile_s": 0},
+}  # fmt: skip
 PARTS = ("all", "trainer", "trainer", "rollout-0", "rollout-0", "scheduler", "gateway", "env-0")
 
 
@@ -28,6 +41,9 @@ def sections(staleness: int) -> dict[str, dict[str, Any]]:
     scheduler = {"steps": STEPS, "staleness": staleness}
     # Not every version has a checkpoint: what is rolled back is sampled again by versions before it.
     trainer = {"checkpoint_every": 3, "minibatches": 2, "passes": 2, "lr": 3e-3, "lr_final_fraction": 0.1}
+    if staleness == 1:
+        # A batch waits for the reference stage.
+        trainer["kl_coefficient"] = 0.1
     return {"scheduler": scheduler, "trainer": trainer, "evaluation": {"every_steps": 3}}
 
 
@@ -99,5 +115,24 @@ async def test_kills_at_random_change_nothing(
             else:
                 await run.replace(part)
         assert kills >= 5
+        await run.finish()
+        assert run.outcome() == expected
+
+
+async def test_ranks_adapters_and_a_frozen_opponent_resume_exactly(tmp_path: Path) -> None:
+    async with Exact(tmp_path / "whole", 1, as_launched=("scheduler", "rollout-0"), **SEATS) as run:
+        await run.up()
+        await run.finish()
+        expected = run.outcome()
+        # Every version that a checkpoint's tickets name, pinned or frozen, lies in one directory.
+        kept = {path.name for path in (run.stack.directory / "opponents").iterdir()}
+        assert {"step-7", "step-8", "step-9"} <= kept and not (run.stack.directory / "versions").exists()
+    async with Exact(tmp_path / "killed", 2, **SEATS) as run:
+        await run.up()
+        assert await run.until(Moment("batch_committed", version=8))
+        await run.kill_all()
+        await run.up()
+        assert await run.until(Moment("trajectory_ready", version=6))
+        await run.replace("rollout-0")
         await run.finish()
         assert run.outcome() == expected
