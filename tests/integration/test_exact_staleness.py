@@ -34,6 +34,8 @@ SEATS: dict[str, Any] = {
     },
     "scheduler": {"steps": 6, "batch_groups": 2, "group_size": 4, "staleness": 2, "profile_s": 0},
 }  # fmt: skip
+# Who decides what is played by which version: with hashes of its own.
+LAUNCHED = ("scheduler", "rollout-0")
 PARTS = ("all", "trainer", "trainer", "rollout-0", "rollout-0", "scheduler", "gateway", "env-0")
 
 
@@ -60,7 +62,7 @@ def undisturbed(
 
     async def played() -> Outcome:
         directory = tmp_path_factory.mktemp(f"whole-{staleness}")
-        async with Exact(directory, 2, as_launched=True, **sections(staleness)) as run:
+        async with Exact(directory, 2, as_launched=LAUNCHED, **sections(staleness)) as run:
             await run.up()
             await run.finish()
             for step in lines(run.stack.directory):
@@ -120,7 +122,7 @@ async def test_kills_at_random_change_nothing(
 
 
 async def test_ranks_adapters_and_a_frozen_opponent_resume_exactly(tmp_path: Path) -> None:
-    async with Exact(tmp_path / "whole", 1, as_launched=("scheduler", "rollout-0"), **SEATS) as run:
+    async with Exact(tmp_path / "whole", 1, as_launched=LAUNCHED, **SEATS) as run:
         await run.up()
         await run.finish()
         expected = run.outcome()

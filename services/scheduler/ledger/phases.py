@@ -189,17 +189,26 @@ def resume(ledger: Ledger, elapsed_s: float) -> None:
     """Brings what was stored to the run file as it is now. elapsed_s: of the whole run.
 
     A run that its time limit ended continues if the limit is another now. Groups that were issued with the
-    other kind of opponent are dropped, and issued again.
+    other kind of opponent, or in a deterministic run for an older version than the plan has for their places,
+    are dropped, and issued again.
     """
     rules, run = ledger.rules, ledger.tables.run
     spent_s = elapsed_s - (run.train_began_s or 0.0)
     if run.train_over and not 0 < rules.train_limit_s <= spent_s:
         run.train_over = False
+    oldest: dict[int, int] = {}
+    if rules.deterministic:
+        live = [ledger.tables.place(Purpose.TRAIN, group) for group in ledger.tables.groups[Purpose.TRAIN]]
+        oldest = {
+            place: _oldest(rules, target) for place, target in zip(live, _plan(ledger, live), strict=True)
+        }
     for group, members in list(ledger.tables.groups[Purpose.TRAIN].items()):
         tickets = [ledger.tables.tickets[number] for number in members]
         planned = any(ticket.state is TicketState.PLANNED for ticket in tickets)
         if not planned and tickets[0].frozen != is_frozen_at(rules, Purpose.TRAIN, tickets[0].index):
             ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.OPPONENT_CHANGED)
+        elif not planned and tickets[0].min_version < oldest.get(tickets[0].index, 0):
+            ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.TOO_STALE)
 
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
@@ -275,27 +284,38 @@ def _issue_training(ledger: Ledger) -> bool:
     largest = episodes * max(share.trained_seats for share in rules.mixture)
     at_once = math.ceil(ISSUED_AT_ONCE / largest)
     for index, target in islice(zip(vacant, _targets(ledger, vacant), strict=True), at_once):
-        # Never of the versions that warm-up passed through: those are not published.
-        oldest = max(target - rules.staleness, rules.warmup_batches + 1)
         size = issued_size_at(rules, Purpose.TRAIN, index)
-        ledger.attempts.issue(Purpose.TRAIN, size, oldest, rules.temperature, index=index)
+        ledger.attempts.issue(Purpose.TRAIN, size, _oldest(rules, target), rules.temperature, index=index)
     return len(vacant) > at_once
 
 
 def _targets(ledger: Ledger, vacant: Sequence[int]) -> list[int]:
-    """The versions at which groups of training that are issued at vacant places are trained, at the latest.
-
-    In a deterministic run it is that of the place, whenever its group is issued, or issued again.
-    """
-    rules, tables, version = ledger.rules, ledger.tables, ledger.tables.run.version
-    groups = tables.groups[Purpose.TRAIN]
+    """The versions at which groups that are issued at vacant places are trained, at the latest."""
+    rules, outstanding = ledger.rules, len(ledger.tables.groups[Purpose.TRAIN])
     if rules.deterministic:
-        live = [tables.place(Purpose.TRAIN, group) for group in groups]
-        order = sorted([*live, *vacant])
-        ahead = [bisect_left(order, index) for index in vacant]
-    else:
-        ahead = list(range(len(groups), len(groups) + len(vacant)))
-    return [target_version(version, outstanding, rules.batch_groups) for outstanding in ahead]
+        return _plan(ledger, vacant)
+    return [
+        target_version(ledger.tables.run.version, outstanding + number, rules.batch_groups)
+        for number in range(len(vacant))
+    ]
+
+
+def _plan(ledger: Ledger, indices: Sequence[int]) -> list[int]:
+    """The versions at which the groups at these places are trained if each batch takes the next places.
+
+    Whoever issues them, and issues them again, finds the same.
+    """
+    tables = ledger.tables
+    live = [tables.place(Purpose.TRAIN, group) for group in tables.groups[Purpose.TRAIN]]
+    order = sorted({*live, *_vacant(ledger, Purpose.TRAIN)})
+    ahead = [bisect_left(order, index) for index in indices]
+    return [target_version(tables.run.version, count, ledger.rules.batch_groups) for count in ahead]
+
+
+def _oldest(rules: Rules, target: int) -> int:
+    """The oldest version that may sample what is trained at `target`, and the only one in a deterministic
+    run. Never one that warm-up passed through: those are not published."""
+    return max(target - rules.staleness, rules.warmup_batches + 1)
 
 
 def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:

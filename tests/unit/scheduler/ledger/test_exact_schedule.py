@@ -45,6 +45,10 @@ class ExactWorld(World):
         super().__init__(choices, rules)
         self.handed_out: dict[int, set[tuple[Ticket, ...]]] = {}
 
+    def restart(self) -> None:
+        super().restart()
+        self.act_quietly(lambda: phases.resume(self.ledger, self.now))
+
     def complete(self, rollout: Rollout, number: int, ending: EpisodeEnding, *, forget: bool = True) -> None:
         ticket, _ = rollout.playing[number]
         if ticket.env_seed % 4 == 0:
@@ -169,6 +173,30 @@ def test_a_place_that_is_issued_again_keeps_its_version() -> None:
     [again] = {ticket.min_version for ticket in ledger.tables.tickets.values()
                if ticket.index == 3 and ticket.state is TicketState.PENDING}  # fmt: skip
     assert again == versions[3] == 1
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+def test_a_run_resumed_with_less_staleness_issues_what_the_plan_no_longer_has_again(staleness: int) -> None:
+    ledger = begun(staleness=2)
+    for version in range(1, 5):  # the trained ones are gone, the rest is of the plan with staleness 2
+        for ticket in list(ledger.tables.tickets.values()):
+            if ticket.index < version * EXACT.batch_groups and ticket.state is not TicketState.TRAINED:
+                ledger.tables.move(ticket, TicketState.TRAINED)
+        ledger.tables.run.version = version + 1
+        phases.advance(ledger, 0.0)
+    before = dict(ledger.tables.groups[Purpose.TRAIN])
+    phases.resume(ledger, 0.0)
+    assert ledger.tables.groups[Purpose.TRAIN] == before  # with the same keys nothing happens
+    ledger.rules = dataclasses.replace(ledger.rules, staleness=staleness)
+    phases.resume(ledger, 0.0)
+    phases.advance(ledger, 0.0)
+    versions = {
+        ticket.index // EXACT.batch_groups: ticket.min_version
+        for ticket in ledger.tables.tickets.values()
+        if ticket.state is TicketState.PENDING
+    }
+    # The last of six batches is not issued yet without staleness.
+    assert versions == {batch: batch + 1 - min(staleness, 2) for batch in range(4, min(6, 5 + staleness))}
 
 
 @pytest.mark.parametrize("newer", [1, 2])
