@@ -108,6 +108,17 @@ class DataPlaneError(EarlError, status="UNAVAILABLE"):
     """Base of what can go wrong between arenas and readers."""
 
 
+class ReplayLost(DataPlaneError):
+    """A file of a trained sequence's columns is missing, damaged, or of another sequence.
+
+    tickets: the replays that cannot be trained for it.
+    """
+
+    def __init__(self, message: str, remedy: str = "", tickets: tuple[int, ...] = ()) -> None:
+        super().__init__(message, remedy)
+        self.tickets = tickets
+
+
 class LayoutError(DataPlaneError, status="INVALID_ARGUMENT"):
     """A layout that is no partition of its tensor."""
 

@@ -16,6 +16,7 @@ from earl.config.paced_check import check_paced
 from earl.config.pool_check import check_pool
 from earl.config.protected import check_protected
 from earl.config.reference import check_reference
+from earl.config.replay_check import check_replay
 from earl.config.run import RunConfig
 from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
@@ -39,6 +40,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_batches(config)
     check_groups(config)
     check_algorithm(config)
+    check_replay(config)
     check_engine(config)
     check_deterministic(config)
     check_reference(config)

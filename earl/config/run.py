@@ -16,6 +16,7 @@ from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
 from earl.config.paced import PacedConfig, pace_of
+from earl.config.replay import ReplayConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
 from earl.config.takes import Takes
@@ -120,6 +121,7 @@ class RunConfig(ConfigSection):
     reference: ReferenceConfig = ReferenceConfig()
     warmup: WarmupConfig = WarmupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    replay: ReplayConfig = ReplayConfig()
     switch: SwitchConfig = SwitchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     data_plane: DataPlaneConfig = DataPlaneConfig()

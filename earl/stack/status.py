@@ -24,7 +24,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatus:
-    """Tickets by state; issued = trained + evaluated + dropped + live at every moment."""
+    """Tickets by state; issued = trained + replayed + evaluated + dropped + live at every moment."""
 
     issued: int = 0
     trained: int = 0
@@ -34,6 +34,7 @@ class LedgerStatus:
     leased: int = 0
     ready: int = 0
     planned: int = 0
+    replayed: int = 0
 
     @property
     def live(self) -> int:

@@ -38,6 +38,7 @@ class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PURPOSE_TRAIN: _ClassVar[Purpose]
     PURPOSE_EVALUATE: _ClassVar[Purpose]
     PURPOSE_WARMUP: _ClassVar[Purpose]
+    PURPOSE_REPLAY: _ClassVar[Purpose]
 
 class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -63,6 +64,7 @@ PURPOSE_UNSPECIFIED: Purpose
 PURPOSE_TRAIN: Purpose
 PURPOSE_EVALUATE: Purpose
 PURPOSE_WARMUP: Purpose
+PURPOSE_REPLAY: Purpose
 ACTOR_UNSPECIFIED: Actor
 ACTOR_POLICY: Actor
 ACTOR_RANDOM_LEGAL: Actor

@@ -375,7 +375,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked", "protected_kl")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked", "protected_kl", "source", "reference_kept")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,8 @@ class BatchItem(_message.Message):
     REFERENCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MASKED_FIELD_NUMBER: _ClassVar[int]
     PROTECTED_KL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_KEPT_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -404,7 +406,9 @@ class BatchItem(_message.Message):
     reference_offset: int
     masked: bool
     protected_kl: float
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ..., protected_kl: _Optional[float] = ...) -> None: ...
+    source: int
+    reference_kept: bool
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ..., protected_kl: _Optional[float] = ..., source: _Optional[int] = ..., reference_kept: _Optional[bool] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)
@@ -413,7 +417,7 @@ class RankItems(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchPlan(_message.Message):
-    __slots__ = ("batch_id", "version", "objective", "ranks", "total_tokens", "trained_tokens", "publish", "checkpoint", "progress", "first_of_phase")
+    __slots__ = ("batch_id", "version", "objective", "ranks", "total_tokens", "trained_tokens", "publish", "checkpoint", "progress", "first_of_phase", "kept")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +428,7 @@ class BatchPlan(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_OF_PHASE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     version: int
     objective: Objective
@@ -434,17 +439,20 @@ class BatchPlan(_message.Message):
     checkpoint: bool
     progress: float
     first_of_phase: bool
-    def __init__(self, batch_id: _Optional[int] = ..., version: _Optional[int] = ..., objective: _Optional[_Union[Objective, str]] = ..., ranks: _Optional[_Iterable[_Union[RankItems, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., publish: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., progress: _Optional[float] = ..., first_of_phase: _Optional[bool] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[TicketRange]
+    def __init__(self, batch_id: _Optional[int] = ..., version: _Optional[int] = ..., objective: _Optional[_Union[Objective, str]] = ..., ranks: _Optional[_Iterable[_Union[RankItems, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., publish: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., progress: _Optional[float] = ..., first_of_phase: _Optional[bool] = ..., kept: _Optional[_Iterable[_Union[TicketRange, _Mapping]]] = ...) -> None: ...
 
 class NextBatchRequest(_message.Message):
-    __slots__ = ("worker", "ranks", "wait_s")
+    __slots__ = ("worker", "ranks", "wait_s", "lost_replays")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     ranks: int
     wait_s: float
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    lost_replays: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., wait_s: _Optional[float] = ..., lost_replays: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NextBatchResponse(_message.Message):
     __slots__ = ("plan", "stop", "best_version", "keep_versions")
@@ -596,7 +604,7 @@ class CompleteReferenceResponse(_message.Message):
     def __init__(self, refused: _Optional[int] = ...) -> None: ...
 
 class LedgerCounts(_message.Message):
-    __slots__ = ("issued", "trained", "evaluated", "dropped", "pending", "leased", "ready", "planned")
+    __slots__ = ("issued", "trained", "evaluated", "dropped", "pending", "leased", "ready", "planned", "replayed")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -612,6 +620,7 @@ class LedgerCounts(_message.Message):
     LEASED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
     issued: int
     trained: int
     evaluated: int
@@ -620,7 +629,8 @@ class LedgerCounts(_message.Message):
     leased: int
     ready: int
     planned: int
-    def __init__(self, issued: _Optional[int] = ..., trained: _Optional[int] = ..., evaluated: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ...) -> None: ...
+    replayed: int
+    def __init__(self, issued: _Optional[int] = ..., trained: _Optional[int] = ..., evaluated: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., replayed: _Optional[int] = ...) -> None: ...
 
 class RoleProgress(_message.Message):
     __slots__ = ("role", "waiting", "leased", "done")

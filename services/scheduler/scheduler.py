@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -229,16 +229,17 @@ class Scheduler:
         return evaluation.best_version(evaluations), evaluation.kept_versions(evaluations)
 
     async def next_batch(
-        self, worker: WorkerId, ranks: int, wait_s: float
+        self, worker: WorkerId, ranks: int, wait_s: float, lost_replays: Collection[int] = ()
     ) -> tuple[batch_plan.BatchPlan | None, bool]:
         """The next batch split over `ranks`, waiting for it, and whether the run has ended.
 
         Asked again for a batch that was handed out, what stages made of it is made again first: that may be
-        what the trainer could not read.
+        what the trainer could not read. lost_replays: it could not read these tickets, which leave the batch.
         """
         self.loop.ledger.require_trainer(*worker, time.monotonic())
+        self.loop.ledger.lose_replays(frozenset(lost_replays))
         planned = self.loop.ledger.tables.batch
-        if planned is not None and planned.id == self._handed_out:
+        if planned is not None and planned.id == self._handed_out and not lost_replays:
             self.loop.columns.recall(planned.tickets)
             self._handed_out = 0
             self.loop.columns_available.notify()
@@ -265,12 +266,13 @@ class Scheduler:
         if self.loop.ledger.tables.batch is not batch:
             return None, self.loop.stopping  # taken apart for another trainer
         self._handed_out = batch.id
-        self.loop.traces.moved(batch.tickets)
+        self.loop.traces.moved([*batch.tickets, *batch.replays])
         config, tickets = self.loop.config, self.loop.ledger.tables.tickets
         plan = batch_plan.split_batch(
             batch, tickets, max(1, ranks), config.scheduler.advantage, references,
             masks_truncated=config.scheduler.truncated == "mask",
             protected_kl=protected_kl(config),
+            reference_for=self.loop.ledger.rules.reference_for, kept=self.loop.ledger.replay.sources,
         )  # fmt: skip
         await self.loop.journal.durable()
         return plan, False
@@ -288,7 +290,7 @@ class Scheduler:
         step = phases.step(self.loop.ledger)[0] + 1
         committed = self.loop.ledger.commit(batch_id, version)
         if committed is not None:
-            self.loop.traces.moved(committed.batch.tickets)
+            self.loop.traces.moved([*committed.batch.tickets, *committed.batch.replays])
         self.loop.store_clock()
         self.loop.settle()
         if committed is not None:
@@ -341,12 +343,12 @@ class Scheduler:
         await self.loop.settled()
         return refused
 
-    async def record_checkpoint(self, worker: WorkerId, consumed: RangeSet) -> None:
+    async def record_checkpoint(self, worker: WorkerId, consumed: RangeSet, version: int) -> None:
         """Records that a manifest with these tickets exists."""
         self.loop.ledger.require_trainer(*worker, time.monotonic())
         more = True
         while more:
-            more = self.loop.ledger.record_checkpoint(consumed, COMPACTED_AT_ONCE)
+            more = self.loop.ledger.record_checkpoint(consumed, COMPACTED_AT_ONCE, version)
             # Others are answered in between: what is closed for good stays so.
             await self.loop.journal.durable()
 

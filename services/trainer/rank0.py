@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from earl.errors import EarlError
@@ -26,7 +26,8 @@ class TrainerRank0:
     """The trainer's word with the scheduler; methods are called from the computing thread.
 
     best: version with the best evaluation, 0 if there is none; held: versions whose checkpoints must stay;
-    both as the scheduler last reported.
+    both as the scheduler last reported. lost_replays: tickets of the last plan whose files cannot be read,
+    which the next call reports.
     """
 
     def __init__(self, resources: RankResources, stage: StageRank0) -> None:
@@ -35,6 +36,7 @@ class TrainerRank0:
         self._batches = BatchClient(stage.scheduler)
         self.best = 0
         self.held: frozenset[int] = frozenset()
+        self.lost_replays: Sequence[int] = ()
 
     def reconcile(self, progress: TrainingProgress) -> None:
         """Brings the ledger to what the parameters were trained on; a batch that was asked for before that is
@@ -70,9 +72,10 @@ class TrainerRank0:
             self._io.check()
             if self._requests.wants_save or self.stage.switch_waits:
                 return None
-            answer = self.stage.poll(lambda: self._batches.next_batch(WAIT_S))
+            answer = self.stage.poll(lambda: self._batches.next_batch(WAIT_S, self.lost_replays))
             if answer is None:
                 continue
+            self.lost_replays = ()
             self.best, self.held = answer.best, answer.held
             if answer.run_ended and not answer.plan:
                 self._requests.run_ended.set()

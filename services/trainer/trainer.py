@@ -22,7 +22,7 @@ import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 
-from earl.errors import DataPlaneError, EarlError, OutOfMemory, TrainerError
+from earl.errors import DataPlaneError, EarlError, OutOfMemory, ReplayLost, TrainerError
 from earl.obs import tracing
 from earl.ticket_ranges import RangeSet
 from services.trainer.api.codec import decode_plan
@@ -56,6 +56,7 @@ from services.trainer.step.batch import Columns
 from services.trainer.step.digest import batch_digests, weights_digest
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.reader import read_columns
+from services.trainer.step.replay_files import ReplayFiles, agree_on_read
 from services.trainer.step.state_offload import StateOffload
 from services.trainer.step.step import Stepper
 
@@ -88,6 +89,7 @@ class TrainerRank:
         self._rank0 = rank0
         self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
+        self._replays = ReplayFiles(run_dir / "replay", on=config.replay.reuse > 0)
         self._offload = StateOffload.of(stepper)
         self._directory = run_dir / "checkpoints"
         self._budget = RetryBudget()
@@ -200,11 +202,13 @@ class TrainerRank:
         if self._config.deterministic:
             metrics |= batch_digests(self._columns, self._mesh)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
+        self._replays.keep(plan, self._columns, writes=self._mesh.counts)
         consumed = self.progress.consumed | RangeSet.of(plan.ticket_ids)
         updates = self._stepper.optimizer.updates
         self.progress = TrainingProgress(plan.version + 1, plan.batch_id + 1, consumed, updates)
         self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id
         self._report(plan, metrics)
+        self._replays.forget(plan, deletes=self._group.leads)
         if plan.publish:
             self._publish()
         every = self._config.trainer.checkpoint_every
@@ -275,18 +279,21 @@ class TrainerRank:
         Columns that are not are as good as lost: a plan abandoned often enough has its tickets retried.
         """
         deadline_s = self._config.data_plane.read_s
-        readable = True
+        readable, lost = True, ()
         try:
             items = plan.ranks[self._mesh.replica]
-            work = read_columns(self._dispatcher, self._columns, items, deadline_s)
+            work = read_columns(self._dispatcher, self._columns, items, deadline_s, self._replays)
             self._io.run(work, deadline_s + READ_SLACK_S, self._requests.stop)
             self._columns.validate(self._stepper.policy.spec.vocab)
         except EarlError as error:
-            readable = False
+            readable, lost = False, error.tickets if isinstance(error, ReplayLost) else ()
             if not isinstance(error, (DataPlaneError, TrainerError)):
                 self._requests.ignore_if_stopping(error)
             log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
-        return self._group.agree(readable)
+        complete, lost = agree_on_read(self._group, readable, lost)
+        if self._rank0 is not None:
+            self._rank0.lost_replays = lost
+        return complete
 
     def _abandon(self, plan: TrainingPlan) -> None:
         budget, now_s = self._budget, time.monotonic()

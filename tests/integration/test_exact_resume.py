@@ -128,3 +128,66 @@ async def test_ten_kills_at_random_change_nothing(tmp_path: Path, longer: Outcom
         assert kills >= 5
         await run.finish()
         assert run.outcome() == longer
+
+
+# Each batch trains on groups of up to two batches before it again, with their reference log-probs.
+REPLAYED: dict[str, Any] = {
+    # A group whose rewards are all equal is kept, too.
+    "scheduler": {"steps": 8, "batch_groups": 2, "group_size": 8, "advantage": "reinforce++"},
+    "replay": {"reuse": 2, "max_age": 3, "capacity": 5, "groups": 3},
+    "trainer": {"checkpoint_every": 3, "minibatches": 2, "lr": 3e-3, "kl_coefficient": 0.1},
+    "evaluation": {"episodes": 4, "every_steps": 0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_replays_resume_exactly(tmp_path: Path) -> None:
+    """A batch trains again, and keeps for the next, what it would have without the kill."""
+    expected = await left_alone(tmp_path / "whole", 1, **REPLAYED)
+    async with Exact(tmp_path / "killed", workers=1, **REPLAYED) as run:
+        await run.up()
+        assert await run.until(Moment("batch_committed", version=6))  # its checkpoint is of version 6
+        await run.kill_all()
+        await run.up()
+        assert await run.until(Moment("batch_committed", version=8))
+        await run.replace("trainer")  # two steps are rolled back, with what they evicted
+        assert await run.until(Moment("batch_committed", version=9))
+        await run.replace("scheduler")
+        await run.finish()
+        assert run.outcome() == expected
+        lines = list(read_lines(run.stack.directory / "metrics.jsonl"))
+        assert lines[-1]["replayed_sequences"] == 3 * 8
+        assert sum(line.get("replay_evicted.lost", 0) for line in lines) == 0
+        counts = lines[-1]["ledger"]
+        assert counts["dropped:rolled_back"] and counts["replayed"]
+        assert counts["issued"] == sum(value for name, value in counts.items() if name != "issued")
+        kept = list((run.stack.directory / "replay").iterdir())
+        # Those of the last batch, and what a roll-back to its checkpoint may need.
+        assert 2 * 8 <= len(kept) <= (5 + 3 * 2) * 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_replays_whose_files_are_gone_or_damaged_are_dropped_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    """On two ranks, each of which misses what is its own: nothing of such a file is trained."""
+    sections = REPLAYED | {"trainer": {"ranks": 2, "lr": 3e-3}}
+    async with Exact(tmp_path, workers=1, **sections) as run:
+        await run.up()
+        assert await run.until(Moment("batch_committed", version=5))
+        directory = run.stack.directory
+        for index, path in enumerate(sorted((directory / "replay").glob("*.safetensors"))):
+            if index % 3 == 0:
+                path.unlink(missing_ok=True)
+            elif index % 3 == 1:
+                path.write_bytes(path.read_bytes()[:-1] + b"?")
+        await run.finish()
+        lines = list(read_lines(directory / "metrics.jsonl"))
+        assert lines[-1]["step"] == 8 and lines[-1]["replayed_sequences"] == 3 * 8
+        assert sum(line.get("replay_evicted.lost", 0) for line in lines) >= 1
+        counts = lines[-1]["ledger"]
+        assert counts["dropped:columns_lost"] % 8 == 0 < counts["dropped:columns_lost"]
+        assert counts["issued"] == sum(value for name, value in counts.items() if name != "issued")
+        assert "is damaged: its hash is another" in run.stack.log(plan.TRAINER)

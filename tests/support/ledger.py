@@ -145,6 +145,13 @@ class World:
         self.checks = 0
         self.freed: set[str] = set()
         self.facts_seen = 0
+        # Tickets of which the trainer has a file, and of each replay that it trained the source.
+        self.files: set[int] = set()
+        self.sources: dict[int, int] = {}
+        # By version, what the ledger kept for replay when it was made.
+        self.kept: dict[int, list] = {}
+        # The groups of which the trainer missed a file.
+        self.lost: set[tuple[int, int, int]] = set()
 
     # --- the scheduler ----------------------------------------------------------------------
 
@@ -294,9 +301,26 @@ class World:
         ranges = RangeSet.of(held.consumed)
         member = WorkerRecord(name=name, incarnation=self.trainer)
         self.act(lambda: self.ledger.membership.join(member, self.now))
+        run = self.ledger.tables.run
+        promised = held.version in (run.checkpoint, run.next_checkpoint)
         self.act(lambda: reconcile(self.ledger, name, self.trainer, held.version, held.next_batch, ranges))
+        self.check_restored(held.version, whole=promised)
         self.reconciled = True
         self.publish()
+
+    def check_restored(self, version: int, *, whole: bool) -> None:
+        """Asserts that what is kept for replay is what was when the version was made, but for lost files.
+
+        whole: nothing else of that is missing.
+        """
+        before, now = self.kept.get(version), self.kept_now()
+        if before is not None and not self.futures_return:
+            before = [(order, uses) for order, uses in before if order not in self.lost]
+            assert now == before if whole else all(group in before for group in now)
+        self.kept = {made: groups for made, groups in self.kept.items() if made < version} | {version: now}
+
+    def kept_now(self) -> list:
+        return [(group.order, group.uses) for group in self.ledger.replay.kept]
 
     def publish(self) -> None:
         version = self.parameters.version
@@ -314,8 +338,15 @@ class World:
         if batch is None:
             return
         tickets = [self.ledger.tables.tickets[number] for number in batch.tickets]
+        replays = [self.ledger.tables.tickets[number] for number in batch.replays]
+        lost = [ticket.id for ticket in replays if ticket.source not in self.files]
+        if lost:
+            self.lose(lost)
+            return
         if any(not self.readable(ticket) for ticket in tickets):
             return  # the trainer asks again
+        kept = self.ledger.replay.sources
+        self.check_replays(batch, replays)
         if batch.purpose is Purpose.TRAIN:
             acted = [ticket.result for ticket in tickets if ticket.result and ticket.result.trained_tokens]
             oldest = min((result.oldest_version for result in acted), default=batch.version)
@@ -326,16 +357,58 @@ class World:
             assert len(groups) == self.rules.batch_groups
         assert batch.version == self.parameters.version
         consumed = set(self.parameters.consumed)
-        assert not consumed & set(batch.tickets), "trained twice"
-        self.doubt = Checkpoint(batch.version + 1, batch.id + 1, frozenset(consumed | set(batch.tickets)))
+        trained = {*batch.tickets, *batch.replays}
+        assert not consumed & trained, "trained twice"
+        self.files |= set(batch.tickets)
+        self.doubt = Checkpoint(batch.version + 1, batch.id + 1, frozenset(consumed | trained))
         self.parameters = self.doubt
         if manifest_first:
             self.saved.append(self.parameters)
         self.commit()
+        self.files = {number for number in self.files if number in kept or number in batch.tickets}
         if batch.publish:
             self.publish()
         if batch.checkpoint and not manifest_first:
             self.save()
+
+    def check_replays(self, batch: Batch, replays: list[Ticket]) -> None:
+        """Asserts that replays were trained in these parameters, whole, not too often and recently."""
+        rules, consumed = self.rules, self.parameters.consumed
+        assert not replays or batch.purpose is Purpose.TRAIN
+        groups: dict[int, list[Ticket]] = {}
+        for ticket in replays:
+            groups.setdefault(ticket.group, []).append(ticket)
+        assert len(groups) <= rules.replay_groups
+        assert len({ticket.source for ticket in replays}) == len(replays), "one batch has a source twice"
+        for ticket in replays:
+            assert ticket.source in consumed or self.futures_return, "its source is not in the parameters"
+            self.sources[ticket.id] = ticket.source
+            uses = sum(self.sources.get(number) == ticket.source for number in consumed)
+            assert uses < rules.replay_reuse or self.futures_return, "replayed too often"
+        for members in groups.values():
+            acted = [ticket.result for ticket in members if ticket.result and ticket.result.trained_tokens]
+            oldest = min(result.oldest_version for result in acted)
+            assert batch.version - oldest <= rules.replay_age
+
+    def lose(self, lost: list[int]) -> None:
+        """The trainer asks again, and names the replays that it cannot read: they go, with their groups."""
+
+        def ask() -> None:
+            self.ledger.require_trainer("trainer", self.trainer, self.now)
+            self.ledger.lose_replays(frozenset(lost))
+
+        sources = {self.ledger.tables.tickets[number].source for number in lost}
+        for group in self.ledger.replay.kept:
+            if sources & {ticket.id for ticket in group.tickets}:
+                self.lost.add(group.order)
+        self.act(ask)
+        batch = self.ledger.tables.batch
+        assert batch is not None and not set(lost) & set(batch.replays)
+
+    def lose_file(self, which: int) -> None:
+        """One of the trainer's files is gone, or damaged, which is the same to it."""
+        if self.files:
+            self.files.remove(sorted(self.files)[which % len(self.files)])
 
     def next_batch(self) -> Batch | None:
         def ask() -> Batch | None:
@@ -352,11 +425,13 @@ class World:
         except LedgerError as error:
             raise AssertionError(f"a commit was refused: {error}") from error
         self.doubt = None
+        self.kept[doubt.version] = self.kept_now()
 
     def save(self) -> None:
         if not self.saved or self.saved[-1] != self.parameters:
             self.saved.append(self.parameters)
-        self.act(lambda: self.ledger.record_checkpoint(RangeSet.of(self.parameters.consumed)))
+        held = self.parameters
+        self.act(lambda: self.ledger.record_checkpoint(RangeSet.of(held.consumed), version=held.version))
 
     def readable(self, ticket: Ticket) -> bool:
         assert ticket.result is not None
@@ -404,13 +479,16 @@ class World:
         live = len(tables.groups[Purpose.TRAIN])
         assert live <= (self.rules.staleness + 1) * self.rules.batch_groups
         if self.reconciled and self.doubt is None and self.trainer_is_current():
-            assert frozenset(ids_of(tables, "trained")) == self.parameters.consumed
+            trained = ids_of(tables, "trained") | ids_of(tables, "replayed")
+            assert frozenset(trained) == self.parameters.consumed
+        assert len(self.ledger.replay.kept) <= self.rules.replay_capacity
+        assert tables.batch is not None or not tables.groups[Purpose.REPLAY]
         for ticket in tables.tickets.values():
             if ticket.state in LIVE:
                 match = tables.match(ticket)
                 seats = [ticket.seat] if ticket.frozen else list(range(ticket.seats))
                 assert [member.seat for member in match] == seats
-                assert not ticket.frozen or ticket.purpose is Purpose.TRAIN
+                assert not ticket.frozen or ticket.purpose in (Purpose.TRAIN, Purpose.REPLAY)
                 assert {(member.state, member.group, member.worker) for member in match} == {
                     (ticket.state, ticket.group, ticket.worker)
                 }, "a match is torn"
@@ -433,6 +511,7 @@ class World:
             again.held[key] == tables.held[key] for key in tables.held
         )
         assert again.tickets == tables.tickets and again.issues == tables.issues
+        assert again.replays == tables.replays
         assert again.lengths == tables.lengths and again.outcomes == tables.outcomes
         waiting = leased_in_order(tables)
         assert leased_in_order(again) == waiting
@@ -480,7 +559,7 @@ class World:
         share = rules.mixture[0]
         trajectories = rules.warmup_batches * rules.warmup_episodes * share.seats
         trajectories += rules.steps * rules.batch_groups * rules.group_size * share.trained_seats
-        assert counts["trained"] == len(self.parameters.consumed)
+        assert counts["trained"] + counts.get("replayed", 0) == len(self.parameters.consumed)
         if not rules.min_group_size:
             assert counts["trained"] == trajectories
         else:
@@ -539,4 +618,6 @@ class World:
                 self.attempt(self.pass_time, draw.choice([1.0, 5.0, 11.0, 31.0]))
             else:
                 self.attempt(self.restart)
+            if self.rules.replay_reuse and draw.random() < 0.05:
+                self.lose_file(draw.randrange(30))
             self.check()

@@ -36,7 +36,7 @@ def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
         "start_win_rate": start.win_rate if start and start.done else None,
         "start_mean_reward": start.mean_reward if start and start.done else None,
         "best_version": outcome.status.best_version or None,
-        **{name: getattr(ledger, name) for name in ("issued", "trained", "evaluated", "live")},
+        **{name: getattr(ledger, name) for name in ("issued", "trained", "replayed", "evaluated", "live")},
         "dropped": ledger.dropped_total,
         "seed": seed,
         **paced_figures(outcome.status),

@@ -100,6 +100,8 @@ def ticket_figures(ledger: LedgerStatus) -> list[tuple[str, str, str]]:
     figures = []
     for state in TICKETS:
         count = ledger.dropped_total if state.name == "dropped" else getattr(ledger, state.name)
+        if state.name == "replayed" and not count:  # as in every run without replay
+            continue
         figures.append((state.word, f"{count:,}", state.style))
     return [*figures, ("issued", f"{ledger.issued:,}", "")]
 

@@ -33,6 +33,7 @@ TICKETS = (
     TicketWord("ready", "ready", "waits for a batch", "yellow", 1, live=True),
     TicketWord("planned", "in a batch", "is being trained on", "magenta", 4, live=True),
     TicketWord("trained", "trained", "trained on, once", "green", 5),
+    TicketWord("replayed", "trained again", "of a replay: trained on, once", "dark_cyan", 3),
     TicketWord("evaluated", "evaluated", "counted in an evaluation", "blue", 2),
     TicketWord("dropped", "dropped", "given up, with a reason", "red", 7),
 )

@@ -169,8 +169,9 @@ def status_line(status: RunStatus) -> str:
         for role in status.roles
         if role.name != "trainer"
     ]
+    again = f" + trained again {ledger.replayed}" if ledger.replayed else ""
     parts.append(
-        f"issued {ledger.issued} = trained {ledger.trained} + evaluated {ledger.evaluated}"
+        f"issued {ledger.issued} = trained {ledger.trained}{again} + evaluated {ledger.evaluated}"
         f" + dropped {ledger.dropped_total} + live {ledger.live}"
     )
     return ", ".join(parts)

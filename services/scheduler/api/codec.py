@@ -181,6 +181,8 @@ def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
         trained_tokens=plan.trained_tokens,
     )
     fill(message, batch)
+    for start, stop in plan.kept:
+        message.kept.add(start=start, stop=stop)
     for items in plan.ranks:
         rank = message.ranks.add()
         for item in items:

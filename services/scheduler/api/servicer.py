@@ -102,7 +102,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return response
 
     async def NextBatch(self, request, context):
-        plan, stop = await self._scheduler.next_batch(_worker(request), request.ranks, _wait(request.wait_s))
+        plan, stop = await self._scheduler.next_batch(
+            _worker(request), request.ranks, _wait(request.wait_s), request.lost_replays
+        )
         best, kept = self._scheduler.kept_versions()
         response = scheduler_pb2.NextBatchResponse(stop=stop, best_version=best, keep_versions=kept)
         if plan is not None:
@@ -117,7 +119,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def RecordCheckpoint(self, request, context):
         consumed = codec.decode_ranges(request.consumed)
-        await self._scheduler.record_checkpoint(_worker(request), consumed)
+        await self._scheduler.record_checkpoint(_worker(request), consumed, request.version)
         return scheduler_pb2.RecordCheckpointResponse()
 
     async def Reconcile(self, request, context):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,6 +11,7 @@ import msgspec
 from earl.config.frozen_schedule import FrozenSchedule
 from earl.fragments.advantages import ADVANTAGES, GroupOutcomes, advantages_of
 from earl.fragments.lookup import load_fragment
+from earl.ticket_ranges import RangeSet
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
 from services.scheduler.state.run import Batch, CommittedBatch
@@ -18,6 +19,7 @@ from services.scheduler.state.tickets import EpisodeEnding, EpisodeResult, Purpo
 
 # Numbers of an environment's last result that are 0 or 1: their means are rates.
 INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
+NO_TICKETS = RangeSet()
 
 
 class PlannedSequence(msgspec.Struct, frozen=True):
@@ -35,16 +37,20 @@ class PlannedSequence(msgspec.Struct, frozen=True):
     reference_offset: int = 0
     masked: bool = False
     protected_kl: float = 0.0
+    source: int = 0
+    reference_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A batch split over ranks. Tokens of all ranks together."""
+    """A batch split over ranks. Tokens of all ranks together. kept: ranges of the tickets whose columns later
+    batches may replay."""
 
     batch: Batch
     ranks: tuple[tuple[PlannedSequence, ...], ...]
     total_tokens: int
     trained_tokens: int
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 def split_batch(
@@ -56,6 +62,8 @@ def split_batch(
     *,
     masks_truncated: bool = False,
     protected_kl: Mapping[str, float] = MappingProxyType({}),
+    reference_for: Collection[str] | None = (),
+    kept: RangeSet = NO_TICKETS,
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
@@ -64,10 +72,13 @@ def split_batch(
     has a reference stage.
     masks_truncated: rewards of truncated trajectories count in their groups, their tokens in no loss.
     protected_kl: by the label of an environment, the weight of the KL on its tokens; of others it is 0.
+    reference_for: labels of the environments whose sequences have reference log-probs, None for all; those of
+    replays lie with their columns. kept: tickets whose columns later batches may replay.
     Raises ConfigError and FragmentError for a fragment that cannot be had, or that fails.
     """
-    members = [tickets[number] for number in batch.tickets]
-    locations = [(references or {}).get(number, NOWHERE) for number in batch.tickets]
+    numbers = [*batch.tickets, *batch.replays]
+    members = [tickets[number] for number in numbers]
+    locations = [(references or {}).get(number, NOWHERE) for number in numbers]
     results = [ticket.result or EpisodeResult() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
@@ -86,6 +97,9 @@ def split_batch(
             reference_offset=location.offset,
             masked=masked[position],
             protected_kl=protected_kl.get(ticket.environment, 0.0),
+            source=ticket.source,
+            reference_kept=bool(ticket.source and result.trained_tokens)
+            and (reference_for is None or ticket.environment in reference_for),
         )
         for position, (ticket, result, value, location) in enumerate(
             zip(members, results, advantages, locations, strict=True)
@@ -99,6 +113,7 @@ def split_batch(
         trained_tokens=sum(
             result.trained_tokens for result, left_out in zip(results, masked, strict=True) if not left_out
         ),
+        kept=kept.ranges,
     )
 
 
@@ -135,13 +150,14 @@ def summary(
     the policy has several, "seats.SEAT.FIGURE". masks_truncated: as for split_batch. frozen: the schedule of
     a run against frozen versions; opponent_version is then the mean of those that were met.
     """
-    batch, results, environments, seats, against = committed
+    batch, results, environments, seats, against, replays = committed
     if not results:
         return {}
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
     rows = [_row(result) for result in results]
     seats = seats or [0] * len(rows)
     figures = _figures(batch, rows, masks=masks) | _seat_figures(rows, seats)
+    figures |= _replay_figures(batch, replays)
     if frozen is not None and against:
         figures["opponent_version"] = sum(map(frozen.version_at, against)) / len(against)
     of_labels: dict[str, tuple[list[_Row], list[int]]] = {}
@@ -165,6 +181,19 @@ def _row(result: EpisodeResult) -> _Row:
     truncated = result.ending is EpisodeEnding.TRUNCATED
     counts = (result.total_tokens, result.turns, result.trained_tokens)
     return result.reward, result.win, *counts, truncated, result.oldest_version, result.metrics
+
+
+def _replay_figures(batch: Batch, replays: Sequence[EpisodeResult]) -> dict[str, float]:
+    """The figures of what the batch trained on again, which no other figure counts; none without replays."""
+    ages = [batch.version - result.oldest_version for result in replays if result.trained_tokens]
+    if not ages:
+        return {}
+    return {
+        "replayed_sequences": float(len(replays)),
+        "replayed_tokens": float(sum(result.total_tokens for result in replays)),
+        "replay_age_mean": sum(ages) / len(ages),
+        "replay_age_max": float(max(ages)),
+    }
 
 
 def _seat_figures(rows: Sequence[_Row], seats: Sequence[int]) -> dict[str, float]:

@@ -87,6 +87,7 @@ class RunRecorder:
         """A batch is trained: writes its line; what the step was."""
         counters = self.monitor.counters
         tokens = [result.total_tokens for result in committed.results]
+        replayed = [result.total_tokens for result in committed.replays]
         read_for = ledger.rules.reference_for
         labelled = zip(tokens, committed.environments, strict=True)
         observed = self.monitor.step(
@@ -96,6 +97,7 @@ class RunRecorder:
             reference_tokens=[count for count, label in labelled if read_for is None or label in read_for],
             trainer=trainer,
             now_s=now_s,
+            replayed_tokens=replayed,
         )
         self.report.step(
             step=step,
@@ -105,6 +107,7 @@ class RunRecorder:
             trajectories={
                 **batch_plan.summary(committed, masks_truncated=self._masks_truncated, frozen=self._frozen),
                 **self._closed_early(ledger),
+                **ledger.replay.figures(),
             },
             trainer={**trainer, **counters.totals, **step_figures(counters.take()), **ledger.lengths.figures},
             observed=observed,

@@ -4,8 +4,9 @@
                 ▲               │ expired, failed   │ arena lost     │ arena lost and not read
                 └───────────────┴───────────────────┴────────────────┘   (at most `attempts` tries)
     evaluation: leased ─complete─► evaluated        anything live ─► dropped(reason)
+    replay: planned ─commit─► replayed              (issued with its batch, see replay_memory.py)
 
-Promise: issued = trained ⊎ evaluated ⊎ dropped ⊎ live after every operation, and no ticket becomes
+Promise: issued = trained ⊎ replayed ⊎ evaluated ⊎ dropped ⊎ live after every operation, and no ticket becomes
 trained twice. Pure: time is an argument (monotonic seconds), nothing is read or written elsewhere;
 the caller makes `tables.take_changes()` durable before it answers anyone. What an operation refuses
 raises LedgerError (or UnknownWorker, WorkerReplaced) and has changed nothing.
@@ -25,6 +26,7 @@ from services.scheduler.ledger.groups import count_missing, may_close
 from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.membership import Membership
 from services.scheduler.ledger.pending import PendingTickets
+from services.scheduler.ledger.replay_memory import ReplayMemory
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.facts import BatchPlanned
@@ -50,6 +52,7 @@ class Ledger:
         self.lengths = TaskLengths(rules, self.tables)
         self.attempts = TicketAttempts(rules, self.tables, self.successes, self.lengths)
         self.membership = Membership(rules, self.tables, self.attempts)
+        self.replay = ReplayMemory(rules, self.tables)
         self._held_back = held_back
 
     @classmethod
@@ -158,12 +161,16 @@ class Ledger:
             ticket = tables.tickets[number]
             tables.move(ticket, TicketState.PLANNED)
             tokens += ticket.result.total_tokens if ticket.result else 0
+        replays = self.replay.issue(run.version) if purpose is Purpose.TRAIN else []
+        tokens += sum(ticket.result.total_tokens for ticket in replays if ticket.result)
         tables.batch = Batch(
             id=run.next_batch, version=run.version, purpose=purpose, tickets=numbers, publish=publish,
             checkpoint=checkpoint, progress=progress, first_of_phase=first_of_phase, handouts=1,
+            replays=[ticket.id for ticket in replays],
         )  # fmt: skip
         run.next_batch += 1
-        tables.record_fact(BatchPlanned(tables.batch.id, run.version, len(numbers), tokens))
+        sequences = len(numbers) + len(replays)
+        tables.record_fact(BatchPlanned(tables.batch.id, run.version, sequences, tokens))
         return tables.batch
 
     def commit(self, batch_id: int, version: int) -> CommittedBatch | None:
@@ -193,6 +200,9 @@ class Ledger:
         tables.batch = None
         members = [tables.tickets[number] for number in batch.tickets]
         planned = [ticket for ticket in members if ticket.state is TicketState.PLANNED]
+        for number in batch.replays:
+            if tables.tickets[number].state is TicketState.PLANNED:
+                tables.move(tables.tickets[number], TicketState.DROPPED, Reason.BATCH_DISSOLVED, result=None)
         for ticket in planned:
             tables.move(ticket, TicketState.READY)
         for ticket in planned:
@@ -200,11 +210,32 @@ class Ledger:
             if gone and ticket.state is TicketState.READY:
                 self.attempts.fail(ticket)
 
-    def record_checkpoint(self, consumed: RangeSet, most: int = 0) -> bool:
+    def lose_replays(self, numbers: Collection[int]) -> None:
+        """The planned batch goes without the groups of these replay tickets: the trainer cannot read them.
+
+        Others are ignored: the call may be repeated, and come late.
+        """
+        tables, batch = self.tables, self.tables.batch
+        if batch is None or not numbers:
+            return
+        members = [tables.tickets[number] for number in batch.replays]
+        groups = {ticket.group for ticket in members if ticket.id in numbers}
+        lost = [ticket for ticket in members if ticket.group in groups]
+        self.replay.lose(lost)
+        for ticket in lost:
+            tables.move(ticket, TicketState.DROPPED, Reason.COLUMNS_LOST, result=None)
+        batch.replays = [ticket.id for ticket in members if ticket.group not in groups]
+
+    def record_checkpoint(self, consumed: RangeSet, most: int = 0, version: int = 0) -> bool:
         """Compacts what is closed for good: trained and held by the checkpoint, evaluated, dropped.
 
-        most: so many tickets in one go, 0 for all; whether there may be more.
+        most: so many tickets in one go, 0 for all; whether there may be more. version: of the checkpoint, 0
+        if that is recorded.
         """
+        if version > self.tables.run.checkpoint:
+            self.tables.run.checkpoint = version
+            self.tables.run.next_checkpoint = max(version, self.tables.run.next_checkpoint)
+            self.replay.record_checkpoint()
         closed_now: dict[str, list[int]] = {}
         count = 0
         version = self.tables.run.version
@@ -318,10 +349,18 @@ class Ledger:
         tables, run = self.tables, self.tables.run
         seats: list[int] = []
         against: list[int] = []
-        committed = CommittedBatch(batch, [], [], seats, against)
         members = [tables.tickets[number] for number in batch.tickets]
+        replays = [tables.tickets[number] for number in batch.replays]
+        again = [ticket.result for ticket in replays if ticket.result is not None]
+        committed = CommittedBatch(batch, [], [], seats, against, again)
         self.successes.add_trained(batch.version, members)
         self.lengths.add_trained(batch.version, members)
+        if batch.purpose is Purpose.TRAIN:
+            self.replay.train(batch.version, members, replays)
+        if batch.checkpoint:
+            run.next_checkpoint = batch.version + 1
+        for ticket in replays:
+            tables.move(ticket, TicketState.TRAINED, result=None)
         for ticket in members:
             if ticket.result is not None:
                 committed.results.append(ticket.result)

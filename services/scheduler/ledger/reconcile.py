@@ -5,7 +5,8 @@ manifest holds it │ in the ledger    │ becomes
 yes               │ trained          │ stays
 yes               │ anything else    │ trained (the crash came before the commit)
 no                │ trained          │ dropped(rolled_back); its place is issued again
-no                │ planned          │ ready if its arena still exists, otherwise tried again
+no                │ planned          │ ready if its arena still exists, otherwise tried again;
+                  │                  │ a replay: dropped(batch_dissolved)
 no                │ ready, newer than the restored version │ dropped(rolled_back)
 yes               │ unknown          │ trained (the store was lost); gaps are dropped(forgotten)
 """
@@ -17,7 +18,7 @@ from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import places
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.facts import BatchCommitted
-from services.scheduler.state.tickets import LIVE, Purpose, Reason, TicketState
+from services.scheduler.state.tickets import LIVE, REPLAYED, Purpose, Reason, TicketState
 
 ROLLED_BACK = f"dropped:{Reason.ROLLED_BACK}"
 FORGOTTEN = f"dropped:{Reason.FORGOTTEN}"
@@ -46,6 +47,10 @@ def reconcile(
     ]
     ledger.successes.add_trained(version - 1, unseen)
     ledger.lengths.add_trained(version - 1, unseen)
+    played = [ticket for ticket in unseen if ticket.purpose is Purpose.TRAIN]
+    replays = [ticket for ticket in unseen if ticket.purpose is Purpose.REPLAY]
+    if played:
+        ledger.replay.train(version - 1, played, replays)
     torn, rolled_back = _tickets(ledger, consumed)
     rolled_back += _compacted(ledger, consumed)
     _unknown(ledger, consumed)
@@ -55,7 +60,8 @@ def reconcile(
         ledger.attempts.drop_group(purpose, group, Reason.GROUP_INCOMPLETE)
     if version < run.version:
         _abandon(ledger, version)
-    run.version = version
+    run.version = run.checkpoint = run.next_checkpoint = version
+    ledger.replay.record_checkpoint()
     run.next_batch = max(run.next_batch, next_batch)
     run.trainer, run.trainer_incarnation = name, incarnation
     return rolled_back
@@ -68,14 +74,16 @@ def _tickets(ledger: Ledger, consumed: RangeSet) -> tuple[list[tuple[Purpose, in
     for ticket in list(tables.tickets.values()):
         if ticket.id in consumed and ticket.state is not TicketState.TRAINED:
             torn[ticket.purpose, ticket.group] = None
-            if ticket.result is not None and ticket.result.descriptor_key:
+            freed = ticket.purpose is not Purpose.REPLAY  # its source's columns were, long ago
+            if freed and ticket.result is not None and ticket.result.descriptor_key:
                 keys.append(ticket.result.descriptor_key)
             tables.move(ticket, TicketState.TRAINED, result=None)
         elif ticket.id not in consumed and ticket.state is TicketState.TRAINED:
             tables.move(ticket, TicketState.DROPPED, Reason.ROLLED_BACK)
             rolled_back += 1
-    if tables.batch is not None and any(number in consumed for number in tables.batch.tickets):
-        tables.batch.tickets = [number for number in tables.batch.tickets if number not in consumed]
+    if (batch := tables.batch) is not None:
+        batch.tickets = [number for number in batch.tickets if number not in consumed]
+        batch.replays = [number for number in batch.replays if number not in consumed]
     if keys:
         tables.record_fact(BatchCommitted(tables.run.last_batch, tables.run.version, tuple(keys)))
     return list(torn), rolled_back
@@ -83,11 +91,12 @@ def _tickets(ledger: Ledger, consumed: RangeSet) -> tuple[list[tuple[Purpose, in
 
 def _compacted(ledger: Ledger, consumed: RangeSet) -> int:
     closed = dict(ledger.tables.closed)
-    trained = closed.get("trained", RangeSet())
-    lost = trained - consumed
-    claimed = RangeSet()
+    trained, lost, claimed = closed.get("trained", RangeSet()), RangeSet(), RangeSet()
     for bucket, ids in list(closed.items()):
-        if bucket != "trained":
+        if bucket in ("trained", REPLAYED):
+            lost |= ids - consumed
+            closed[bucket] = ids & consumed
+        else:
             claimed |= ids & consumed
             closed[bucket] = ids - consumed
     if not len(lost) and not len(claimed):
@@ -138,4 +147,5 @@ def _abandon(ledger: Ledger, version: int) -> None:
                     tables.change(ticket, min_version=oldest, floor=oldest)
     ledger.successes.roll_back(version)
     ledger.lengths.roll_back(version)
+    ledger.replay.roll_back(version)
     tables.run.train_over = False

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.pending import PendingTickets
+from services.scheduler.ledger.ticket_fields import derive_state, set_fields
 from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
@@ -22,6 +23,7 @@ from services.scheduler.state.facts import Fact
 from services.scheduler.state.group_lengths import StepLengths
 from services.scheduler.state.outcomes import StepOutcomes
 from services.scheduler.state.record_table import RecordTable
+from services.scheduler.state.replay_groups import ReplayGroup
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.stored import LedgerChanges, RecordChange, decode, encode, ranges_of
 from services.scheduler.state.switch_records import StageRecord
@@ -30,7 +32,7 @@ from services.scheduler.state.workers import Incarnations, WorkerRecord
 
 HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
 # Kinds of records whose keys are numbers.
-NUMBERED = frozenset({"group", "outcome", "lengths"})
+NUMBERED = frozenset({"group", "outcome", "lengths", "replay"})
 # Fields of a ticket that indices depend on.
 INDEXED = frozenset({"id", "group", "purpose", "index", "state", "reason", "worker", "incarnation"})
 
@@ -62,13 +64,15 @@ class LedgerTables:
         self.outcomes: RecordTable[int, StepOutcomes] = RecordTable()
         # By step of training, the lengths of its groups; only with length_order = "longest".
         self.lengths: RecordTable[int, StepLengths] = RecordTable()
+        # By group, those that may be trained again, or might after a roll-back; only with replay.reuse.
+        self.replays: RecordTable[int, ReplayGroup] = RecordTable()
         # By kind, the tables of frozen records.
         self._frozen: dict[str, RecordTable[Any, Any]] = {
             "group": self.issues, "lives": self.incarnations, "member": self.workers,
             "evaluation": self.evaluations, "stage": self.stages, "outcome": self.outcomes,
-            "lengths": self.lengths,
+            "lengths": self.lengths, "replay": self.replays,
         }  # fmt: skip
-        # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
+        # Compacted tickets by bucket: "trained", "replayed", "evaluated", "dropped:<reason>".
         self.closed: Mapping[str, RangeSet] = MappingProxyType({})
         # Trained tickets that have a record, as stored; and which became so, or no longer are, since.
         self._trained = RangeSet()
@@ -107,12 +111,16 @@ class LedgerTables:
     def issue(self, issue: Issue) -> None:
         """New tickets, pending. One record says so for a group of several."""
         tickets = issue.tickets()
-        if len(tickets) == 1:
-            self._touched[issue.first] = ""
-        else:
+        if len(tickets) > 1:
             self.issues[issue.group] = issue
             self._untouched[issue.group] = {ticket.id for ticket in tickets}
+        self.admit(tickets, stored=len(tickets) == 1)
+
+    def admit(self, tickets: Iterable[Ticket], *, stored: bool = True) -> None:
+        """New tickets in any live state. stored: each in a record of its own."""
         for ticket in tickets:
+            if stored:
+                self._touched[ticket.id] = ""
             self._tickets[ticket.id] = ticket
             self._enter(ticket)
 
@@ -121,7 +129,7 @@ class LedgerTables:
         if not INDEXED.isdisjoint(fields):
             raise TypeError(f"{', '.join(INDEXED & fields.keys())}: a change of these is a move")
         self._touch(ticket)
-        _set(ticket, fields)
+        set_fields(ticket, fields)
 
     def move(self, ticket: Ticket, state: TicketState, reason: str = "", **fields: Any) -> None:
         """Changes a ticket's state, other fields with it, and every index over it.
@@ -133,7 +141,7 @@ class LedgerTables:
             self._touch(ticket)
         held = ticket.state in HELD
         self._unindex(ticket, leaves=state not in HELD)
-        _set(ticket, {"state": state, "reason": reason, **fields})
+        set_fields(ticket, {"state": state, "reason": reason, **fields})
         self._index(ticket, joins=not held)
 
     def change_stage(self, stage: str, **fields: Any) -> None:
@@ -250,11 +258,11 @@ class LedgerTables:
         closed = {bucket: RangeSet(ranges) for bucket, ranges in state.get("closed", {}).items()}
         self.closed = MappingProxyType(closed)
         self._restore_untouched()
-        planned = frozenset(self.batch.tickets if self.batch else ())
+        planned = frozenset([*self.batch.tickets, *self.batch.replays] if self.batch else ())
         for number in sorted(self.tickets):
             ticket = self.tickets[number]
             if ticket.state in BATCHED:
-                _derive(ticket, number in planned, number in trained)
+                derive_state(ticket, number in planned, number in trained)
             self._enter(ticket)
             if ticket.state is TicketState.LEASED:
                 self.lease_since[number] = now
@@ -384,17 +392,3 @@ class LedgerTables:
         group = ticket.group
         if self.ready[group] == len(self.groups[ticket.purpose][group]):
             self.whole[ticket.purpose].add(group)
-
-
-def _derive(ticket: Ticket, planned: bool, trained: bool) -> None:
-    """The state of one that was ready when its record was stored, or that was stored again since."""
-    if trained or ticket.state is TicketState.TRAINED:
-        _set(ticket, {"state": TicketState.TRAINED, "result": None})
-    else:
-        _set(ticket, {"state": TicketState.PLANNED if planned else TicketState.READY})
-
-
-def _set(ticket: Ticket, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a ticket in place: every part of the ledger that holds it sees the change."""
-    for name, value in fields.items():
-        structs.force_setattr(ticket, name, value)

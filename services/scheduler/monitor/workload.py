@@ -218,13 +218,14 @@ class Monitor:
         trainer: Mapping[str, float],
         now_s: float,
         reference_tokens: Sequence[int] | None = None,
+        replayed_tokens: Sequence[int] = (),
     ) -> StepFigures:
         """A training step is committed: what it was, and the next begins.
 
         workers: who takes part. device_slots: sequences that engines hold for each of their devices; what is
         leased beyond those of all waits. batch_tokens: lengths of the batch's trajectories;
-        reference_tokens: of those that the reference stage reads, None for all. trainer: its report on the
-        batch, of all its ranks.
+        reference_tokens: of those that the reference stage reads, None for all; replayed_tokens: of those
+        that the trainer alone had, once more. trainer: its report on the batch, of all its ranks.
         """
         self._forget({worker.name for worker in workers})
         running = stage_parallelism(workers)
@@ -256,7 +257,8 @@ class Monitor:
                 REFERENCE: self._sum(REFERENCE, "tokens_per_s"),
             }
             read = batch_tokens if reference_tokens is None else reference_tokens
-            batches = {TRAINER: batch, REFERENCE: _workload_of(read) if read else None}
+            trained = _workload_of([*batch_tokens, *replayed_tokens])
+            batches = {TRAINER: trained, REFERENCE: _workload_of(read) if read else None}
             for stage in rates.keys() & running.keys():
                 work = batches[stage]
                 if work is not None:

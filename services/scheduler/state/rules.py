@@ -15,6 +15,7 @@ from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.config.weight import Schedule
+from earl.fragments.advantages import GROUP_RELATIVE
 from services.scheduler.state.draws import Draws
 from services.scheduler.state.seeds import derive
 from services.scheduler.state.tickets import Purpose
@@ -94,6 +95,15 @@ class Rules:
     close_groups: int = _key("scheduler.close_groups", 0)
     resample: int = _key("scheduler.resample", 0)
     drops_truncated: bool = False
+    # Times that a trained group may be trained again, and the versions that it may be old then.
+    replay_reuse: int = _key("replay.reuse", 0)
+    replay_age: int = _key("replay.max_age", 4)
+    replay_order: str = _key("replay.order", "freshest")
+    # Groups of a batch that are trained again; groups that are kept for that.
+    replay_groups: int = 0
+    replay_capacity: int = 0
+    # Groups whose rewards are all equal teach nothing: their advantages are 0.
+    replay_needs_signal: bool = True
     # The longest predicted responses of a batch are leased first.
     longest_first: bool = False
     # The environments, at least one.
@@ -130,6 +140,9 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
     return Rules(
         **values,
         drops_truncated=config.scheduler.truncated == "drop",
+        replay_groups=config.replay.batch_part(config.scheduler.batch_groups),
+        replay_capacity=config.replay.kept_groups(config.scheduler.batch_groups),
+        replay_needs_signal=config.scheduler.advantage in GROUP_RELATIVE,
         longest_first=differ and config.scheduler.length_order == "longest",
         mixture=mixture,
         reference_for=None if config.trainer.kl_coefficient else frozenset(protected_kl(config)),

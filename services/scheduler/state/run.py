@@ -12,7 +12,10 @@ from services.scheduler.state.tickets import EpisodeResult, Purpose
 
 
 class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The one batch that is planned and not yet committed. lost: members whose arena is gone."""
+    """The one batch that is planned and not yet committed. lost: members whose arena is gone.
+
+    tickets: those that were played for it. replays: those that train on columns of earlier ones again.
+    """
 
     id: int
     version: int
@@ -23,6 +26,7 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
     progress: float
     first_of_phase: bool
     lost: list[int] = []
+    replays: list[int] = []
     handouts: int = 0
 
     def lose(self, number: int) -> None:
@@ -34,17 +38,21 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
 class CommittedBatch(NamedTuple):
     """A batch that is trained, with the results of its tickets, the labels of their environments, and their
     seats; no seats where the policy has one in every episode. against: of each ticket that was played against
-    a frozen version, the version of the policy that chose it."""
+    a frozen version, the version of the policy that chose it. replays: the results of its replay tickets,
+    which count in nothing else."""
 
     batch: Batch
     results: list[EpisodeResult]
     environments: list[str]
     seats: Sequence[int] = ()
     against: Sequence[int] = ()
+    replays: Sequence[EpisodeResult] = ()
 
 
 class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Counters and versions. version: the one being trained, 0 until a trainer group reconciled.
+    checkpoint: the newest version of which a checkpoint is known; next_checkpoint: of which one is being
+    written, as far as the ledger asked for it; 1 where there is none.
 
     takes: purpose -> index -> how many instances were given up there, so that a substitute is played.
     """
@@ -61,6 +69,8 @@ class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):
     fence: int = 0
     takes: dict[str, dict[int, int]] = {}
     train_over: bool = False
+    checkpoint: int = 1
+    next_checkpoint: int = 1
     elapsed_s: float = 0.0
     # The longest time for which a member did not have to report, ever.
     silent_s: float = 0.0

@@ -18,6 +18,7 @@ from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
 from services.scheduler.state.group_lengths import StepLengths
 from services.scheduler.state.outcomes import StepOutcomes
+from services.scheduler.state.replay_groups import ReplayGroup
 from services.scheduler.state.run import Batch, RunCounters
 from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.tickets import Issue, Ticket
@@ -32,6 +33,7 @@ Record = (
     | StageRecord
     | StepOutcomes
     | StepLengths
+    | ReplayGroup
     | RunCounters
     | Batch
     | dict[str, list[tuple[int, int]]]
@@ -50,6 +52,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("stage", ""): StageRecord,
     ("outcome", ""): StepOutcomes,
     ("lengths", ""): StepLengths,
+    ("replay", ""): ReplayGroup,
     ("state", "run"): RunCounters,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],

@@ -35,6 +35,12 @@ class Purpose(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     WARMUP = "warmup"
+    # Trains on the columns of a trained ticket again: nobody plays it.
+    REPLAY = "replay"
+
+
+# The bucket of the replay tickets that were trained.
+REPLAYED = "replayed"
 
 
 class EpisodeEnding(StrEnum):
@@ -67,6 +73,10 @@ class Reason(StrEnum):
     # The run was resumed with another kind of opponent in its environment.
     OPPONENT_CHANGED = "opponent_changed"
     EVALUATION_FAILED = "evaluation_failed"
+    # The batch that a replay was issued for was taken apart.
+    BATCH_DISSOLVED = "batch_dissolved"
+    # The file of a replay's columns, or that of another of its group, is missing or damaged.
+    COLUMNS_LOST = "columns_lost"
     # Ids below a manifest's that this ledger never knew: its store was lost.
     FORGOTTEN = "forgotten"
 
@@ -106,7 +116,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     An episode in which the policy has several seats is a match: as many tickets, with successive ids in the
     order of the seats. They are in one state always, until they are closed. Against a frozen opponent a match
     has one ticket, that of the seat that learns.
-    floor: no loss-masked token of it is, or will be, of an older version.
+    floor: no loss-masked token of it is, or will be, of an older version. source: of a replay, the trained
+    ticket whose columns it trains on again; 0 of every other.
     index: its group's place in the schedule of its purpose (see admission.places); for an evaluation the
     number of its instance. broken: an attempt ended in a way that the instance itself is to blame for.
     """
@@ -133,6 +144,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
     predicted_tokens: int = 0
     # A frozen version plays the other seats, which have no tickets.
     frozen: bool = False
+    source: int = 0
     state: TicketState = TicketState.PENDING
     fence: int = 0
     attempt: int = 0
@@ -163,7 +175,9 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=
 
     @property
     def bucket(self) -> str:
-        """The part of the ledger's identity that counts it: a state, or "dropped:<reason>"."""
+        """The part of the ledger's identity that counts it: a state, "replayed", or "dropped:<reason>"."""
+        if self.purpose is Purpose.REPLAY and self.state is TicketState.TRAINED:
+            return REPLAYED
         return f"dropped:{self.reason}" if self.state is TicketState.DROPPED else self.state
 
 

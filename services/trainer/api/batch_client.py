@@ -43,10 +43,14 @@ class BatchClient:
         )
         return (await self._scheduler.call("Reconcile", request)).rolled_back
 
-    async def next_batch(self, wait_s: float) -> NextBatch:
-        """The next batch, planned for the trainer's dp replicas; waits up to wait_s for one."""
+    async def next_batch(self, wait_s: float, lost_replays: Sequence[int] = ()) -> NextBatch:
+        """The next batch, planned for the trainer's dp replicas; waits up to wait_s for one. lost_replays:
+        tickets of the last plan that are to leave it, for their files cannot be read."""
         request = scheduler_pb2.NextBatchRequest(
-            worker=self._scheduler.worker, ranks=self._scheduler.parallelism.dp, wait_s=wait_s
+            worker=self._scheduler.worker,
+            ranks=self._scheduler.parallelism.dp,
+            wait_s=wait_s,
+            lost_replays=lost_replays,
         )
         answer = await self._scheduler.call("NextBatch", request, wait_s=wait_s)
         plan = answer.plan.SerializeToString() if answer.HasField("plan") else b""

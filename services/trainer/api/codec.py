@@ -29,7 +29,10 @@ def decode_plan(data: bytes, ranks: int) -> TrainingPlan:
             "run scheduler and trainer of one version",
         )
     ranks_items = tuple(map(_items, plan.ranks))
-    return from_message(TrainingPlan, plan, objective=_OBJECTIVES[plan.objective], ranks=ranks_items)
+    kept = tuple((tickets.start, tickets.stop) for tickets in plan.kept)
+    return from_message(
+        TrainingPlan, plan, objective=_OBJECTIVES[plan.objective], ranks=ranks_items, kept=kept
+    )
 
 
 def _items(rank: scheduler_pb2.RankItems) -> tuple[ReplicaSequence, ...]:

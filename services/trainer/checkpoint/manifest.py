@@ -127,4 +127,6 @@ def config_hash(config: RunConfig) -> str:
     sections = (config.model, *environments, config.trainer, config.warmup)
     parts = [str((config.seed, config.deterministic)), scheduler, rollout]
     parts += [section.model_dump_json() for section in sections]
+    # Only where there is replay: settings of runs without are those of before.
+    parts += [config.replay.model_dump_json()] if config.replay.reuse else []
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -58,7 +58,7 @@ class Columns:
     def of(self, index: int) -> dict[str, np.ndarray]:
         """The columns of one sequence, each [length], to be filled; `reference` only where it is wanted."""
         span = slice(self.offsets[index], self.offsets[index + 1])
-        has_reference = bool(self.items[index].reference_keys)
+        has_reference = self.items[index].has_reference
         return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or has_reference}
 
     def mask(self) -> None:
@@ -86,7 +86,7 @@ class Columns:
     def reference(self) -> np.ndarray | None:
         """float32[total tokens]: log-probs under the reference policy, at the sampler's temperature, 0 where
         the mask is 0; None if the plan asks for none of these sequences."""
-        if not any(item.reference_keys for item in self.items):
+        if not any(item.has_reference for item in self.items):
             return None
         return self._arrays["reference"][: self.offsets[-1]]
 

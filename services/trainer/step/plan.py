@@ -16,7 +16,8 @@ class ReplicaSequence:
     reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
     if none are wanted. position: its place in the batch, the same whenever the batch is trained, which its
     ticket is not. masked: none of its tokens counts in the loss. protected_kl: weight of the KL to the
-    reference policy on its tokens, beside trainer.kl_coefficient.
+    reference policy on its tokens, beside trainer.kl_coefficient. source: of a replay, the trained ticket
+    whose columns it is, which lie in a file, reference_kept: with their reference log-probs; else 0.
     """
 
     ticket_id: int
@@ -29,13 +30,21 @@ class ReplicaSequence:
     reference_offset: int = 0
     masked: bool = False
     protected_kl: float = 0.0
+    source: int = 0
+    reference_kept: bool = False
+
+    @property
+    def has_reference(self) -> bool:
+        """Returns whether there are reference log-probs to be read."""
+        return bool(self.reference_keys) or self.reference_kept
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """One batch. `ranks[r]` are the sequences of replica r, by position; training it makes version + 1.
 
-    progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start again.
+    progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start again. kept:
+    half-open ranges of the tickets whose columns a later batch may train on again.
     """
 
     batch_id: int
@@ -46,6 +55,7 @@ class TrainingPlan:
     checkpoint: bool
     progress: float
     first_of_phase: bool
+    kept: tuple[tuple[int, int], ...] = ()
 
     @property
     def ticket_ids(self) -> list[int]:

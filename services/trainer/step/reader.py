@@ -1,4 +1,4 @@
-"""A rank pulls its own slices of a batch from the arenas where they were produced."""
+"""A rank pulls its own slices of a batch from the arenas where they were produced, replays from files."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import REFERENCE_TENSOR, ReplicaSequence
+from services.trainer.step.replay_files import ReplayFiles
 
 
 async def read_columns(
-    dispatcher: Dispatcher, columns: Columns, items: Sequence[ReplicaSequence], deadline_s: float
-) -> None:
-    """Fills the columns with these sequences, together. Raises as Dispatcher.read."""
+    dispatcher: Dispatcher, columns: Columns, items: Sequence[ReplicaSequence], deadline_s: float,
+    replays: ReplayFiles,
+) -> None:  # fmt: skip
+    """Fills the columns with these sequences, together; replays come after all others.
+
+    Raises as Dispatcher.read, and ReplayLost before anything is read from an arena.
+    """
     columns.take(items)
+    replays.read(columns)
+    played = [item for item in items if not item.source]
     if not items:
         return
-    sampled = SequenceRead([item.key for item in items], np.diff(columns.offsets), columns.sampled)
+    lengths = np.diff(columns.offsets[: len(played) + 1])
+    stop = columns.offsets[len(played)]
+    rows = {name: array[:stop] for name, array in columns.sampled.items()}
+    sampled = SequenceRead([item.key for item in played], lengths, rows)
     reference = [
         Read(item.reference_keys, REFERENCE_TENSOR, _span(item), columns.of(i)["reference"])
         for i, item in enumerate(items)
         if item.reference_keys
     ]
-    await dispatcher.read([sampled, *reference], deadline_s)
+    if played:
+        await dispatcher.read([sampled, *reference], deadline_s)
     columns.mask()
 
 

@@ -86,10 +86,10 @@ def recorded_ledger(directory: Path, state: str, last_step: Mapping[str, Any]) -
     counts = {
         key.removeprefix("ledger."): value for key, value in last_step.items() if key.startswith("ledger.")
     }
-    names = ("issued", "trained", "evaluated", "pending", "leased", "ready", "planned")
+    names = ("issued", "trained", "replayed", "evaluated", "pending", "leased", "ready", "planned")
     shown: dict[str, Any] = {name: counts.get(name, 0) for name in names}
     shown["dropped"] = {key.partition(":")[2]: value for key, value in counts.items() if ":" in key}
-    shown["live"] = sum(shown[name] for name in names[3:])
+    shown["live"] = sum(shown[name] for name in names[4:])
     return {"state": state, **shown, "roles": [], "step": last_step.get("step", 0)}
 
 

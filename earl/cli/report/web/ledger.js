@@ -37,13 +37,13 @@ export class Ledger {
     if (!ledger.issued) return;
     const dropped = Object.values(ledger.dropped).reduce((sum, one) => sum + one, 0);
     const values = { ...ledger, dropped };
-    const note = ledger.state === "live" ? "issued = trained + evaluated + dropped + in progress, at every moment."
+    const note = ledger.state === "live" ? `issued = trained${ledger.replayed ? " + trained again" : ""} + evaluated + dropped + in progress, at every moment.`
       : ledger.final ? "At the end of the run."
       : ledger.step ? `As of training step ${count(ledger.step)}.` : "Last answer of the scheduler.";
     put(at("counts"), head("Ledger", note),
       this.bar(values),
       h("dl", { class: "facts states" }, h("div", {}, h("dt", {}, "issued"), h("dd", {}, count(ledger.issued))),
-        STATES.map(({ name, word, meaning, colour }) => h("div", { title: meaning }, h("dt", {}, h("i", { class: `c${colour}` }), word), h("dd", {}, count(values[name]))))),
+        STATES.filter(({ name }) => name !== "replayed" || values.replayed).map(({ name, word, meaning, colour }) => h("div", { title: meaning }, h("dt", {}, h("i", { class: `c${colour}` }), word), h("dd", {}, count(values[name]))))),
       Object.keys(ledger.dropped).length > 0 && h("p", { class: "note" }, "Dropped: ",
         Object.entries(ledger.dropped).map(([reason, many]) => `${reason.replaceAll("_", " ")} ${count(many)}`).join(", "), "."),
       this.endingsNote(),

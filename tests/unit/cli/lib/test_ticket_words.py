@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 
 from rich.console import Console
 
+from earl.cli.lib.status_text import ticket_figures
 from earl.cli.lib.ticket_words import LIVE, ROLES, TICKETS
 from earl.cli.report.bundle import bundled
 from earl.cli.report.web_files import web_files
@@ -43,7 +44,12 @@ def test_the_table_has_every_state():
 def test_the_terminal_shows_the_words_and_never_the_names():
     text = on_terminal()
     assert not NAMES.search(text), NAMES.findall(text)
-    assert all(state.word in text for state in TICKETS) and "16 in progress" in text
+    # Without replay nothing is trained again.
+    assert all((state.word in text) == (state.name != "replayed") for state in TICKETS)
+    assert "16 in progress" in text
+    again = replace(STATUS, ledger=replace(STATUS.ledger, replayed=32))
+    assert ("trained again", "32") in [(word, count) for word, count, _ in ticket_figures(again.ledger)]
+    assert "+ trained again 32 +" in status_line(again)
 
 
 def test_the_page_takes_the_words_from_the_same_table():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,22 +19,30 @@ from tests.support.ledger import RULES, Rollout, World, ids_of
 workers = st.sampled_from([0, 1])
 
 
+def replayed(reuse: int, age: int, order: str = "fifo") -> dict[str, Any]:
+    """The rules of a run in which groups are trained again so many times."""
+    return {
+        "replay_reuse": reuse, "replay_age": age, "replay_groups": 2 * min(1, reuse),
+        "replay_capacity": 5 * min(1, reuse), "replay_order": order, "replay_needs_signal": reuse > 1,
+    }  # fmt: skip
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Hypothesis chooses what happens; the world knows what is true."""
 
     @initialize(
         seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2),
         members=st.integers(1, 3), extra=st.integers(0, 2), close=st.integers(0, 2), seats=st.integers(1, 3),
-        frozen=st.booleans(),
+        frozen=st.booleans(), reuse=st.integers(0, 2),
     )  # fmt: skip
     def begin(
         self, seed: int, staleness: int, warmup: int, members: int, extra: int, close: int, seats: int,
-        frozen: bool,
+        frozen: bool, reuse: int,
     ) -> None:  # fmt: skip
         rules = dataclasses.replace(
             RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1,
             extra_episodes=extra, close_groups=close, min_group_size=members - 1 if close else 0,
-            mixture=(Share(seats=seats, frozen=frozen and seats > 1),),
+            mixture=(Share(seats=seats, frozen=frozen and seats > 1),), **replayed(reuse, staleness + 2),
         )  # fmt: skip
         self.world = World(random.Random(seed), rules)
         self.world.attempt(self.world.restart)
@@ -85,6 +95,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def train(self, manifest_first: bool) -> None:
         self.world.attempt(self.world.train, manifest_first=manifest_first)
 
+    @rule(which=st.integers(0, 30))
+    def lose_file(self, which: int) -> None:
+        self.world.lose_file(which)
+
     @precondition(lambda self: self.world.reconciled and self.world.doubt is None)
     @rule()
     def save(self) -> None:
@@ -127,6 +141,27 @@ def test_long_walks(staleness: int, crash_chance: float, seats: int, frozen: boo
         trained += len(world.parameters.consumed)
         world.finish()
     assert trained > 8 * seeds  # the walks did get somewhere
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("crash_chance", [0.0, 0.03])
+def test_long_walks_in_which_groups_are_trained_again(staleness: int, crash_chance: float) -> None:
+    """No source is trained again more often than it may be, nor in parameters that it was not trained in."""
+    counts: Counter[str] = Counter()
+    for seed in range(8):
+        order = "freshest" if seed % 2 else "fifo"
+        rules = dataclasses.replace(
+            RULES, staleness=staleness, steps=12, group_size=3, **replayed(2, staleness + 3, order)
+        )
+        world = World(random.Random(f"replay {seed} {staleness}"), rules)
+        world.crash_chance = crash_chance
+        world.futures_return = seed == 0
+        world.restart()
+        world.wander(150)
+        world.finish()
+        counts += Counter(world.ledger.tables.counts())
+    assert counts["replayed"] > 8 * 30
+    assert counts["dropped:columns_lost"] and counts["dropped:batch_dissolved"]
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
