@@ -9,7 +9,7 @@ from dataclasses import asdict
 from earl.obs.catalogue import Sample
 from services.scheduler.files.endings import OUT_OF_MEMORY
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.tickets import EpisodeEnding, TicketState
+from services.scheduler.state.tickets import REPLAYED, EpisodeEnding, TicketState
 from services.scheduler.status import MetricFigures, SchedulerStatus
 
 # Metrics of the last committed batch, with their names in metrics.jsonl.
@@ -46,6 +46,7 @@ def _tickets(status: SchedulerStatus) -> Iterator[Sample]:
     for state in TicketState:
         count = sum(dropped.values()) if state is TicketState.DROPPED else status.counts.get(state.value, 0)
         yield Sample("earl_scheduler_tickets", float(count), {"state": state.value})
+    yield Sample("earl_scheduler_tickets", float(status.counts.get(REPLAYED, 0)), {"state": REPLAYED})
     for reason, count in dropped.items():
         yield Sample("earl_scheduler_dropped_tickets", float(count), {"reason": reason})
     for role, progress in status.progress.items():
