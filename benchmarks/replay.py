@@ -17,6 +17,7 @@ from earl.cli.lib.figures import figures
 from earl.cli.run.demo import demo_config
 from earl.cli.run.launch import overrides_of
 from earl.config.load import Override
+from earl.config.trainer import TrainerConfig
 from earl.obs.metrics import read_lines
 from services.scheduler.ledger.intervals import mean_interval
 
@@ -73,7 +74,7 @@ def replay(
     if unknown := [name for name in chosen if name not in ARMS]:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(ARMS)}", param_hint="arms")
     given = overrides_of(ctx, runs_dir=runs_dir)
-    minibatches = demo_config(0, given).trainer.minibatches
+    trainer = demo_config(0, given).trainer
     about = {
         "compares": COMPARES,
         "reuse": reuse,
@@ -87,22 +88,25 @@ def replay(
     with published("replay", about, runs, summary, results, as_json=as_json):
         for seed in counted("seeds", whole_numbers(seeds)):
             for arm in chosen:
-                config = demo_config(seed, [*overrides_for(arm, steps, reuse, passes, minibatches), *given])
+                config = demo_config(seed, [*overrides_for(arm, steps, reuse, passes, trainer), *given])
                 outcome = to_end(config)
                 lines = read_lines(Path(config.runs_dir) / config.name / "metrics.jsonl")
                 runs.append({"arm": arm, **figures(outcome, seed), **until_goal(lines)})
 
 
-def overrides_for(arm: str, steps: int, reuse: int, passes: int, minibatches: int) -> list[Override]:
-    """The keys of an arm's runs. minibatches: of a batch of new games alone.
+def overrides_for(arm: str, steps: int, reuse: int, passes: int, trainer: TrainerConfig) -> list[Override]:
+    """The keys of an arm's runs. trainer: of the demo, for batches of new games alone.
 
-    Time limits nothing, or a busy machine would change what is compared.
+    With replay a batch has so many times the mini-batches, and its limit of the KL to the policies that
+    sampled is as many times as large: most of its tokens are of earlier versions. Time limits nothing, or a
+    busy machine would change what is compared.
     """
     of_arm: Mapping[str, list[Override]] = {
         WITHOUT: [],
         REPLAY: [
             ("replay.reuse", str(reuse)),
-            ("trainer.minibatches", str((1 + reuse) * minibatches)),
+            ("trainer.minibatches", str((1 + reuse) * trainer.minibatches)),
+            ("trainer.kl_limit", str((1 + reuse) * trainer.kl_limit)),
         ],
         PASSES: [("trainer.passes", str(passes))],
     }

@@ -53,12 +53,17 @@ def test_ratios_are_paired_by_seed_and_a_goal_needs_every_seed() -> None:
 
 
 def test_an_optimizer_step_has_as_many_sequences_in_each_arm() -> None:
-    configs = {arm: demo_config(0, overrides_for(arm, 40, 2, 2, 4)) for arm in ARMS}
+    demo = demo_config(0)
+    configs = {arm: demo_config(0, overrides_for(arm, 40, 2, 2, demo.trainer)) for arm in ARMS}
     sizes = {
         arm: (config.scheduler.batch_groups + config.replay.batch_part(config.scheduler.batch_groups))
         / config.trainer.minibatches
         for arm, config in configs.items()
     }
     assert len(set(sizes.values())) == 1
+    limit = demo.trainer.kl_limit
+    assert [config.trainer.kl_limit for config in configs.values()] == pytest.approx(
+        [limit, 3 * limit, limit]
+    )
     assert [config.trainer.passes for config in configs.values()] == [1, 1, 2]
     assert {config.scheduler.train_limit_s for config in configs.values()} == {0.0}
