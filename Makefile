@@ -5,6 +5,7 @@
 #   make test-browser                       the web page, the report and the site's search in Debian's chromium, 2 minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
+#   make setup-trl-vllm                     TRL with vLLM as its sampler, in one environment (4 GB), for earl bench e2e
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
 #   make setup-vllm-gpu                     vLLM for CUDA cards and EARL, in one environment
 #   make setup-oldest-torch                 the oldest torch that EARL takes, in an environment of its own (5 GB), for a slow test
@@ -23,6 +24,9 @@ DEMO_STAMP := $(VENV)/.demo
 # TRL, which `earl bench e2e` and tests/peers compare EARL with.
 TRL := .venv-trl
 TRL_STAMP := $(TRL)/.installed
+# TRL and vLLM's CPU build in one environment, for the sampler of `earl bench e2e` that neither has alone.
+TRL_VLLM := .venv-trl-vllm
+TRL_VLLM_STAMP := $(TRL_VLLM)/.installed
 # Ray and TransferQueue, which `earl bench dispatch` sets beside the data plane.
 QUEUE := .venv-queue
 QUEUE_STAMP := $(QUEUE)/.installed
@@ -48,7 +52,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch gpu-kit demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
+.PHONY: setup setup-peers setup-trl-vllm setup-demo setup-queue setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch gpu-kit demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -70,6 +74,12 @@ setup-peers: $(TRL_STAMP)
 $(TRL_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_peers.py
 	@$(PYTHON) tools/install_peers.py trl $(TRL)
 	@touch $(TRL_STAMP)
+
+setup-trl-vllm: $(TRL_VLLM_STAMP)
+
+$(TRL_VLLM_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_peers.py tools/install_vllm.py
+	@$(PYTHON) tools/install_peers.py trl-vllm $(TRL_VLLM)
+	@touch $(TRL_VLLM_STAMP)
 
 setup-queue: $(QUEUE_STAMP)
 
@@ -179,4 +189,4 @@ pictures: $(STAMP)
 	@$(BIN)/python tools/pictures.py
 
 clean:
-	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(VLLM_GPU) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site
+	rm -rf $(VENV) $(TRL) $(TRL_VLLM) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(VLLM_GPU) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site

