@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.e2e import task
+from benchmarks.e2e.environment import ENVIRONMENTS
 from benchmarks.e2e.settings import Settings, Trace, reached
 from earl.config.run import RunConfig
 from earl.obs.machine import installed
@@ -31,18 +31,22 @@ NAME = "earl"
 
 def run_config(settings: Settings, model: Path, runs_dir: Path, changes: dict[str, Any]) -> RunConfig:
     """The run file. changes: sections to update, for experiments."""
+    sort, environment = settings.sort, ENVIRONMENTS[settings.task]
     values: dict[str, Any] = {
         "name": NAME,
         "seed": settings.seed,
         "runs_dir": str(runs_dir),
         "model": {"path": str(model)},
-        "environment": {"name": "benchmarks/sort", "serve": "benchmarks.e2e.environment:Sort"},
+        "environment": {
+            "name": environment.name,
+            "serve": f"{environment.__module__}:{environment.__qualname__}",
+        },
         "rollout": {
             "device": "cpu",
             "threads": 1,
             "max_sequences": settings.group_size * settings.groups,
-            "max_context_tokens": task.PROMPT_TOKENS + task.ANSWER_TOKENS,
-            "max_new_tokens": task.ANSWER_TOKENS,
+            "max_context_tokens": sort.prompt_tokens + sort.answer_tokens,
+            "max_new_tokens": sort.answer_tokens,
         },
         "trainer": {
             "device": "cpu",

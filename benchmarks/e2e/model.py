@@ -3,8 +3,9 @@
 Random weights would earn nothing, and reinforcement learning would have nothing to start from: so it
 first imitates sorted lists, but most of them in descending order, which the task pays nothing for. What
 reinforcement learning has to find is that ascending order pays, and then to sort better than it was taught.
+It is taught lists of every length of the unequal task, and is where both tasks start.
 
-`python -m benchmarks.e2e.model DIRECTORY [QUESTIONS]` makes it, or lets a model that is there answer.
+`python -m benchmarks.e2e.model DIRECTORY [TASK QUESTIONS]` makes it, or lets a model that is there answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.e2e import task
+from benchmarks.e2e.task import EVALUATION_SEED, TASKS, UNEQUAL, WORDS, SortTask
 from earl.config.model import ScratchModel
 from earl.models.create import write_scratch
 from earl.models.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ SHAPE = ScratchModel(
     max_positions=96,
     rope_theta=1000.0,
     embedding_std=0.1,
-    words=task.WORDS,
+    words=WORDS,
 )
 STEPS, BATCH, LEARNING_RATE = 480, 64, 1e-3
 # Fraction of the answers that it is taught in the order that pays.
@@ -66,7 +67,7 @@ def make(directory: Path, seed: int = 0, steps: int = STEPS) -> Path:
 def _batches(tokenizer: Tokenizer, eos: int, draw: random.Random) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """TOGETHER batches of questions of like length, in random order."""
     seeds = sorted(
-        (draw.getrandbits(32) for _ in range(TOGETHER * BATCH)), key=lambda seed: len(task.numbers(seed))
+        (draw.getrandbits(32) for _ in range(TOGETHER * BATCH)), key=lambda seed: len(UNEQUAL.numbers(seed))
     )
     batches = [seeds[first : first + BATCH] for first in range(0, len(seeds), BATCH)]
     draw.shuffle(batches)
@@ -79,8 +80,8 @@ def _batch(
     """ids, labels int64[B, T]; only the answers are labelled, -100 elsewhere."""
     ids, labels = [], []
     for seed in seeds:
-        prompt = tokenizer.encode_observation(task.question(seed), first=True)
-        ordered = sorted(task.numbers(seed), reverse=draw.random() >= ASCENDING)
+        prompt = tokenizer.encode_observation(UNEQUAL.question(seed), first=True)
+        ordered = sorted(UNEQUAL.numbers(seed), reverse=draw.random() >= ASCENDING)
         answer = [*tokenizer.encode_text(" ".join(map(str, ordered))), eos]
         ids.append(torch.tensor(prompt + answer))
         labels.append(torch.tensor([*[-100] * len(prompt), *answer]))
@@ -89,12 +90,12 @@ def _batch(
 
 
 @torch.inference_mode()
-def held_out(directory: Path, questions: int) -> float:
+def held_out(directory: Path, task: SortTask, questions: int) -> float:
     """Mean score over held-out questions, answers sampled at temperature 1 with a seed, from either side's
     model: transformers' generate, all questions in one batch."""
     tokenizer = Tokenizer.load(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    seeds = range(task.EVALUATION_SEED, task.EVALUATION_SEED + questions)
+    seeds = range(EVALUATION_SEED, EVALUATION_SEED + questions)
     prompts = [tokenizer.encode_observation(task.question(seed), first=True) for seed in seeds]
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -104,7 +105,7 @@ def held_out(directory: Path, questions: int) -> float:
         attention_mask=(ids != 0).long(),
         do_sample=True,
         top_k=0,
-        max_new_tokens=task.ANSWER_TOKENS,
+        max_new_tokens=task.answer_tokens,
         eos_token_id=min(tokenizer.stop_ids),
         pad_token_id=0,
     )
@@ -113,10 +114,14 @@ def held_out(directory: Path, questions: int) -> float:
 
 
 def main() -> int:
-    directory, questions = Path(sys.argv[1]), int(sys.argv[2])
-    if not questions:
+    directory, arguments = Path(sys.argv[1]), sys.argv[2:]
+    if not arguments:
         make(directory)
-    print(json.dumps({"score": held_out(directory, questions) if questions else None}))
+        score = None
+    else:
+        task, questions = arguments
+        score = held_out(directory, TASKS[task], int(questions))
+    print(json.dumps({"score": score}))
     return 0
 
 

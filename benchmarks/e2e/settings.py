@@ -1,4 +1,4 @@
-"""The settings of both sides: one set of numbers. Imports the standard library alone."""
+"""The settings of both sides: one set of numbers. Needs the standard library alone."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.e2e.task import TASKS, UNEQUAL, SortTask
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """GRPO's numbers, the same in EARL's terms and in TRL's.
+    """GRPO's numbers, the same in EARL's terms and in TRL's. task: a key of TASKS.
 
     A step is one batch of `groups` questions with `group_size` answers each and one optimizer step on
     it. Ended: the mean training reward of the last `window` steps is `threshold` or more, or `steps` are
     done, or `limit_s` have passed since the process started.
     """
 
+    task: str = UNEQUAL.name
     seed: int = 0
     group_size: int = 16
     groups: int = 16
@@ -27,8 +30,12 @@ class Settings:
     temperature: float = 1.0
     threads: int = 2
     window: int = 16
-    threshold: float = 0.55
+    threshold: float = UNEQUAL.threshold
     limit_s: float = 600.0
+
+    @property
+    def sort(self) -> SortTask:
+        return TASKS[self.task]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

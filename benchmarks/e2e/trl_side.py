@@ -3,10 +3,12 @@
 GRPOTrainer as its documentation has it, on one process and all cores, with everything off that is not
 training: no logging, saving, evaluation, progress bar or reports; float32 as on EARL's side; gradient
 checkpointing, which TRL has on by default and which would only cost time here, off. Answers come from
-transformers' generate, or from its continuous batching.
+transformers' generate, from its continuous batching, or (in `.venv-trl-vllm`) from vLLM in this process.
+vLLM samples in float32 from the weights that are trained, so TRL's correction for a sampler that differs,
+a forward pass more, is off too.
 
 REQUEST.json: {"settings": {...}, "model": directory, "seeds": question of each group, in order,
-"generation": "generate" or "continuous", "started_s": when the process was started, on the system's
+"generation": "generate", "continuous" or "vllm", "started_s": when the process was started, on the system's
 monotonic clock, "result": file}. The result has one entry per step: seconds since then and the batch's
 mean reward.
 """
@@ -27,9 +29,11 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.e2e import task
+from benchmarks.e2e import vllm_sampler
 from benchmarks.e2e.settings import Settings, reached
 
+# Tokens of a page of the KV cache that continuous batching has, and bytes of the one that vLLM has.
+PAGE, KV_BYTES = 32, 1 << 28
 # Settings that the result repeats, as the trainer understood them.
 REPORTED = (
     "per_device_train_batch_size",
@@ -63,7 +67,8 @@ class Watch(TrainerCallback):
     def score(self, prompts: list[str], completions: list[str], seed: list[int], **_: Any) -> list[float]:
         """TRL's reward function."""
         rewards = [
-            task.score(question_seed, text) for question_seed, text in zip(seed, completions, strict=True)
+            self.settings.sort.score(question_seed, text)
+            for question_seed, text in zip(seed, completions, strict=True)
         ]
         self.batch_rewards.append(sum(rewards) / len(rewards))
         return rewards
@@ -80,9 +85,35 @@ class Watch(TrainerCallback):
 
 def pages(settings: Settings) -> dict[str, int]:
     """Room for a whole batch at once; left to itself transformers would take nearly all of the memory."""
-    context = task.PROMPT_TOKENS + task.ANSWER_TOKENS
     answers = settings.group_size * settings.groups
-    return {"page_size": 32, "num_blocks": answers * -(-context // 32), "max_batch_tokens": 2048}
+    return {
+        "page_size": PAGE,
+        "num_blocks": answers * -(-context(settings) // PAGE),
+        "max_batch_tokens": 2048,
+    }
+
+
+def context(settings: Settings) -> int:
+    """Tokens of the longest question with the longest answer."""
+    return settings.sort.prompt_tokens + settings.sort.answer_tokens
+
+
+def sampler_settings(settings: Settings, generation: str) -> dict[str, Any]:
+    """The settings that one sampler needs."""
+    if generation == "continuous":
+        return {
+            "use_transformers_continuous_batching": True,
+            "transformers_continuous_batching_config": pages(settings),
+        }
+    if generation == "vllm":
+        return {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_max_model_length": context(settings),
+            "vllm_importance_sampling_correction": False,
+            "generation_kwargs": {"detokenize": False},
+        }
+    return {}
 
 
 def configuration(settings: Settings, generation: str, directory: str) -> GRPOConfig:
@@ -103,7 +134,7 @@ def configuration(settings: Settings, generation: str, directory: str) -> GRPOCo
         gradient_accumulation_steps=1,
         num_generations=settings.group_size,
         num_iterations=1,
-        max_completion_length=task.ANSWER_TOKENS,
+        max_completion_length=settings.sort.answer_tokens,
         temperature=settings.temperature,
         learning_rate=settings.lr,
         lr_scheduler_type="constant",
@@ -115,15 +146,21 @@ def configuration(settings: Settings, generation: str, directory: str) -> GRPOCo
         scale_rewards="group",
         epsilon=settings.epsilon,
         beta=0.0,
-        use_transformers_continuous_batching=generation == "continuous",
-        transformers_continuous_batching_config=pages(settings) if generation == "continuous" else None,
+        **sampler_settings(settings, generation),
     )
+
+
+def start_vllm() -> None:
+    """Makes TRL take vLLM on a CPU for `use_vllm`."""
+    vllm_sampler.install(kv_cache_memory_bytes=KV_BYTES, enforce_eager=True)
 
 
 def main() -> int:
     request = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings(**request["settings"])
     torch.set_num_threads(settings.threads)
+    if request["generation"] == "vllm":
+        start_vllm()
     watch = Watch(settings, request["started_s"])
     seeds = request["seeds"][: settings.groups * settings.steps]
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
@@ -131,7 +168,9 @@ def main() -> int:
         model=model,
         reward_funcs=watch.score,
         args=configuration(settings, request["generation"], request["result"] + ".trl"),
-        train_dataset=Dataset.from_dict({"prompt": [task.question(seed) for seed in seeds], "seed": seeds}),
+        train_dataset=Dataset.from_dict(
+            {"prompt": [settings.sort.question(seed) for seed in seeds], "seed": seeds}
+        ),
         processing_class=AutoTokenizer.from_pretrained(request["model"], padding_side="left"),
         callbacks=[watch],
     )
