@@ -74,13 +74,15 @@ def test_an_algorithm_trains_and_is_not_another(tmp_path: Path, of_grpo: float, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_weights_are_the_same_in_each_placement(tmp_path: Path, name: str):
     given = [("runs_dir", str(tmp_path)), *OVERRIDES, *ALGORITHMS[name].overrides()]
-    runs = {way: one_run(way, [*keys, *given]) for way, keys in PLACEMENTS.items()}
+    # Without a GPU "shared" alone is the same processes as "separate".
+    ways = ("separate", "shared-in-turns", "actors")
+    runs = {way: one_run(way, [*PLACEMENTS[way], *given]) for way in ways}
     figures = row(name, runs, STEPS)
     assert figures["digest_equal"] == 1.0, figures
     # Each played in as many workers as it says.
-    workers = {way: len(list((tmp_path / way / "logs").glob("rollout-*.log"))) for way in PLACEMENTS}
-    assert workers == {"separate": 1, "shared": 1, "shared-in-turns": 1, "actors": 4}
+    workers = {way: len(list((tmp_path / way / "logs").glob("rollout-*.log"))) for way in ways}
+    assert workers == {"separate": 1, "shared-in-turns": 1, "actors": 4}
