@@ -24,6 +24,7 @@ KINDS = (
     ("services.rollout.engines", "engine"),
     ("services.rollout", "rollout"),
     ("services.trainer.reference", "reference"),
+    ("services.trainer.teacher", "teacher"),
     ("services.trainer", "trainer"),
     ("earl.env", "env"),
     ("earl.stack.valkey", "valkey"),

@@ -9,6 +9,10 @@ from earl.errors import IllegalParallelism
 
 # The stages that have a parallelism of their own, in the order in which they work on a trajectory.
 ROLLOUT, REFERENCE, TRAINER = STAGES = ("rollout", "reference", "trainer")
+# The stage of a teacher: it keeps the parallelism that it starts with.
+TEACHER = "teacher"
+# Every stage, as the contract numbers them from 1.
+NUMBERED_STAGES = (*STAGES, TEACHER)
 # The stages that may draw on one pool of devices, in the order in which records of it count their devices:
 # two numbers in a run without a reference stage.
 POOLED = (ROLLOUT, TRAINER, REFERENCE)

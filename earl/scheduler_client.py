@@ -70,7 +70,7 @@ class SchedulerClient:
         address: str,
         access: Access,
         *,
-        stage: Literal["rollout", "trainer", "reference"],
+        stage: Literal["rollout", "trainer", "reference", "teacher"],
         name: str,
         incarnation: int,
         capacity: int,

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from earl.config.algorithm_check import check_algorithm
+from earl.config.column_bytes import check_frozen_stages
 from earl.config.distribution import check_placement
 from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
@@ -15,9 +16,9 @@ from earl.config.opponents import check_opponents
 from earl.config.paced_check import check_paced
 from earl.config.pool_check import check_pool
 from earl.config.protected import check_protected
-from earl.config.reference import check_reference
 from earl.config.replay_check import check_replay
 from earl.config.run import RunConfig
+from earl.config.teacher_check import check_teacher
 from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
 from earl.fragments.advantages import GROUP_RELATIVE
@@ -43,7 +44,8 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_replay(config)
     check_engine(config)
     check_deterministic(config)
-    check_reference(config)
+    check_frozen_stages(config)
+    check_teacher(config, elsewhere=elsewhere)
     check_profile(config)
     check_switch(config)
     check_data_plane(config)

@@ -6,7 +6,7 @@ They are rollout, trainer, and the reference stage where the run has one (`stack
 from __future__ import annotations
 
 from earl.config.run import RunConfig
-from earl.parallelism import POOLED, REFERENCE, ROLLOUT, TRAINER
+from earl.parallelism import POOLED, REFERENCE, ROLLOUT, TEACHER, TRAINER
 
 
 def pooled_stages(config: RunConfig) -> tuple[str, ...]:
@@ -41,4 +41,5 @@ def _first_devices(config: RunConfig) -> dict[str, int]:
         ROLLOUT: rollout.workers * rollout.engines * rollout.tp,
         TRAINER: config.trainer.ranks,
         REFERENCE: reference.dp * reference.tp,
+        TEACHER: config.teacher.dp * config.teacher.tp,
     }

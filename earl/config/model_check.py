@@ -29,10 +29,8 @@ def check_model(config: RunConfig, *, elsewhere: bool = False) -> None:
         check_scratch(scratch)
         check_heads(config, scratch.heads, scratch.kv_heads, "model.scratch")
         return
-    model = packaged(config.model.path)
-    if model is not None:
-        gguf_file(model)
-        check_heads(config, model.heads, model.kv_heads, config.model.path)
+    if packaged(config.model.path) is not None:
+        check_heads(config, *checkpoint_heads("model.path", config.model.path), config.model.path)
         return
     directory = Path(config.model.path).expanduser()
     shape = config.model.shape
@@ -44,20 +42,27 @@ def check_model(config: RunConfig, *, elsewhere: bool = False) -> None:
             f"model.path = {config.model.path!r} is not a directory",
             "give a local transformers checkpoint directory, or remove the key to train a model from scratch",
         )
+    check_heads(config, *checkpoint_heads("model.path", config.model.path), config.model.path)
+
+
+def checkpoint_heads(key: str, path: str) -> tuple[int, int]:
+    """(attention heads, key-value heads) of the checkpoint that a key names. Raises ModelNotFound."""
+    model = packaged(path)
+    if model is not None:
+        gguf_file(model)
+        return model.heads, model.kv_heads
+    directory = Path(path).expanduser()
     if not (directory / "config.json").is_file():
-        raise ModelNotFound(
-            f"model.path = {config.model.path!r} has no config.json", "give a complete checkpoint"
-        )
+        raise ModelNotFound(f"{key} = {path!r} has no config.json", "give a complete checkpoint")
     try:
         written = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         heads = int(written["num_attention_heads"])
-        kv_heads = int(written.get("num_key_value_heads") or heads)
+        return heads, int(written.get("num_key_value_heads") or heads)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelNotFound(
-            f"model.path = {config.model.path!r}: config.json names no attention heads ({error})",
+            f"{key} = {path!r}: config.json names no attention heads ({error})",
             "give a Llama or Qwen checkpoint",
         ) from None
-    check_heads(config, heads, kv_heads, config.model.path)
 
 
 def check_scratch(scratch: ScratchModel) -> None:

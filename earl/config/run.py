@@ -12,6 +12,7 @@ from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
+from earl.config.frozen_stage import FrozenStageConfig, ReferenceConfig, TeacherConfig
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
@@ -20,8 +21,9 @@ from earl.config.replay import ReplayConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
 from earl.config.takes import Takes
-from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
+from earl.config.trainer import TrainerConfig, WarmupConfig
 from earl.pacing.pace import Pace
+from earl.parallelism import REFERENCE, TEACHER
 
 # The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
 EPISODE_S = 300.0
@@ -119,6 +121,7 @@ class RunConfig(ConfigSection):
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     warmup: WarmupConfig = WarmupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -140,6 +143,20 @@ class RunConfig(ConfigSection):
     def trainer_dtype(self) -> DType:
         """The dtype of trainer and reference stage. Raises ConfigError if it has not been resolved."""
         return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
+
+    @property
+    def frozen_stages(self) -> dict[str, FrozenStageConfig]:
+        """The stages of the run that compute log-probs under a frozen policy, by their roles."""
+        stages: dict[str, FrozenStageConfig] = {}
+        if self.trainer.uses_reference:
+            stages[REFERENCE] = self.reference
+        if self.teacher.path:
+            stages[TEACHER] = self.teacher
+        return stages
+
+    def frozen_stage(self, role: str) -> FrozenStageConfig:
+        """The section of a role's stage."""
+        return self.teacher if role == TEACHER else self.reference
 
     @property
     def keeps_standby(self) -> bool:

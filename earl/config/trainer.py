@@ -304,47 +304,6 @@ class TrainerConfig(ConfigSection):
         return Parallelism(self.ranks // (self.tp * self.cp), self.tp, self.cp)
 
 
-class ReferenceConfig(ConfigSection):
-    """The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
-
-    # Replicas of the reference policy, each of tp processes; used when trainer.kl_coefficient or
-    # trainer.protected_kl is above 0.
-    #
-    # Raise it if trajectories wait for the reference stage and devices or cores are free.
-    dp: int = Field(default=1, ge=1)
-    # Ranks of each replica (tensor parallelism).
-    #
-    # Raise it if the model does not fit into the memory of one device.
-    tp: int = Field(default=1, ge=1)
-    # Where ranks compute; "auto" takes a GPU if there is one.
-    #
-    # Set "cpu" if the GPUs' memory is needed by trainer and engines; the stage is then slower.
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Devices of the ranks: "auto", how many, or their numbers in a text. Without GPUs a device is a slot of
-    # the processor.
-    #
-    # Leave it at "auto" unless other programs use some of the GPUs.
-    devices: Devices = "auto"
-    # torch threads of each rank. 0: one on a GPU; on a CPU the machine's cores over all ranks of the run that
-    # compute there, decided once by the machine that starts the run.
-    #
-    # Raise it if trajectories wait for this stage and cores are idle.
-    threads: int = Field(default=0, ge=0)
-    # Tokens of one forward pass on one rank.
-    #
-    # Lower it if the stage runs out of memory; raise it if a GPU is not busy.
-    microbatch_tokens: int = Field(default=16_384, ge=64)
-    # Memory of each rank for log-probs that wait for the trainer; 0: what staleness + 1 batches need, and a
-    # margin.
-    #
-    # Leave it at 0; the run file is refused if it is too small.
-    arena_bytes: int = Field(default=0, ge=0)
-    # host:port at which the stage listens; port 0 takes any free one.
-    #
-    # Change it in a fleet, where other machines connect to the stage; off loopback it needs TLS and a token.
-    bind: str = "127.0.0.1:0"
-
-
 class WarmupConfig(ConfigSection):
     """Imitation of uniformly random legal play, so that training starts from legal moves."""
 

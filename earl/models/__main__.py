@@ -21,9 +21,9 @@ def main() -> int:
     try:
         config, directory = service_run(path)
         with bulk_import():
-            from earl.models.create import create_model
+            from earl.models.create import create_models
 
-        create_model(directory.resolve() / "model", config.model, config.seed, config.context_tokens)
+        create_models(directory.resolve(), config)
     except EarlError as error:
         return ended_by(error)
     return 0

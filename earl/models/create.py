@@ -1,4 +1,4 @@
-"""Makes a run's model directory.
+"""Makes a run's model directory, and that of its teacher.
 
 From model.path: the checkpoint (a package's is converted once, see earl.models.source) is checked and
 linked to, never copied. From model.scratch: random weights (seeded) and a word-level tokenizer, in a
@@ -19,12 +19,13 @@ from safetensors.torch import save_file
 from earl.config.context_bound import UNKNOWN_TOKENS
 from earl.config.model import ModelConfig, ScratchModel
 from earl.config.model_check import check_scratch
+from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
 from earl.models.partial import partial_path
 from earl.models.source import resolve
-from earl.models.spec import SPECIALS, spec_of
-from earl.models.tokenizer import Tokenizer, scratch_tokenizer
+from earl.models.spec import SPECIALS, load_spec, spec_of
+from earl.models.tokenizer import Tokenizer, scratch_tokenizer, vocabulary
 from earl.models.weights import check_model
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -57,6 +58,37 @@ def create_model(directory: Path, config: ModelConfig, seed: int, context_tokens
     check_model(directory)
     Tokenizer.load(directory, config)
     return directory
+
+
+def create_models(directory: Path, config: RunConfig) -> None:
+    """Makes <directory>/model, and <directory>/teacher if the run has one. Raises as `create_model`, and
+    ConfigError for a teacher with another tokenizer."""
+    model = create_model(directory / "model", config.model, config.seed, config.context_tokens)
+    if config.teacher.path:
+        teacher = create_model(directory / "teacher", ModelConfig(path=config.teacher.path), config.seed)
+        check_same_tokens(config, model, teacher)
+
+
+def check_same_tokens(config: RunConfig, model: Path, teacher: Path) -> None:
+    """Raises ConfigError unless a token id means the same to a run's model and to its teacher."""
+    trained = f"model.path = {config.model.path!r}" if config.model.path else "the model from model.scratch"
+    named = f"teacher.path = {config.teacher.path!r}"
+    mine, other = (vocabulary(directory) for directory in (model, teacher))
+    if mine != other:
+        differing = sorted(
+            token for token in mine.keys() | other.keys() if mine.get(token) != other.get(token)
+        )
+        raise ConfigError(
+            f"{named} has another tokenizer than {trained}: {len(other)} tokens and {len(mine)}, of which "
+            f"{len(differing)} have different ids, such as {differing[0]!r}",
+            "give a teacher with the tokenizer of the trained model",
+        )
+    if load_spec(teacher).vocab <= max(mine.values(), default=0):
+        raise ConfigError(
+            f"{named} has embeddings for {load_spec(teacher).vocab} tokens, and the tokenizer that it shares "
+            f"with {trained} has ids up to {max(mine.values())}",
+            "give a teacher that knows all tokens",
+        )
 
 
 def write_scratch(directory: Path, scratch: ScratchModel, seed: int, dtype: str) -> None:

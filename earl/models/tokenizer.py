@@ -240,6 +240,12 @@ def _eos_ids(directory: Path, tokenizer: tokenizers.Tokenizer) -> tuple[int, ...
     return tuple(ids)
 
 
+def vocabulary(directory: Path) -> dict[str, int]:
+    """The id of each token of a checkpoint's tokenizer, added ones included. Raises as Tokenizer.load."""
+    Tokenizer.load(directory)
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
+
+
 def scratch_tokenizer(words: list[str]) -> tokenizers.Tokenizer:
     """A word-level tokenizer: <pad> <bos> <eos> <unk> and the given words, ids in that order.
 

@@ -175,7 +175,7 @@ _ROLLOUT = [
 
 
 def _stage(service: str, what: str) -> list[Metric]:
-    """The metrics that trainer and reference stage both have."""
+    """The metrics that trainer, reference stage and teacher all have."""
     return [
         gauge(f"earl_{service}_policy_version", "Version of the parameters."),
         counter(f"earl_{service}_phase_seconds_total", f"Time of {what}, by phase.", "phase"),
@@ -204,6 +204,10 @@ _STAGES = [
     gauge("earl_reference_waiting_tokens", "Tokens of trajectories that wait for their log-probs."),
     gauge("earl_reference_arena_used_ratio", "Used share of the arena of log-probs."),
     *_transfers("reference"),
+    *_stage("teacher", "rank 0 of the teacher"),
+    gauge("earl_teacher_waiting_tokens", "Tokens of trajectories that wait for their log-probs."),
+    gauge("earl_teacher_arena_used_ratio", "Used share of the arena of log-probs."),
+    *_transfers("teacher"),
     *_transfers("rollout"),
 ]
 

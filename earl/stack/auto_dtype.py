@@ -89,7 +89,8 @@ def gpu_bytes_here(config: RunConfig) -> tuple[int, ...]:
 
 
 def _stage_devices(config: RunConfig) -> list[str]:
-    return [config.rollout.device, config.trainer.device, config.reference.device]
+    frozen = (stage.device for stage in config.frozen_stages.values())
+    return [config.rollout.device, config.trainer.device, config.reference.device, *frozen]
 
 
 def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:

@@ -83,7 +83,7 @@ class Placement:
 
 def demands(config: RunConfig) -> list[StageDemand]:
     """The stages of a run that compute, those first that take devices first."""
-    rollout, trainer, reference = config.rollout, config.trainer, config.reference
+    rollout, trainer = config.rollout, config.trainer
     workers = tuple(f"rollout-{index}" for index in range(rollout.workers))
     sizes = "rollout.workers x engines x tp"
     stages = [
@@ -106,18 +106,9 @@ def demands(config: RunConfig) -> list[StageDemand]:
             DeviceChoice.of(rollout.devices),
         ),
     ]
-    if trainer.uses_reference:
-        stages.append(
-            StageDemand(
-                "reference",
-                ("reference",),
-                reference.dp * reference.tp,
-                reference.dp * reference.tp,
-                "reference.dp x tp",
-                reference.device,
-                DeviceChoice.of(reference.devices),
-            )
-        )
+    for role, frozen in config.frozen_stages.items():
+        ranks, choice = frozen.dp * frozen.tp, DeviceChoice.of(frozen.devices)
+        stages.append(StageDemand(role, (role,), ranks, ranks, f"{role}.dp x tp", frozen.device, choice))
     return stages
 
 

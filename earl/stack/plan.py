@@ -2,7 +2,7 @@
 
     valkey ──► scheduler ──┐
        └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
-               │           ├──► trainer, reference
+               │           ├──► trainer, reference, teacher
                └► env-0..n │
     model ──► profile ─────┘           scheduler, gateway ──► dashboard
 
@@ -11,7 +11,8 @@ selector (where it may choose between some), and they end. All others serve unti
 stopped; trainer, reference stage and rollout workers also end by themselves when the run has ended.
 Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
 The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient or
-trainer.protected_kl above 0).
+trainer.protected_kl above 0), the teacher only where the run has one (teacher.path). A teacher may end before
+the run does: once it no longer counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PROFILE = "profile"
 SCHEDULER = "scheduler"
 GATEWAY = "gateway"
 TRAINER = "trainer"
-REFERENCE = "reference"
+TEACHER = "teacher"
 DASHBOARD = "dashboard"
 
 
@@ -42,6 +43,7 @@ class ProcessSpec:
     needs: names of the processes that must be ready (a job: done) before it begins; it calls await_peers.
     job: it ends by itself with exit code 0 before the run can continue.
     ends_with_run: exit code 0 is expected once the scheduler reports that the run is done.
+    may_end_early: exit code 0 is expected at any time, for its work may be done before the run is.
     restartable: the ledger makes it safe to start it again after a crash.
     verdicts: exit codes that end the run and are no crash: it is not started again after those.
     stop_rank: processes are stopped rank by rank, lowest first.
@@ -56,6 +58,7 @@ class ProcessSpec:
     environment: dict[str, str] = field(default_factory=dict)
     job: bool = False
     ends_with_run: bool = False
+    may_end_early: bool = False
     restartable: bool = False
     verdicts: tuple[int, ...] = ()
     stop_rank: int = 0
@@ -144,10 +147,10 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     # The trainer first: it publishes the weights that the engines wait for.
     nice = config.stack.nice
     specs.append(_worker(TRAINER, "services.trainer", run, workers, config.trainer.threads, nice))
-    if config.trainer.uses_reference:
+    for role, stage in config.frozen_stages.items():
         needs = (*made, SCHEDULER, *bus)
-        module, threads = "services.trainer.reference", config.reference.threads
-        specs.append(_worker(REFERENCE, module, run, needs, threads, nice))
+        spec = _worker(role, f"services.trainer.{role}", run, needs, stage.threads, nice)
+        specs.append(replace(spec, may_end_early=role == TEACHER))
     specs += [
         _worker(f"rollout-{index}", "services.rollout", run, workers, config.rollout.threads, nice)
         for index in range(config.rollout.workers)

@@ -35,6 +35,7 @@ def binds(config: RunConfig) -> dict[str, str]:
         "rollout.bind": config.rollout.bind,
         "trainer.bind": config.trainer.bind,
         "reference.bind": config.reference.bind,
+        "teacher.bind": config.teacher.bind,
         METRICS: config.obs.metrics,
     }
     return {key: bind for key, bind in every.items() if bind}

@@ -17,7 +17,7 @@ from earl.config.context_bound import UNKNOWN_TOKENS
 from earl.config.run import RunConfig
 from earl.config.service import service_run
 from earl.errors import EarlError
-from earl.models.create import create_model
+from earl.models.create import create_models
 from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
 from earl.stack.auto_dtype import settle
@@ -30,6 +30,10 @@ REFERENCE_NEEDED = (
     "prepare: trainer.kl_coefficient or trainer.protected_kl > 0: start the reference stage, too, or the run "
     "waits for it (docs/deploy.md)\n"
 )
+TEACHER_NEEDED = (
+    "prepare: teacher.path: start the teacher (`python -m services.trainer.teacher`), too, or the run waits "
+    "for it\n"
+)
 BOUND_NEEDED = (
     f"prepare: contexts end at {UNKNOWN_TOKENS} tokens, because the memory of the other machines is not "
     "known here: give rollout.max_context_tokens, or rollout.held_context_tokens\n"
@@ -37,7 +41,7 @@ BOUND_NEEDED = (
 
 
 def prepare(config: RunConfig, directory: Path) -> None:
-    """Raises ConfigError (another run is there, or a peer has no address), and what `create_model` does."""
+    """Raises ConfigError (another run is there, or a peer has no address), and what `create_models` does."""
     written = directory / "run.json"
     config, _ = with_begun_bounds(settle(config, written), written)
     if config.context_bound.source == "unknown":
@@ -54,7 +58,7 @@ def prepare(config: RunConfig, directory: Path) -> None:
     task_sets = task_sets_of(config, directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     record_task_sets(task_sets, directory)
-    create_model(directory / "model", config.model, config.seed, config.context_tokens)
+    create_models(directory, config)
     replace(directory / "run.toml", to_toml(config.model_dump(mode="json")))
     replace(written, config.model_copy(update=addresses).model_dump_json(indent=1))
 
@@ -69,6 +73,8 @@ def main() -> int:
         return ended_by(error)
     if config.trainer.uses_reference:
         sys.stderr.write(REFERENCE_NEEDED)
+    if config.teacher.path:
+        sys.stderr.write(TEACHER_NEEDED)
     return 0
 
 

@@ -137,7 +137,8 @@ class Supervisor:
             served = begun and await self._until_ready(process)
             code = await process.wait()
             if not served:
-                if begun and process.spec.job and code == 0:
+                ends = process.spec.job or process.spec.may_end_early
+                if begun and ends and code == 0:
                     process.become_ready("done")
                     return
                 first = not process.restarts and not process.spec.expendable
@@ -178,9 +179,11 @@ class Supervisor:
         return ready
 
     async def _ended_with_the_run(self, process: StackProcess, code: int) -> bool:
-        """Returns whether exit code 0 was the end of the run and not one before it."""
+        """Returns whether exit code 0 was the end of the run, or of the process's part in it."""
         if code != 0 or not process.spec.ends_with_run:
             return False
+        if process.spec.may_end_early:
+            return True
         try:
             async with asyncio.timeout(END_NOTICED_S):
                 await self.run_ended.wait()

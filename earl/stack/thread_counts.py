@@ -11,7 +11,7 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 
-STAGES = ("rollout", "trainer", "reference")
+STAGES = ("rollout", "trainer", "reference", "teacher")
 
 
 def with_threads(config: RunConfig, gpus: int, cores: float, run_json: Path | None = None) -> RunConfig:
@@ -44,11 +44,12 @@ def _on_gpu(device: str, gpus: int) -> bool:
 
 def _ranks(config: RunConfig, stage: str) -> int:
     """Processes of a stage that compute."""
-    rollout, reference = config.rollout, config.reference
+    rollout = config.rollout
     match stage:
         case "rollout":
             # A frozen opponent has as many of its own.
             return rollout.workers * rollout.engines * rollout.tp * (2 if config.frozen is not None else 1)
         case "trainer":
             return config.trainer.ranks
-    return reference.dp * reference.tp if config.trainer.uses_reference else 0
+    frozen = config.frozen_stages.get(stage)
+    return frozen.dp * frozen.tp if frozen is not None else 0

@@ -22,6 +22,7 @@ class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STAGE_ROLLOUT: _ClassVar[Stage]
     STAGE_REFERENCE: _ClassVar[Stage]
     STAGE_TRAINER: _ClassVar[Stage]
+    STAGE_TEACHER: _ClassVar[Stage]
 
 class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -54,6 +55,7 @@ STAGE_UNSPECIFIED: Stage
 STAGE_ROLLOUT: Stage
 STAGE_REFERENCE: Stage
 STAGE_TRAINER: Stage
+STAGE_TEACHER: Stage
 ENDING_UNSPECIFIED: Ending
 ENDING_OK: Ending
 ENDING_TRUNCATED: Ending

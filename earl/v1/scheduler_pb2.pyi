@@ -374,8 +374,18 @@ class CompleteTicketsResponse(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[CompleteTicketsResponse.Item]
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
+class RoleColumn(_message.Message):
+    __slots__ = ("role", "keys", "offset")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    offset: int
+    def __init__(self, role: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ...) -> None: ...
+
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked", "protected_kl", "source", "reference_kept")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset", "masked", "protected_kl", "source", "reference_kept", "columns")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +402,7 @@ class BatchItem(_message.Message):
     PROTECTED_KL_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_KEPT_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -408,7 +419,8 @@ class BatchItem(_message.Message):
     protected_kl: float
     source: int
     reference_kept: bool
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ..., protected_kl: _Optional[float] = ..., source: _Optional[int] = ..., reference_kept: _Optional[bool] = ...) -> None: ...
+    columns: _containers.RepeatedCompositeFieldContainer[RoleColumn]
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ..., masked: _Optional[bool] = ..., protected_kl: _Optional[float] = ..., source: _Optional[int] = ..., reference_kept: _Optional[bool] = ..., columns: _Optional[_Iterable[_Union[RoleColumn, _Mapping]]] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)
@@ -417,7 +429,7 @@ class RankItems(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchPlan(_message.Message):
-    __slots__ = ("batch_id", "version", "objective", "ranks", "total_tokens", "trained_tokens", "publish", "checkpoint", "progress", "first_of_phase", "kept")
+    __slots__ = ("batch_id", "version", "objective", "ranks", "total_tokens", "trained_tokens", "publish", "checkpoint", "progress", "first_of_phase", "kept", "teacher_weight")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +441,7 @@ class BatchPlan(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_OF_PHASE_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     version: int
     objective: Objective
@@ -440,7 +453,8 @@ class BatchPlan(_message.Message):
     progress: float
     first_of_phase: bool
     kept: _containers.RepeatedCompositeFieldContainer[TicketRange]
-    def __init__(self, batch_id: _Optional[int] = ..., version: _Optional[int] = ..., objective: _Optional[_Union[Objective, str]] = ..., ranks: _Optional[_Iterable[_Union[RankItems, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., publish: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., progress: _Optional[float] = ..., first_of_phase: _Optional[bool] = ..., kept: _Optional[_Iterable[_Union[TicketRange, _Mapping]]] = ...) -> None: ...
+    teacher_weight: float
+    def __init__(self, batch_id: _Optional[int] = ..., version: _Optional[int] = ..., objective: _Optional[_Union[Objective, str]] = ..., ranks: _Optional[_Iterable[_Union[RankItems, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., publish: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., progress: _Optional[float] = ..., first_of_phase: _Optional[bool] = ..., kept: _Optional[_Iterable[_Union[TicketRange, _Mapping]]] = ..., teacher_weight: _Optional[float] = ...) -> None: ...
 
 class NextBatchRequest(_message.Message):
     __slots__ = ("worker", "ranks", "wait_s", "lost_replays")
@@ -550,16 +564,18 @@ class ReferenceRankItems(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ReferenceItem, _Mapping]]] = ...) -> None: ...
 
 class LeaseReferenceRequest(_message.Message):
-    __slots__ = ("worker", "ranks", "credit_tokens", "wait_s")
+    __slots__ = ("worker", "ranks", "credit_tokens", "wait_s", "role")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     ranks: int
     credit_tokens: int
     wait_s: float
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., credit_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    role: str
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., credit_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ..., role: _Optional[str] = ...) -> None: ...
 
 class LeaseReferenceResponse(_message.Message):
     __slots__ = ("fence", "ranks", "stop", "waiting_tokens")
@@ -586,16 +602,18 @@ class ReferenceResult(_message.Message):
     def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_keys: _Optional[_Iterable[str]] = ..., reference_offset: _Optional[int] = ...) -> None: ...
 
 class CompleteReferenceRequest(_message.Message):
-    __slots__ = ("worker", "fence", "results", "lost")
+    __slots__ = ("worker", "fence", "results", "lost", "role")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     fence: int
     results: _containers.RepeatedCompositeFieldContainer[ReferenceResult]
     lost: _containers.RepeatedCompositeFieldContainer[ReferenceItem]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., fence: _Optional[int] = ..., results: _Optional[_Iterable[_Union[ReferenceResult, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[ReferenceItem, _Mapping]]] = ...) -> None: ...
+    role: str
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., fence: _Optional[int] = ..., results: _Optional[_Iterable[_Union[ReferenceResult, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[ReferenceItem, _Mapping]]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class CompleteReferenceResponse(_message.Message):
     __slots__ = ("refused",)

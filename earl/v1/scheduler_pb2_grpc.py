@@ -194,14 +194,15 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LeaseReference(self, request, context):
-        """Trajectories whose reference log-probs are wanted, for the reference stage; waits up to `wait_s`.
+        """Trajectories whose log-probs are wanted, for the stage of a role: the reference stage or the teacher;
+        waits up to `wait_s`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompleteReference(self, request, context):
-        """Their reference log-probs lie in the stage's arenas, described under these keys.
+        """Their log-probs lie in the stage's arenas, described under these keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,7 +24,7 @@ from earl.config.task_set import TaskSet
 from earl.errors import EpisodesFailing
 from earl.fragments.advantages import ADVANTAGES
 from earl.fragments.lookup import load_fragment
-from earl.parallelism import REFERENCE, TRAINER
+from earl.parallelism import TRAINER
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
 from earl.stack.status import RunStatus
@@ -33,6 +33,7 @@ from earl.waiting import until_first
 from services.scheduler.assign.rebalance import Rebalancing
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnRegistry
+from services.scheduler.batches.run_roles import RunRoles
 from services.scheduler.files.recorder import RunRecorder
 from services.scheduler.files.traces import TicketTraces, tickets_of
 from services.scheduler.journal.group_commit import Journal
@@ -96,6 +97,7 @@ class RunLoop:
         if config.scheduler.length_order == "longest":
             self.rebalancing = rebalancing_of(config, run_dir, ledger.tables)
         self.columns = columns
+        self.roles = RunRoles(config, ledger, columns)
         # Whether tickets were leased since the last tick.
         self.tickets_taken = False
         self.tickets_available, self.batches_available, self.columns_available = Wakeup(), Wakeup(), Wakeup()
@@ -116,7 +118,7 @@ class RunLoop:
         task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()
-        columns = ColumnRegistry([REFERENCE] if config.trainer.uses_reference else [])
+        columns = ColumnRegistry(config.frozen_stages)
         ledger = Ledger.restored(rules_of(config, task_sets), records, time.monotonic(), columns.held_back)
         return cls(config, run_dir, bus, store, ledger, columns, access, task_sets)
 

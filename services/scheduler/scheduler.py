@@ -15,7 +15,7 @@ from earl.bus import Bus
 from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
-from earl.parallelism import REFERENCE, ROLLOUT, TRAINER, Parallelism
+from earl.parallelism import ROLLOUT, TRAINER, Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
@@ -260,7 +260,7 @@ class Scheduler:
         batch, stopping = answer or (None, self.loop.stopping)
         if batch is None:
             return None, stopping
-        references = self.loop.columns.locations(REFERENCE, batch.tickets)
+        columns, teacher_weight = self.loop.roles.planned(batch)
         # Splitting a large batch takes its time, as planning it did: others are answered in between.
         await asyncio.sleep(0)
         if self.loop.ledger.tables.batch is not batch:
@@ -269,9 +269,9 @@ class Scheduler:
         self.loop.traces.moved([*batch.tickets, *batch.replays])
         config, tickets = self.loop.config, self.loop.ledger.tables.tickets
         plan = batch_plan.split_batch(
-            batch, tickets, max(1, ranks), config.scheduler.advantage, references,
+            batch, tickets, max(1, ranks), config.scheduler.advantage, columns,
             masks_truncated=config.scheduler.truncated == "mask",
-            protected_kl=protected_kl(config),
+            protected_kl=protected_kl(config), teacher_weight=teacher_weight,
             reference_for=self.loop.ledger.rules.reference_for, kept=self.loop.ledger.replay.sources,
         )  # fmt: skip
         await self.loop.journal.durable()
@@ -291,6 +291,7 @@ class Scheduler:
         committed = self.loop.ledger.commit(batch_id, version)
         if committed is not None:
             self.loop.traces.moved([*committed.batch.tickets, *committed.batch.replays])
+            self.loop.roles.committed(committed)
         self.loop.store_clock()
         self.loop.settle()
         if committed is not None:
@@ -318,7 +319,7 @@ class Scheduler:
 
         def attempt(now: float) -> tuple[ColumnLease, bool] | None:
             self.loop.ledger.membership.mark_alive(*worker, now)
-            if self.loop.may_leave:
+            if self.loop.may_leave or role in self.loop.columns.ended:
                 return ColumnLease(), True
             lease = consumers.lease(self.loop.columns, self.loop.ledger, role, worker, credit_tokens)
             return (lease, False) if lease.trajectories else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from earl.config.paced_check import paced_text
 from earl.obs.histogram import Histogram
-from earl.parallelism import STAGES, Parallelism
+from earl.parallelism import NUMBERED_STAGES, STAGES, Parallelism
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.metrics_files import OUTCOMES
@@ -219,7 +219,7 @@ def _stages(loop: RunLoop) -> list[StageView]:
     switching, verdicts = loop.parallelism.switching, loop.parallelism.selector.last
     return [
         StageView(name, switching.running(name), switching.stage(name), verdicts.get(name))
-        for name in STAGES
+        for name in NUMBERED_STAGES
         if switching.devices(name)
     ]
 

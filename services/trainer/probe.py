@@ -27,7 +27,7 @@ from earl.errors import EarlError, OutOfMemory, ran_out_of_memory
 from earl.models.return_pages import return_pages
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
-from earl.parallelism import Parallelism
+from earl.parallelism import REFERENCE, Parallelism
 from earl.profiling import (
     ProfileJob,
     ProfileSample,
@@ -43,11 +43,11 @@ from services.trainer.launch import follow_agent, launch
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.runtime import settle, settle_reference
+from services.trainer.ranks.runtime import settle, settle_frozen
 from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Steps of one visit at most: so many are as good as more.
@@ -72,13 +72,14 @@ class ProbedTrainer:
             for shard in policy.every_shard:
                 _randomise(shard.local)
         self._mesh, self._spec = mesh, spec
-        self._reference = ("probe",) if config.trainer.uses_reference else ()
+        roles = [REFERENCE] if config.trainer.uses_reference else []
+        self._columns = tuple(RoleColumn(role, ("probe",)) for role in roles)
         self._stepper = Stepper(policy, config)
 
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:
         count, length = tokens.shape
         items = [
-            ReplicaSequence(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n)
+            ReplicaSequence(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._columns, position=n)
             for n in range(count)
         ]
         dp, replica = self._mesh.data_ranks, self._mesh.replica
@@ -129,7 +130,7 @@ class StepProbe:
         if trains:
             settle(config)
         else:
-            settle_reference(config)
+            settle_frozen(config, config.reference.threads)
         self._group = Group(config.trainer.device if trains else config.reference.device)
         spec = load_spec(job.model)
         self._stage: ProbedStage = (

@@ -12,7 +12,7 @@ from earl.rpc.client import Client
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
 from services.trainer.reshard.switch import CANARIES, CANARY_TOKENS
-from tests.integration.test_reference_stage import configuration, direct, referenced
+from tests.integration.test_reference_stage import configuration, direct, reference_keys, referenced
 from tests.support.rollout import PlayedRollout
 from tests.support.stack import Stack, audited
 from tests.support.trainer import PlayedTrainer
@@ -60,7 +60,7 @@ async def test_log_probs_are_the_decoders_in_every_layout(tmp_path: Path) -> Non
                 plan = await trainer.next_batch()
                 assert plan is not None
                 sequences = await trainer.read(plan)
-                assert {len(one.item.reference_keys) for one in sequences} == {tp}
+                assert {len(reference_keys(one.item)) for one in sequences} == {tp}
                 found, _ = await referenced(trainer.reader, sequences)
                 for one, values, expected in zip(
                     sequences, found, direct(stack.directory / "model", sequences), strict=True

@@ -14,7 +14,7 @@ from earl.rpc.client import Client
 from earl.v1 import trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
 from tests.integration.test_reference_parallelism import CALL_S, SCORED, command
-from tests.integration.test_reference_stage import configuration, direct, referenced
+from tests.integration.test_reference_stage import configuration, direct, reference_keys, referenced
 from tests.support.rollout import PlayedRollout
 from tests.support.stack import Stack
 from tests.support.trainer import PlayedTrainer, Sequence
@@ -83,7 +83,7 @@ async def test_log_probs_are_the_same_from_whichever_processes_are_ranks(tmp_pat
             plan = await trainer.next_batch()
             assert plan is not None
             sequences = await trainer.read(plan)
-            keys = {key for sequence in sequences for key in sequence.item.reference_keys}
+            keys = {key for sequence in sequences for key in reference_keys(sequence.item)}
             assert {key.rsplit("/", 1)[1] for key in keys} == {"0", "1"}
             alone = await tell(command(10, 1, 1))
             assert not alone.rolled_back, alone

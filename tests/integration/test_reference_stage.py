@@ -58,14 +58,20 @@ async def referenced(reader: Dispatcher, sequences: list[Sequence]) -> tuple[lis
     """The reference columns of these sequences, all in one read, as a trainer rank does it."""
     into = [np.full(one.item.total_tokens, np.nan, np.float32) for one in sequences]
     reads = [
-        Read(tuple(one.item.reference_keys), "reference", box_of(one.item), array)
+        Read(reference_keys(one.item), "reference", box_of(one.item), array)
         for one, array in zip(sequences, into, strict=True)
     ]
     return into, await reader.read(reads, 10.0)
 
 
+def reference_keys(item: scheduler_pb2.BatchItem) -> tuple[str, ...]:
+    """Keys of its reference column; none without one."""
+    return tuple(key for column in item.columns if column.role == "reference" for key in column.keys)
+
+
 def box_of(item: scheduler_pb2.BatchItem) -> Box:
-    return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
+    (offset,) = (column.offset for column in item.columns if column.role == "reference")
+    return Box((offset,), (offset + item.total_tokens,))
 
 
 async def worker(trainer: PlayedTrainer) -> scheduler_pb2.WorkerStatus:
@@ -94,18 +100,18 @@ async def test_ranks_give_the_decoders_log_probs_straight_to_the_trainers_reader
                 sequences, found, direct(stack.directory / "model", sequences), strict=True
             ):
                 np.testing.assert_allclose(values, expected, atol=1e-5, err_msg=str(one.item.ticket_id))
-            assert {len(one.item.reference_keys) for one in sequences} == {tp}
+            assert {len(reference_keys(one.item)) for one in sequences} == {tp}
             # The bytes lie in the ranks' own arenas: every rank's share of every, or of its own sequences.
             owners = {
                 shard.region.arena.owner
                 for one in sequences
-                for descriptor in await trainer.registry.get(one.item.reference_keys)
+                for descriptor in await trainer.registry.get(reference_keys(one.item))
                 for shard in descriptor.tensors[0].shards
             }
             assert owners == {f"reference-{rank}" for rank in range(dp * tp)}
             # What was trained is freed.
             await trainer.commit(plan)
-            keys = {key for one in sequences for key in one.item.reference_keys}
+            keys = {key for one in sequences for key in reference_keys(one.item)}
             names = [f"{trainer.bus.prefix}descriptor:{key}" for key in keys]
             for _ in range(500):
                 if not await trainer.bus.redis.exists(*names):
@@ -128,7 +134,7 @@ async def test_what_warm_up_ended_with_is_kept_for_a_stage_that_starts_again(tmp
         async with PlayedTrainer(stack) as trainer, PlayedRollout(stack) as rollout:
             await rollout.play(lambda status: status.ledger.ready >= 16)
             warm = await trainer.next_batch()
-            assert warm is not None and not any(item.reference_keys for item in warm.ranks[0].items)
+            assert warm is not None and not any(item.columns for item in warm.ranks[0].items)
             for name, array in trainer.weights.items():
                 # Not what the run began with.
                 trainer.weights[name] = array + np.float32(0.01)

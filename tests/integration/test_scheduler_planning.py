@@ -12,6 +12,7 @@ from typing import Any
 from earl.bus import Bus, EmbeddedValkey
 from earl.ticket_ranges import RangeSet
 from services.scheduler.batches import consumers
+from services.scheduler.batches.batch_plan import PlannedColumn
 from services.scheduler.batches.columns import Location
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.tickets import Attempt, EpisodeResult, TicketVerdict
@@ -85,7 +86,10 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
         asked = asyncio.create_task(scheduler.next_batch(TRAINER, 1, 5.0))
         asyncio.get_running_loop().call_soon(leave)
         plan, _ = await asked
-        assert plan is not None and [item.reference_keys for item in plan.ranks[0]] == [("r",)] * 16
+        assert (
+            plan is not None
+            and [item.columns for item in plan.ranks[0]] == [(PlannedColumn("reference", ("r",)),)] * 16
+        )
 
 
 async def test_a_report_that_is_repeated_is_counted_once(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ QUICK = [
     ("full", "dp4"),
     ("sequences", "tp2·cp2"),
     ("critic", "tp2·cp2"),
+    ("taught", "tp2·cp2"),
 ]
 REST = [
     (name, layout)

@@ -23,6 +23,7 @@ from typing import Any
 from earl.bus import Bus
 from earl.bus.streams import TRAJECTORY
 from earl.config.run import RunConfig
+from earl.parallelism import REFERENCE
 from earl.stack import plan
 from earl.v1.events_pb2 import Event
 from tests.support.runs import tictactoe
@@ -152,7 +153,7 @@ class Exact:
     async def finish(self) -> None:
         """Returns when the run is over."""
         await self._starting
-        stage = [plan.REFERENCE] if plan.REFERENCE in self.stack.processes else []
+        stage = [REFERENCE] if REFERENCE in self.stack.processes else []
         for name in (plan.TRAINER, *stage, *self._workers):
             code = await self.stack.ended(name, FINISH_S)
             assert code == 0, f"{name} ended with {code}:\n{self.stack.log(name)[-4000:]}"

@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "torch.distributed.launcher.api",
     ),
     "services.trainer.reference": ("services.trainer.reference.service",),
+    "services.trainer.teacher": ("services.trainer.teacher.service",),
     "earl.env.host": ("earl.env.serve",),
     "earl.models": ("earl.models.create",),
     "earl.stack.valkey": ("earl.bus.embedded",),

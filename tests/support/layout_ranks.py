@@ -22,10 +22,12 @@ from tests.support.policy import (
     CRITIC_CONFIG,
     RANKS_CONFIG,
     SEQUENCES_CONFIG,
+    TAUGHT_CONFIG,
     configuration,
     gathered,
     progress_at,
     stepper_for,
+    taught,
     train,
 )
 
@@ -41,11 +43,15 @@ CONFIGS = {
     "adapters": ADAPTED_CONFIG,
     "sequences": SEQUENCES_CONFIG,
     "critic": CRITIC_CONFIG,
+    "taught": TAUGHT_CONFIG,
 }
+# Weights of the teacher in a batch.
+TAUGHT = {"teacher_weight": 0.5}
 
 
 def config_of(name: str) -> RunConfig:
-    return configuration(**CONFIGS[name])
+    config = configuration(**CONFIGS[name])
+    return taught(config) if name == "taught" else config
 
 
 def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> dict[str, torch.Tensor]:
@@ -53,7 +59,7 @@ def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> di
     stepper = stepper_for(group, directory / "model", config_of(name), layout)
     found: dict[str, torch.Tensor] = {}
     for batch in (1, 2):
-        metrics = train(stepper, batch, COUNT)
+        metrics = train(stepper, batch, COUNT, **(TAUGHT if name == "taught" else {}))
         found |= {f"metric/{batch}/{key}": torch.tensor(value) for key, value in metrics.items()}
     found |= {f"trained/{key}": tensor for key, tensor in gathered(stepper).items()}
     checkpoint.save(directory / f"{name}-{layout}", stepper, group, progress_at(stepper, 3), "hash", keep=1)
@@ -61,7 +67,7 @@ def compute(directory: Path, group: Group, name: str, layout: Parallelism) -> di
     assert one is not None
     checkpoint.load(*one, stepper)
     found |= {f"restored/{key}": tensor for key, tensor in gathered(stepper).items()}
-    train(stepper, 3, COUNT)
+    train(stepper, 3, COUNT, **(TAUGHT if name == "taught" else {}))
     found |= {f"continued/{key}": tensor for key, tensor in gathered(stepper).items()}
     stepper.mesh.close()
     return found

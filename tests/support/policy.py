@@ -23,7 +23,7 @@ from services.trainer.model.sharded_policy import CRITIC, ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Sizes that 2 and 3 ranks cut unevenly; of 4 vocabulary rows the last of 3 ranks gets none.
@@ -49,6 +49,12 @@ def tiny_model(tmp_path: Path) -> Path:
 def configuration(**trainer: object) -> RunConfig:
     settings = {"lr": 1e-2, "microbatch_tokens": 64, "entropy_coefficient": 0.01, "device": "cpu", **trainer}
     return RunConfig.model_validate({"name": "t", "environment": {"name": "e"}, "trainer": settings})
+
+
+def taught(config: RunConfig) -> RunConfig:
+    """The configuration with a teacher."""
+    teacher = config.teacher.model_copy(update={"path": "teacher", "coefficient": 0.5})
+    return config.model_copy(update={"teacher": teacher})
 
 
 def model_directory(path: Path, scratch: ScratchModel = SCRATCH) -> Path:
@@ -84,6 +90,8 @@ def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
         "tokens": tokens,
         "loss_mask": mask,
         "logprobs": (-1.4 - 0.3 * rng.random(length)).astype(np.float32) * mask,
+        # Of frozen policies, where the plan wants them.
+        "teacher": (-1.3 - 0.3 * rng.random(length)).astype(np.float32) * mask,
     }
 
 
@@ -122,8 +130,10 @@ def columns_of(plan: TrainingPlan, rank: int = 0) -> Columns:
 
 def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: Any) -> dict[str, float]:
     """One batch of random trajectories, the same for any cut."""
-    mesh = stepper.mesh
-    plan = plan_of(items_of(1000 * batch_id, count), mesh.data_ranks, batch_id, **changes)
+    mesh, items = stepper.mesh, items_of(1000 * batch_id, count)
+    if changes.get("teacher_weight"):
+        items = [replace(item, columns=(RoleColumn("teacher", ("teacher/1",)),)) for item in items]
+    plan = plan_of(items, mesh.data_ranks, batch_id, **changes)
     return stepper.train(plan, columns_of(plan, mesh.replica))
 
 
@@ -141,6 +151,7 @@ def progress_at(stepper: Stepper, version: int) -> TrainingProgress:
 
 
 RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}
+TAUGHT_CONFIG = {**RANKS_CONFIG, "importance": "truncated"}
 # Ratios of trajectories, whose tokens several ranks have.
 SEQUENCES_CONFIG = {**RANKS_CONFIG, "loss": "gspo", "importance": "masked"}
 ADAPTED_CONFIG = {

@@ -14,9 +14,10 @@ from typing import Any
 
 from earl.cli.machine.findings import Finding
 from earl.config.auto_dtype import described, emulated_keys
+from earl.config.frozen_stage import FrozenStageConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.run import RunConfig
-from earl.config.trainer import ReferenceConfig, TrainerConfig
+from earl.config.trainer import TrainerConfig
 from earl.errors import EarlError
 from earl.obs.limits import available_bytes, cpu_quota, host_bytes
 from earl.obs.processor import BFLOAT16_INSTRUCTIONS, bfloat16_instructions
@@ -122,13 +123,12 @@ def of_threads(here: Machine, config: RunConfig) -> Finding:
     gpu = gpu_may_be_here()
     cores = min(here.cores, here.quota or here.cores)
     config = with_threads(config, int(gpu), cores)
-    rollout, trainer, reference = config.rollout, config.trainer, config.reference
-    stages: list[tuple[str, RolloutConfig | TrainerConfig | ReferenceConfig, int]] = [
+    rollout, trainer = config.rollout, config.trainer
+    stages: list[tuple[str, RolloutConfig | TrainerConfig | FrozenStageConfig, int]] = [
         ("rollout", rollout, rollout.workers * rollout.engines * rollout.tp),
         ("trainer", trainer, trainer.ranks),
     ]
-    if trainer.uses_reference:
-        stages.append(("reference", reference, reference.dp * reference.tp))
+    stages += [(role, stage, stage.dp * stage.tp) for role, stage in config.frozen_stages.items()]
     on_cpu = [
         stage for stage in stages if stage[1].device == "cpu" or (stage[1].device == "auto" and not gpu)
     ]

@@ -17,7 +17,7 @@ from earl.config.task_set import TaskSet
 from earl.episode_contract import one_line
 from earl.errors import LedgerError
 from earl.message_fields import fill, from_message, to_message
-from earl.parallelism import STAGES, Parallelism
+from earl.parallelism import NUMBERED_STAGES, Parallelism
 from earl.parallelism_codec import decode_parallelism
 from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
@@ -179,6 +179,7 @@ def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
         objective=scheduler_pb2.OBJECTIVE_IMITATE if imitate else scheduler_pb2.OBJECTIVE_POLICY_GRADIENT,
         total_tokens=plan.total_tokens,
         trained_tokens=plan.trained_tokens,
+        teacher_weight=plan.teacher_weight,
     )
     fill(message, batch)
     for start, stop in plan.kept:
@@ -186,15 +187,16 @@ def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
     for items in plan.ranks:
         rank = message.ranks.add()
         for item in items:
-            rank.items.add(stop_token=item.total_tokens, **asdict(item))
+            columns = [scheduler_pb2.RoleColumn(**asdict(column)) for column in item.columns]
+            rank.items.add(stop_token=item.total_tokens, **{**asdict(item), "columns": columns})
     return message
 
 
 def decode_stage(number: common_pb2.Stage) -> str:
     """The stage's name. Raises LedgerError for a number that no stage has."""
-    if not 1 <= number <= len(STAGES):
-        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(STAGES)}")
-    return STAGES[number - 1]
+    if not 1 <= number <= len(NUMBERED_STAGES):
+        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(NUMBERED_STAGES)}")
+    return NUMBERED_STAGES[number - 1]
 
 
 def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, Parallelism] | None:

@@ -133,14 +133,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def LeaseReference(self, request, context):
         lease, waiting_tokens, stop = await self._scheduler.lease_columns(
-            REFERENCE, _worker(request), request.credit_tokens, _wait(request.wait_s)
+            request.role or REFERENCE, _worker(request), request.credit_tokens, _wait(request.wait_s)
         )
         return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
 
     async def CompleteReference(self, request, context):
         results, lost = codec_reference.decode_results(request)
         refused = await self._scheduler.complete_columns(
-            REFERENCE, _worker(request), request.fence, results, lost
+            request.role or REFERENCE, _worker(request), request.fence, results, lost
         )
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 

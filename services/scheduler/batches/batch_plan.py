@@ -22,6 +22,14 @@ INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
 NO_TICKETS = RangeSet()
 
 
+class PlannedColumn(msgspec.Struct, frozen=True):
+    """The place of a sequence's column of a role; names are those of the message."""
+
+    role: str
+    keys: tuple[str, ...]
+    offset: int = 0
+
+
 class PlannedSequence(msgspec.Struct, frozen=True):
     """One sequence for one rank; names are those of the message. position: in the batch, over all ranks."""
 
@@ -33,8 +41,7 @@ class PlannedSequence(msgspec.Struct, frozen=True):
     advantage: float
     reward: float
     total_tokens: int
-    reference_keys: tuple[str, ...] = ()
-    reference_offset: int = 0
+    columns: tuple[PlannedColumn, ...] = ()
     masked: bool = False
     protected_kl: float = 0.0
     source: int = 0
@@ -44,13 +51,14 @@ class PlannedSequence(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """A batch split over ranks. Tokens of all ranks together. kept: ranges of the tickets whose columns later
-    batches may replay."""
+    batches may replay. teacher_weight: of the teacher in it, 0..1."""
 
     batch: Batch
     ranks: tuple[tuple[PlannedSequence, ...], ...]
     total_tokens: int
     trained_tokens: int
     kept: tuple[tuple[int, int], ...] = ()
+    teacher_weight: float = 0.0
 
 
 def split_batch(
@@ -58,18 +66,18 @@ def split_batch(
     tickets: Mapping[int, Ticket],
     ranks: int,
     advantage: str,
-    references: Mapping[int, Location] | None = None,
+    columns: Mapping[str, Mapping[int, Location]] = MappingProxyType({}),
     *,
     masks_truncated: bool = False,
     protected_kl: Mapping[str, float] = MappingProxyType({}),
     reference_for: Collection[str] | None = (),
     kept: RangeSet = NO_TICKETS,
+    teacher_weight: float = 0.0,
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
     advantage: the fragment's name (earl.fragments.advantages); a group counts once for each seat of its own.
-    Sequences of a warm-up batch all weigh 1. references: where tickets' reference log-probs lie, if the run
-    has a reference stage.
+    Sequences of a warm-up batch all weigh 1. columns: by role, where its columns of tickets lie.
     masks_truncated: rewards of truncated trajectories count in their groups, their tokens in no loss.
     protected_kl: by the label of an environment, the weight of the KL on its tokens; of others it is 0.
     reference_for: labels of the environments whose sequences have reference log-probs, None for all; those of
@@ -78,7 +86,7 @@ def split_batch(
     """
     numbers = [*batch.tickets, *batch.replays]
     members = [tickets[number] for number in numbers]
-    locations = [(references or {}).get(number, NOWHERE) for number in numbers]
+    columns_of = {number: _columns_of(columns, number) for number in numbers}
     results = [ticket.result or EpisodeResult() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
@@ -93,17 +101,14 @@ def split_batch(
             advantage=value,
             reward=result.reward,
             total_tokens=result.total_tokens,
-            reference_keys=location.keys,
-            reference_offset=location.offset,
+            columns=columns_of[ticket.id],
             masked=masked[position],
             protected_kl=protected_kl.get(ticket.environment, 0.0),
             source=ticket.source,
             reference_kept=bool(ticket.source and result.trained_tokens)
             and (reference_for is None or ticket.environment in reference_for),
         )
-        for position, (ticket, result, value, location) in enumerate(
-            zip(members, results, advantages, locations, strict=True)
-        )
+        for position, (ticket, result, value) in enumerate(zip(members, results, advantages, strict=True))
     ]
     assigned = balance([item.total_tokens for item in items], ranks)
     return BatchPlan(
@@ -114,7 +119,13 @@ def split_batch(
             result.trained_tokens for result, left_out in zip(results, masked, strict=True) if not left_out
         ),
         kept=kept.ranges,
+        teacher_weight=teacher_weight,
     )
+
+
+def _columns_of(columns: Mapping[str, Mapping[int, Location]], number: int) -> tuple[PlannedColumn, ...]:
+    located = ((role, locations.get(number, NOWHERE)) for role, locations in columns.items())
+    return tuple(PlannedColumn(role, place.keys, place.offset) for role, place in located if place.keys)
 
 
 def _advantages(

@@ -13,7 +13,7 @@ Promise: for each stage's role every trajectory is waiting, leased or done, exac
 counts once, under the fence of the lease that asked for it; what is forgotten is forgotten for all roles.
 Roles do not depend on each other: each reads what the rollout workers sampled, and the trainer reads all.
 A trajectory without a trained token is done at once, since its columns have no element, and so is one
-that no stage is to read.
+that the role's stage is not to read. A role may end before the run does: then nothing lacks its column.
 Pure. It is derived data: the registry of a restarted scheduler is empty, and stages make their columns again.
 The trainer's own consumption is the ledger's, which outlives a crash.
 """
@@ -32,7 +32,7 @@ from services.scheduler.state.workers import WorkerId
 class TrajectoryRef:
     """One attempt's outcome: its group, the registry key of its sampled columns, its lengths in tokens.
 
-    read_by_stages: they make columns of it.
+    unread_by: roles whose stages make no column of it.
     """
 
     ticket_id: int
@@ -41,7 +41,7 @@ class TrajectoryRef:
     descriptor_key: str
     total_tokens: int
     trained_tokens: int
-    read_by_stages: bool = True
+    unread_by: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ class ColumnRegistry:
         """roles: those of the run's stages; the trainer needs the columns of all."""
         self._trajectories: dict[int, TrajectoryRef] = {}
         self._works = {role: _Work() for role in roles}
+        # Roles whose columns are needed no more.
+        self.ended: set[str] = set()
         # Trajectories that lack a column which the trainer needs, and how many of each group do.
         self._lacking: set[int] = set()
         self._held_back: Counter[int] = Counter()
@@ -145,8 +147,8 @@ class ColumnRegistry:
             return
         self.forget(number)
         self._trajectories[number] = trajectory
-        if not trajectory.trained_tokens or not trajectory.read_by_stages:
-            for work in self._works.values():
+        for role, work in self._works.items():
+            if not trajectory.trained_tokens or role in trajectory.unread_by:
                 work.done[number] = NOWHERE
         self._judge(number)
 
@@ -168,6 +170,14 @@ class ColumnRegistry:
     def workers(self) -> dict[str, WorkerId | None]:
         """The worker that serves each role; None if none does."""
         return {name: work.worker for name, work in self._works.items()}
+
+    def end(self, role: str) -> None:
+        """No trajectory needs the role's column any more, now or later; nothing in a run without the role."""
+        if self._works.pop(role, None) is None:
+            return
+        self.ended.add(role)
+        for number in list(self._lacking):
+            self._judge(number)
 
     def left(self, role: str) -> None:
         """The role's stage is gone, and with it the columns that it made."""
@@ -202,8 +212,10 @@ class ColumnRegistry:
         """(results refused, leased trajectories whose sampled columns are lost). Keys: (ticket, attempt).
 
         A result names the place of the role's columns. What was leased and is in neither waits again.
-        Repeating a call refuses nothing.
+        Repeating a call refuses nothing. A role that has ended has all results refused.
         """
+        if role in self.ended:
+            return len(results), []
         work = self._works[role]
         refused = 0
         current = worker == work.worker and fence == work.fence
@@ -245,8 +257,8 @@ class ColumnRegistry:
         return self._held_back.keys()
 
     def waiting_tokens(self, role: str) -> int:
-        """Tokens of the trajectories that the role may lease now."""
-        return self._works[role].able_tokens
+        """Tokens of the trajectories that the role may lease now; none once it has ended."""
+        return self._works[role].able_tokens if role in self._works else 0
 
     def progress(self) -> dict[str, ColumnProgress]:
         """Returns how far each stage's role is with all trajectories that are there."""

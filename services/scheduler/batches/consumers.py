@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from earl.errors import LedgerError
-from earl.parallelism import TRAINER
+from earl.parallelism import REFERENCE, TRAINER
 from services.scheduler.batches.columns import (
     ColumnLease,
     ColumnProgress,
@@ -23,13 +23,17 @@ from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.tickets import Purpose, Ticket, TicketState
 from services.scheduler.state.workers import WorkerId
 
+# Roles that read nothing of an environment without a KL to the reference policy.
+UNREFERENCED = frozenset({REFERENCE})
+
 
 def require(columns: ColumnRegistry, role: str) -> None:
     """Raises LedgerError if the run has no stage of this role."""
-    if role not in columns.workers:
+    if role not in columns.workers and role not in columns.ended:
         raise LedgerError(
             f"nothing in this run needs what a {role} stage makes",
-            "trainer.kl_coefficient or protected_kl > 0 asks for a reference stage; without it start none",
+            "trainer.kl_coefficient or protected_kl > 0 asks for a reference stage, teacher.path for a "
+            "teacher; without them start none",
         )
 
 
@@ -95,13 +99,14 @@ def progress(columns: ColumnRegistry, ledger: Ledger) -> dict[str, ColumnProgres
 def _trajectory(ticket: Ticket | None, reference_for: Collection[str] | None) -> TrajectoryRef | None:
     """A ticket's trajectory, if it is one that a batch of training has or may take.
 
-    reference_for: labels of the environments whose trajectories the stages read; None for all.
+    reference_for: labels of the environments whose trajectories the reference stage reads; None for all.
     """
     if ticket is None or ticket.purpose is not Purpose.TRAIN or ticket.result is None:
         return None
     if ticket.state not in (TicketState.READY, TicketState.PLANNED):
         return None
     result = ticket.result
+    read = reference_for is None or ticket.environment in reference_for
     return TrajectoryRef(
         ticket.id,
         ticket.attempt,
@@ -109,5 +114,5 @@ def _trajectory(ticket: Ticket | None, reference_for: Collection[str] | None) ->
         result.descriptor_key,
         result.total_tokens,
         result.trained_tokens,
-        reference_for is None or ticket.environment in reference_for,
+        frozenset() if read else UNREFERENCED,
     )

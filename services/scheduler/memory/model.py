@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal
 
 from earl.config.run import RunConfig
@@ -16,7 +17,7 @@ from earl.config.trainer import TrainerConfig
 from earl.errors import ConfigError
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
-from earl.parallelism import Parallelism
+from earl.parallelism import REFERENCE, TEACHER, Parallelism
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts, MicrobatchRows, ceil_div
 from services.scheduler.memory.reference import ReferenceNumbers, reference_memory
@@ -61,7 +62,8 @@ def predict(
 ) -> MemoryParts:
     """The memory of the rank of `stage` that takes most.
 
-    concurrency: sequences of the whole pool; of a trainer or reference stage, of a batch. device: None: what
+    spec: of the stage's model: spec_of_stage. concurrency: sequences of the whole pool; of other stages, of a
+    batch. device: None: what
     the run file says, "cpu" where it says "auto". shared_tokens, trained_fraction, packs_bfloat16: as in
     MemoryLoad; unknown, they are such that more is predicted. base_bytes: of a process before it has a model,
     as it was measured. Raises ConfigError (no such stage, nothing to do), IllegalParallelism.
@@ -82,11 +84,11 @@ def predict(
 
 def ranks_here(config: RunConfig) -> int:
     """Processes of a run with a model in them, all on one machine: what its memory is divided by."""
-    rollout, reference = config.rollout, config.reference
+    rollout = config.rollout
     engines = rollout.workers * rollout.engines * rollout.tp
     # A frozen opponent has as many of its own.
     ranks = engines * (2 if config.frozen is not None else 1) + config.trainer.ranks
-    return ranks + (reference.dp * reference.tp if config.trainer.uses_reference else 0)
+    return ranks + sum(stage.dp * stage.tp for stage in config.frozen_stages.values())
 
 
 def worst_load(config: RunConfig, stage: str, parallelism: Parallelism) -> tuple[int, int]:
@@ -194,13 +196,13 @@ def _lora(model: ModelNumbers, trainer: TrainerConfig) -> LoraShape | None:
     return LoraShape(rank, len(targets), tuple(shapes))
 
 
-def _reference(
-    config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
+def _frozen(
+    role: str, config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
 ) -> MemoryParts:
-    reference = config.reference
+    stage = config.frozen_stage(role)
     sequences = ceil_div(load.concurrency, parallelism.dp)
     # Deterministic stages compute one sequence at a time.
-    capacity = 0 if config.deterministic else reference.microbatch_tokens
+    capacity = 0 if config.deterministic else stage.microbatch_tokens
     batch = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, parallelism)
     if not config.deterministic:
         # Each of tp ranks takes its slice of the positions (ReferencePolicy).
@@ -212,5 +214,6 @@ def _reference(
 _STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, MemoryLoad, Device], MemoryParts]] = {
     "rollout": _rollout,
     "trainer": _trainer,
-    "reference": _reference,
+    REFERENCE: partial(_frozen, REFERENCE),
+    TEACHER: partial(_frozen, TEACHER),
 }

@@ -18,6 +18,7 @@ from earl.parallelism import Parallelism
 from earl.stack.placement import Placement
 from services.scheduler.memory.model import Device, predict, worst_load
 from services.scheduler.memory.parts import MemoryParts
+from services.scheduler.memory.stage_spec import spec_of_stage
 from services.scheduler.memory.trainer import SLOTS
 
 GIB = 1 << 30
@@ -206,7 +207,7 @@ def _use(
 ) -> DeviceUse:
     kind: Device = "cuda" if process in on_gpus else "cpu"
     stage = "rollout" if process.startswith("rollout-") else process
-    rollout, reference = config.rollout, config.reference
+    rollout = config.rollout
     ranks = len(numbers)
     match stage:
         case "rollout":
@@ -216,9 +217,11 @@ def _use(
         case "trainer":
             parallelism = config.trainer.parallelism
         case _:
-            parallelism = Parallelism(reference.dp, reference.tp)
+            frozen = config.frozen_stage(stage)
+            parallelism = Parallelism(frozen.dp, frozen.tp)
     base_bytes = CONTEXT_BYTES if kind == "cuda" else 0
     load = worst_load(config, stage, parallelism)
+    spec = spec_of_stage(stage, config, spec)
     parts = predict(stage, config, spec, parallelism, *load, device=kind, base_bytes=base_bytes)
     asleep = _asleep(stage, config, parts, kind) if config.alternates else None
     if kind == "cpu":

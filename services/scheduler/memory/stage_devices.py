@@ -18,6 +18,7 @@ from earl.models.spec import ModelSpec
 from earl.parallelism import ROLLOUT, TRAINER, Parallelism
 from services.scheduler.memory.model import predict, worst_load
 from services.scheduler.memory.node import CONTEXT_BYTES
+from services.scheduler.memory.stage_spec import spec_of_stage
 from services.scheduler.state.workers import WorkerRecord
 
 # What is left of a device for a stage is at least this share of it, where others take all: a share of nothing
@@ -104,5 +105,6 @@ def _other_bytes(
     if config.alternates and {stage, other} == {ROLLOUT, TRAINER}:
         return ranks * CONTEXT_BYTES
     load = worst_load(config, other, parallelism)
+    spec = spec_of_stage(other, config, spec)
     parts = predict(other, config, spec, parallelism, *load, device="cuda", base_bytes=CONTEXT_BYTES)
     return ranks * parts.total_bytes

@@ -66,9 +66,9 @@ def held_context(
     if given is not None and given < most:
         page = _page_tokens(config, spec, on_gpus)
         most, reason = max(1, int(given) // page * page), f"rollout.kv_tokens = {config.rollout.kv_tokens:,}"
-    given_bytes = config.reference.arena_bytes if config.trainer.uses_reference else 0
-    if given_bytes and (of_arena := given_bytes // LEASE_BYTES) < most:
-        most, reason = of_arena, f"reference.arena_bytes = {given_bytes:,}"
+    for role, stage in config.frozen_stages.items():
+        if stage.arena_bytes and (of_arena := stage.arena_bytes // LEASE_BYTES) < most:
+            most, reason = of_arena, f"{role}.arena_bytes = {stage.arena_bytes:,}"
     if (paced := _paced_tokens(widest)) < most:
         most, reason = int(paced), "the memory of the paced devices' table"
     if config.rollout.engine == "torch" and not on_gpus and (mapped := _mapped_tokens(widest, spec)) < most:

@@ -46,6 +46,16 @@ def planned_spec(config: RunConfig) -> ModelSpec:
     return spec
 
 
+def with_teacher_here(config: RunConfig) -> RunConfig:
+    """The configuration with the teacher's directory in place of its package. Raises ModelNotFound."""
+    path = config.teacher.path
+    if packaged(path) is None:
+        return config
+    return config.model_copy(
+        update={"teacher": config.teacher.model_copy(update={"path": str(resolve(path))})}
+    )
+
+
 def facts_of(plan: NodePlan, lines: list[str]) -> dict[str, Any]:
     uses = [
         {
@@ -78,7 +88,7 @@ def main() -> None:
     result: dict[str, Any] = {"facts": {}, "error": None}
     given = json.loads(sys.stdin.read())
     try:
-        config = RunConfig.model_validate(given["run"])
+        config = with_teacher_here(RunConfig.model_validate(given["run"]))
         placement = place(config, given["gpus"])
         spec, device_bytes = planned_spec(config), given["device_bytes"]
         host_bytes = given.get("host_bytes", 0)

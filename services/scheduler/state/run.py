@@ -71,6 +71,8 @@ class RunCounters(msgspec.Struct, kw_only=True, omit_defaults=True):
     train_over: bool = False
     checkpoint: int = 1
     next_checkpoint: int = 1
+    # The teacher counts in no batch any more.
+    weaned: bool = False
     elapsed_s: float = 0.0
     # The longest time for which a member did not have to report, ever.
     silent_s: float = 0.0

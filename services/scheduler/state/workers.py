@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from earl.parallelism import STAGES
+from earl.parallelism import NUMBERED_STAGES
 from earl.worker_report import WorkerDevice
 
 
@@ -41,8 +41,8 @@ class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
 
     @property
     def stage_name(self) -> str:
-        """One of STAGES, which the contract numbers from 1; "" if the worker is of none."""
-        return STAGES[self.stage - 1] if 1 <= self.stage <= len(STAGES) else ""
+        """One of NUMBERED_STAGES, which the contract numbers from 1; "" if the worker is of none."""
+        return NUMBERED_STAGES[self.stage - 1] if 1 <= self.stage <= len(NUMBERED_STAGES) else ""
 
 
 class Incarnations(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Literal
 from earl.errors import TrainerError
 from earl.message_fields import from_message
 from earl.v1 import scheduler_pb2
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 
 _OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
     scheduler_pb2.OBJECTIVE_POLICY_GRADIENT: "policy_gradient",
@@ -46,4 +46,5 @@ def _item(item: scheduler_pb2.BatchItem) -> ReplicaSequence:
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
             "ranks of one replica split sequences among themselves: plan whole ones",
         )
-    return from_message(ReplicaSequence, item, key=item.descriptor_key)
+    columns = tuple(from_message(RoleColumn, column) for column in item.columns)
+    return from_message(ReplicaSequence, item, key=item.descriptor_key, columns=columns)

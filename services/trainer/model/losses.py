@@ -13,6 +13,7 @@ import torch
 
 from earl.fragments.losses import LossFragment, TrainedTokens, clip, losses_of
 from earl.fragments.weights import EngineRatios, WeightFragment, weights_of
+from services.trainer.model.teacher import NO_TEACHER, TeacherTerm
 
 # Metrics of `Objective.stats`, in this order: weighted sums, hence means once all parts are added.
 STAT_NAMES: tuple[str, ...] = (
@@ -25,6 +26,7 @@ STAT_NAMES: tuple[str, ...] = (
     "truncated_fraction",
     "kl_reference",
     "value_loss",
+    "kl_teacher",
 )
 
 
@@ -35,7 +37,7 @@ class PolicyGradient:
     loss: the fragment of the name loss_name; dual_clip: as TrainedTokens has it. weight: the fragment of the
     name weight_name, by which each token's loss is multiplied: the ratio is then taken to the trainer's own
     log-probs at the start of the batch; without one it is taken to the engine's. kl_estimator: of the KL in
-    the loss, one of KL_ESTIMATORS. value_coefficient, value_clip: see `critic_loss`.
+    the loss, one of KL_ESTIMATORS. value_coefficient, value_clip: see `critic_loss`. teacher: its part.
     """
 
     clip_low: float
@@ -52,6 +54,7 @@ class PolicyGradient:
     kl_estimator: str = "k3"
     value_coefficient: float = 0.0
     value_clip: float = 0.2
+    teacher: TeacherTerm = NO_TEACHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ def policy_gradient(
     sequence_log_ratio: torch.Tensor | None = None,
     trajectory_ratio: torch.Tensor | None = None,
     critic: CriticTokens | None = None,
+    teacher: torch.Tensor | None = None,
 ) -> Objective:
     """Policy gradient against the policy that sampled. Raises FragmentError.
 
@@ -122,7 +126,7 @@ def policy_gradient(
     start: the trainer's log-probs at the start of the batch; None: the current ones are those (first
     optimizer step of the batch). shares: what a token counts in all metrics but the loss; None: weights.
     sequence_log_ratio: as TrainedTokens has it. trajectory_ratio: as EngineRatios has it. critic: its values,
-    whose error joins the loss.
+    whose error joins the loss. teacher: the teacher's log-probs; needed when it counts.
     """
     shares = weights if shares is None else shares
     start = logprobs.detach() if start is None else start
@@ -131,7 +135,7 @@ def policy_gradient(
     tokens = TrainedTokens(
         logprobs,
         behaviour if settings.weight is None else start,
-        advantages,
+        settings.teacher.advantages(advantages, logprobs, teacher),
         settings.clip_low,
         settings.clip_high,
         settings.dual_clip,
@@ -164,6 +168,8 @@ def policy_gradient(
         kl_reference = KL_ESTIMATORS.get(settings.kl_estimator, k3)(logprobs, reference)
         if settings.kl_estimator in KL_ESTIMATORS:
             per_token = per_token + coefficient * kl_reference
+    kl_teacher = None if teacher is None else k3(logprobs, teacher)
+    per_token = per_token + settings.teacher.loss(kl_teacher)
     value_loss = None
     if critic is not None:
         value_loss = critic_loss(critic, settings.value_clip)
@@ -181,6 +187,7 @@ def policy_gradient(
             beyond.float(),
             nothing if kl_reference is None else kl_reference,
             nothing if value_loss is None else value_loss,
+            nothing if kl_teacher is None else kl_teacher,
         )
         stats = torch.stack([loss.detach(), *((mean.detach() * shares).sum() for mean in means)])
         return Objective(loss, stats, torch.where(shares > 0, mismatch.abs(), 0.0).max())

@@ -38,12 +38,12 @@ def settle(config: RunConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def settle_reference(config: RunConfig) -> None:
-    """Sets up torch for a rank of the reference stage: its threads, and its memory as map_large_blocks says.
+def settle_frozen(config: RunConfig, threads: int) -> None:
+    """Sets up torch for a rank of a frozen policy: its threads, and its memory as map_large_blocks says.
 
     To be called before anything is computed.
     """
-    torch.set_num_threads(config.reference.threads or 1)
+    torch.set_num_threads(threads or 1)
     let_engines_first(config)
     map_large_blocks()
     settle_card()

@@ -1,1 +1,3 @@
-"""The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
+"""The reference stage: the policy that reinforcement learning started from, in its own parallelism.
+
+The teacher (services/trainer/teacher) is the same stage with another policy."""

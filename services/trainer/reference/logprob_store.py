@@ -1,4 +1,4 @@
-"""A rank's reference log-probs in its arena, kept as long as their trajectories' own columns.
+"""A rank's log-probs in its arena, kept as long as their trajectories' own columns.
 
     reserve ─► (the rank writes in place) ─► publish ─► readers ─► free, when BatchCommitted names the
                                                                    trajectories, be they trained or dropped
@@ -18,22 +18,23 @@ import numpy as np
 from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.errors import ArenaFull
-from services.trainer.step.plan import REFERENCE_TENSOR
+from earl.parallelism import REFERENCE
 
 # Trajectories whose end is remembered: many more than are on their way at once.
 REMEMBERED = 1 << 16
 
 
-def logprob_key(life: str, lease: int, rank: int) -> str:
-    """Registry key of what rank `rank` of a stage's life computed for its lease-th lease."""
-    return f"reference/{life}/{lease}/{rank}"
+def logprob_key(life: str, lease: int, rank: int, role: str = REFERENCE) -> str:
+    """Registry key of what rank `rank` of the life of a role's stage computed for its lease-th lease."""
+    return f"{role}/{life}/{lease}/{rank}"
 
 
 class LogprobStore:
     """Log-probs in this rank's arena, from being reserved until their trajectories have ended."""
 
-    def __init__(self, store: TensorStore) -> None:
-        self._store = store
+    def __init__(self, store: TensorStore, role: str = REFERENCE) -> None:
+        """role: also the name of the tensors."""
+        self._store, self._role = store, role
         # Trajectory's key -> key of the tensor that its log-probs lie in; how many lie in each.
         self._held: dict[str, str] = {}
         self._counts: dict[str, int] = {}
@@ -62,7 +63,7 @@ class LogprobStore:
         """
         try:
             spec = TensorSpec("float32", (total_tokens,), box)
-            array = self._store.reserve(key, {REFERENCE_TENSOR: spec})[REFERENCE_TENSOR]
+            array = self._store.reserve(key, {self._role: spec})[self._role]
         except ArenaFull:
             return None
         self._coming[key] = list(trajectories)

@@ -1,4 +1,4 @@
-"""The reference stage's ranks as dp replicas of tp ranks each: rank = replica * tp + slice."""
+"""The ranks of a frozen policy's stage as dp replicas of tp ranks each: rank = replica * tp + slice."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def make_reference_mesh(group: Group, dp: int, tp: int) -> ReferenceMesh:
     number of ranks."""
     if group.size != dp * tp:
         raise ConfigError(
-            f"the reference stage has {group.size} processes, reference.dp x tp = {dp} x {tp}",
-            "start it as `python -m services.trainer.reference`, which starts as many as it needs",
+            f"the stage has {group.size} processes, its dp x tp = {dp} x {tp}",
+            "start `python -m services.trainer.reference` or `.teacher`, which starts as many as it needs",
         )
     replica, slice_ = divmod(group.rank, tp)
     if tp == 1:

@@ -1,8 +1,9 @@
-"""The policy that the KL is measured against, where it comes from, and how it is kept.
+"""The frozen policy of a role, where it comes from, and how it is kept.
 
-    no warm-up: <run>/model
-    warm-up:    the version it ended with ─ data plane ─► each rank's slices
-                                          └─ data plane ─► <run>/reference/step-<version>, whole, by rank 0
+    teacher:                <run>/teacher
+    reference, no warm-up:  <run>/model
+    reference, warm-up:     the version it ended with ─ data plane ─► each rank's slices
+        and, whole, by rank 0                         └─ data plane ─► <run>/reference/step-<version>
 
 Promise: the directory appears whole, and before anything was computed with it; a stage that starts
 again, or a run that is resumed, fills its slices from it with the same values.
@@ -25,6 +26,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.errors import CheckpointError
 from earl.models.spec import ModelSpec
 from earl.models.weights import save_checkpoint
+from earl.parallelism import REFERENCE, TEACHER
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.reference.policy import ReferencePolicy
 
@@ -35,21 +37,26 @@ READ_SLACK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The policy that reinforcement learning starts from.
+    """The frozen policy of a role: the one that reinforcement learning starts from, or the teacher.
 
-    version: its number. directory: where it is, or will be, on disk. given: it is the run's model.
+    version: its number, 0 if it is no version of the run. directory: where it is, or will be, on disk.
+    given: it is there when the run begins. model: the directory with its sizes.
     """
 
     version: int
     directory: Path
     given: bool
+    model: Path
 
     @classmethod
-    def of(cls, config: RunConfig, run_dir: Path) -> Origin:
+    def of(cls, config: RunConfig, run_dir: Path, role: str = REFERENCE) -> Origin:
+        model = run_dir / "model"
+        if role == TEACHER:
+            return cls(0, run_dir / "teacher", True, run_dir / "teacher")
         version = config.warmup.batches + 1
         if not config.warmup.batches:
-            return cls(version, run_dir / "model", True)
-        return cls(version, run_dir / "reference" / f"step-{version}", False)
+            return cls(version, model, True, model)
+        return cls(version, run_dir / "reference" / f"step-{version}", False, model)
 
     @property
     def kept(self) -> bool:
@@ -122,8 +129,8 @@ class PublishedVersion:
             for name, tensor in self.read({name: box for name, (_, box) in held.items()}):
                 held[name][0].copy_(tensor)
 
-    def keep(self, origin: Origin, model: Path, spec: ModelSpec) -> None:
+    def keep(self, origin: Origin, spec: ModelSpec) -> None:
         """Writes all of it to the origin's directory, which appears whole. On one rank."""
         origin.forget()
         whole = {name: Box.whole(shape) for name, shape in spec.shapes().items()}
-        save_checkpoint(origin.directory, model, self.read(whole))
+        save_checkpoint(origin.directory, origin.model, self.read(whole))

@@ -1,4 +1,4 @@
-"""The reference stage's part of a switch: the frozen policy's slices in another (dp, tp)."""
+"""The part of a frozen policy's stage in a switch: the frozen policy's slices in another (dp, tp)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from services.trainer.reshard.switch import ParallelismChange, canary_tokens
 
 
 def check_reference_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
-    """Raises IllegalParallelism for what a reference stage of so many ranks cannot be."""
+    """Raises IllegalParallelism for what a stage of so many ranks cannot be."""
     if parallelism.devices != ranks or parallelism.cp * parallelism.pp > 1:
         raise IllegalParallelism(
-            f"{parallelism} of {parallelism.devices} ranks is no parallelism of a reference stage of {ranks}",
+            f"{parallelism} of {parallelism.devices} ranks is no parallelism of a stage of {ranks}",
             f"use dp and tp whose product is {ranks}",
         )
     check_tp(spec, parallelism.tp)

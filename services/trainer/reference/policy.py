@@ -60,6 +60,7 @@ def trainable(trajectory: MaskedTrajectory, vocabulary: int) -> bool:
 class ReferencePolicy:
     """A decoder's slices on `device`, as a run's configuration asks for; empty until filled.
 
+    role: whose frozen policy it is.
     allocated: False leaves every parameter on the meta device, for `allocate`.
     """
 
@@ -69,6 +70,7 @@ class ReferencePolicy:
         tensor: TensorParallel,
         device: torch.device,
         config: RunConfig,
+        role: str = REFERENCE,
         *,
         allocated: bool = True,
     ) -> None:
@@ -78,17 +80,18 @@ class ReferencePolicy:
         if allocated:
             self.decoder.to_empty(device=device)
         self.spec, self.tensor, self.device, self._config = spec, tensor, device, config
+        self._role = role
         # Greedy sampling records log-probs of the plain distribution.
         self._temperature = config.scheduler.temperature or 1.0
         self._deterministic = config.deterministic
         self._share = config.trainer.share_prefixes
-        tokens = 0 if config.deterministic else config.reference.microbatch_tokens
-        self._paced = PacedPass(config, REFERENCE, Parallelism(1, tensor.size))
-        self._bound = MicrobatchBound("reference.microbatch_tokens", tokens, "or raise reference.tp")
+        tokens = 0 if config.deterministic else config.frozen_stage(role).microbatch_tokens
+        self._paced = PacedPass(config, role, Parallelism(1, tensor.size))
+        self._bound = MicrobatchBound(f"{role}.microbatch_tokens", tokens, f"or raise {role}.tp")
 
     def resharded(self, tensor: TensorParallel) -> ReferencePolicy:
         """The same policy at another place of a mesh, not allocated."""
-        return ReferencePolicy(self.spec, tensor, self.device, self._config, allocated=False)
+        return ReferencePolicy(self.spec, tensor, self.device, self._config, self._role, allocated=False)
 
     def allocate(self, name: str) -> None:
         """Memory, not filled, for a parameter that has none yet."""
@@ -149,7 +152,7 @@ class ReferencePolicy:
             into[places - box.start[0]] = values
         if not np.isfinite(into).all():
             raise TrainerError(
-                f"the reference policy gives {sequences[0].key} and others log-probs that are not finite",
+                f"the {self._role} gives {sequences[0].key} and others log-probs that are not finite",
                 "its weights are damaged, or its dtype is too narrow",
             )
 

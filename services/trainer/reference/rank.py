@@ -26,6 +26,7 @@ import torch
 from earl.dispatch.read.reader import SequenceRead
 from earl.errors import DataPlaneError, OutOfMemory
 from earl.obs import tracing
+from earl.parallelism import REFERENCE
 from services.trainer.ranks.activity import READING, gather_report
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
@@ -59,9 +60,10 @@ class ReferenceRank:
         logprobs: LogprobStore,
         origin: Origin,
         rank0: ReferenceRank0 | None,
+        role: str = REFERENCE,
     ) -> None:
         config = self._config = resources.config
-        self._run_dir = resources.run_dir
+        self._role = role
         self._group, self._io, self._dispatcher = resources.group, resources.io, resources.dispatcher
         self._activity = resources.activity
         self._mesh = mesh
@@ -138,7 +140,7 @@ class ReferenceRank:
                     published = PublishedVersion(self._io, self._dispatcher, keys, dtype, read_s)
                     published.fill(self._policy)
                     if self._group.leads:
-                        published.keep(self._origin, self._run_dir / "model", self._policy.spec)
+                        published.keep(self._origin, self._policy.spec)
             ok = True
         except DataPlaneError as error:
             ok = False
@@ -207,7 +209,7 @@ class ReferenceRank:
         attributes = {"version": self._origin.version, "sequences": len(results)}
         for item in results if tracing.active() else ():
             parent = self._tickets.parent(item.ticket_id)
-            tracing.record("reference logprobs", parent, began_ns, time.time_ns(), attributes)
+            tracing.record(f"{self._role} logprobs", parent, began_ns, time.time_ns(), attributes)
         self._computed.append((sum(item.total_tokens for item in results), device_s))
         tokens, busy_s = map(sum, zip(*self._computed, strict=True))
         self._activity.gauges |= {
@@ -221,7 +223,8 @@ class ReferenceRank:
     def _columns(self, replica: int, items: Sequence[ReferenceItem]) -> dict[ReferenceItem, LogprobColumn]:
         """Locates the log-probs of this lease's items, end to end in what the replica's ranks hold."""
         tp = self._mesh.tensor.size
-        keys = tuple(logprob_key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
+        ranks = range(replica * tp, replica * tp + tp)
+        keys = tuple(logprob_key(self._life, self._leases, rank, self._role) for rank in ranks)
         columns, offset = {}, 0
         for item in items:
             columns[item] = LogprobColumn(keys, offset)
@@ -282,7 +285,7 @@ class ReferenceRank:
         tensor = self._mesh.tensor
         loss_mask = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
         box = slices(loss_mask, tensor.size)[tensor.rank]
-        name = logprob_key(self._life, self._leases, self._group.rank)
+        name = logprob_key(self._life, self._leases, self._group.rank, self._role)
         keys = [trajectory.key for trajectory in trajectories]
         array = self._io.run(self._logprobs.reserve(name, keys, len(loss_mask), box), CALL_S)
         # Ranks of a replica compute together, those without space too.

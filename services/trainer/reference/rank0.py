@@ -1,4 +1,4 @@
-"""The duties of the reference stage's rank 0: it leases work from the scheduler, and follows publications.
+"""Rank 0 of a frozen policy's stage: it leases work from the scheduler, and follows publications.
 
 WeightsPublished ─► VOID? READ? ─┐
 scheduler ─ lease that fits ─────┴─► one command for all ranks ─► outcome ─► scheduler
@@ -33,16 +33,17 @@ PAUSE_S = 1.0
 
 
 class ReferenceRank0:
-    """The reference stage's word with the scheduler.
+    """The word of a role's stage with the scheduler.
 
     Methods are called from the computing thread, `published` from the I/O thread's loop.
     """
 
-    def __init__(self, resources: RankResources, stage: StageRank0, origin: Origin) -> None:
+    def __init__(self, resources: RankResources, stage: StageRank0, origin: Origin, role: str) -> None:
         self._config, self._io = resources.config, resources.io
         self._activity, self._requests = resources.activity, resources.requests
         self.stage = stage
-        self._leases = ReferenceClient(stage.scheduler)
+        self._leases = ReferenceClient(stage.scheduler, role)
+        self._role = role
         self._origin = origin
         # The newest version on the bus, and the keys of the origin's version where it can be read.
         self._newest = 0
@@ -89,7 +90,7 @@ class ReferenceRank0:
 
     def _offer(self, credit_tokens: int) -> LeaseOffer | None:
         """Returns the scheduler's offer, None while it has not answered; requests one if none is pending."""
-        most_tokens = self.stage.parallelism.dp * self._config.reference.microbatch_tokens
+        most_tokens = self.stage.parallelism.dp * self._config.frozen_stage(self._role).microbatch_tokens
         longest = self._config.context_tokens if self._refused else self._config.planned_context
         most_tokens = max(most_tokens, longest)
         offer = self.stage.poll(lambda: self._leases.lease(min(credit_tokens, most_tokens), WAIT_S))
@@ -118,7 +119,7 @@ class ReferenceRank0:
         self._failures = 0 if ok else self._failures + 1
         if self._failures >= READS:
             raise TrainerError(
-                f"the reference policy could not be read {READS} times in a row",
+                f"the policy of the {self._role} could not be read {READS} times in a row",
                 "is the trainer alive? the log names what was missing",
             )
         if not ok:

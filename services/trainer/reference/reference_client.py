@@ -1,4 +1,4 @@
-"""The scheduler's client of the reference stage: leases of sequences whose log-probs are needed."""
+"""The scheduler's client of a frozen policy's stage: leases of sequences whose log-probs are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from earl.v1 import scheduler_pb2
 
 @dataclass(frozen=True, slots=True)
 class ReferenceItem:
-    """One trajectory whose reference log-probs are wanted; `key` is of its columns."""
+    """One trajectory whose log-probs are wanted; `key` is of its columns."""
 
     ticket_id: int
     attempt: int
@@ -50,10 +50,10 @@ class LeaseOffer:
 
 
 class ReferenceClient:
-    """Calls of the rank that speaks for the reference stage. Each raises as SchedulerClient.call."""
+    """Calls of the rank that speaks for a role's stage. Each raises as SchedulerClient.call."""
 
-    def __init__(self, scheduler: SchedulerClient) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: SchedulerClient, role: str) -> None:
+        self._scheduler, self._role = scheduler, role
 
     async def lease(self, credit_tokens: int, wait_s: float) -> LeaseOffer:
         """Leases trajectories of credit_tokens together at most; waits up to wait_s for some."""
@@ -62,6 +62,7 @@ class ReferenceClient:
             ranks=self._scheduler.parallelism.dp,
             credit_tokens=max(0, credit_tokens),
             wait_s=wait_s,
+            role=self._role,
         )
         answer = await self._scheduler.call("LeaseReference", request, wait_s=wait_s)
         data = answer.SerializeToString() if answer.ranks else b""
@@ -71,7 +72,8 @@ class ReferenceClient:
         self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
     ) -> int:
         """Reports where log-probs lie and which trajectories are unreadable; returns how many it refused."""
-        request = scheduler_pb2.CompleteReferenceRequest(worker=self._scheduler.worker, fence=fence)
+        worker = self._scheduler.worker
+        request = scheduler_pb2.CompleteReferenceRequest(worker=worker, fence=fence, role=self._role)
         for item, column in results.items():
             fill(request.results.add(reference_keys=column.keys, reference_offset=column.offset), item)
         for item in lost:

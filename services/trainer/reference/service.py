@@ -1,4 +1,4 @@
-"""A rank of the reference stage: starts the parts in order, stops them in reverse.
+"""A rank of a frozen policy's stage, reference or teacher: starts the parts in order, stops them in reverse.
 
     formation ─► group ─► policy ─► (weights) ─► loop ─► (the next formation)
                    └─ the first time: bus, data plane, arena, on rank 0 also server and membership; they stay
@@ -9,11 +9,12 @@ A process that is no rank of a formation waits for the next one (ranks/formation
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from earl.bus import Bus
 from earl.bus.published import last_published
-from earl.config.reference import reference_bytes
+from earl.config.column_bytes import column_bytes
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_growth import arena_growth
 from earl.models.spec import load_spec
@@ -23,7 +24,7 @@ from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.formations import Formation, Formations
 from services.trainer.ranks.phase_clock import SwitchPhase
 from services.trainer.ranks.requests import StageRequests
-from services.trainer.ranks.runtime import settle_reference
+from services.trainer.ranks.runtime import settle_frozen
 from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reference.logprob_store import LogprobStore
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
@@ -34,34 +35,42 @@ from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.stage.formed_process import FormedProcess, possible_ranks, work_in_formations
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
-from services.trainer.stage.stage_rank0 import StageRank0
+from services.trainer.stage.stage_rank0 import StageName, StageRank0
 
 
-def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
-    """Runs one rank until the run has ended or `requests.stop` is set. Raises EarlError for what failed."""
-    settle_reference(config)
-    first = Parallelism(config.reference.dp, config.reference.tp)
+def serve_role(role: StageName, config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
+    """Runs one rank until the run has ended or needs the role no more, or `requests.stop` is set.
+
+    Raises EarlError for what failed.
+    """
+    section = config.frozen_stage(role)
+    settle_frozen(config, section.threads)
+    first = Parallelism(section.dp, section.tp)
     pooled = config.stack.pool_devices > 0
     if pooled:
-        divided = first.over(device_split(config, run_dir)[REFERENCE])
+        divided = first.over(device_split(config, run_dir)[role])
         assert divided is not None, "a division is one of whole replicas"
         first = divided
     formations = Formations.open(first, pooled=pooled)
     with ExitStack() as stack:
-        formed = FormedProcess(stack, config.reference.device, config, run_dir, name, requests)
-        work_in_formations(formations, requests, FormedReference(formed).work)
+        formed = FormedProcess(stack, section.device, config, run_dir, name, requests)
+        work_in_formations(formations, requests, FormedReference(formed, role).work)
+
+
+serve = partial(serve_role, REFERENCE)
 
 
 class FormedReference:
-    """One process of the reference stage, a rank of some formations.
+    """One process of a role's stage, a rank of some formations.
 
     Its log-probs stay in its arena, and are freed, while it is no rank too.
     """
 
-    def __init__(self, formed: FormedProcess) -> None:
+    def __init__(self, formed: FormedProcess, role: StageName) -> None:
         self._formed, self._config = formed, formed.config
-        self._spec = load_spec(formed.run_dir / "model")
-        self._origin = Origin.of(formed.config, formed.run_dir)
+        self._role: StageName = role
+        self._origin = Origin.of(formed.config, formed.run_dir, role)
+        self._spec = load_spec(self._origin.model)
         self._logprobs: LogprobStore | None = None
         self._rank0: ReferenceRank0 | None = None
 
@@ -72,11 +81,11 @@ class FormedReference:
         group = formed.group(formation)
         with formed.phase(SwitchPhase.MODEL):
             mesh = make_reference_mesh(group, formation.parallelism.dp, formation.parallelism.tp)
-            policy = ReferencePolicy(self._spec, mesh.tensor, group.device, self._config)
+            policy = ReferencePolicy(self._spec, mesh.tensor, group.device, self._config, self._role)
             resources = formed.resources(group)
         logprobs = self._open(resources, mesh)
         rank0 = self._rank0
-        rank = ReferenceRank(resources, mesh, policy, logprobs, self._origin, rank0)
+        rank = ReferenceRank(resources, mesh, policy, logprobs, self._origin, rank0, self._role)
         with formed.phase(SwitchPhase.LOADING):
             rank.load()
         following = formed.takes_over(formation, group, mesh.parallelism, rank.canary_logprobs)
@@ -92,16 +101,16 @@ class FormedReference:
         """This process's log-probs, and on rank 0 its server and membership; opened the first time."""
         if self._logprobs is not None:
             return self._logprobs
-        config, reference, io = self._config, self._config.reference, resources.io
-        size_bytes = reference.arena_bytes or 2 * reference_bytes(config, config.planned_context)
-        longest_bytes = 0 if reference.arena_bytes else 2 * reference_bytes(config, config.context_tokens)
+        config, given, io = self._config, self._config.frozen_stage(self._role), resources.io
+        size_bytes = given.arena_bytes or 2 * column_bytes(config, config.planned_context)
+        longest_bytes = 0 if given.arena_bytes else 2 * column_bytes(config, config.context_tokens)
         store = io.run(resources.open_store(size_bytes, arena_growth(longest_bytes)), OPEN_S)
         resources.stack.callback(lambda: io.run(store.close(), CLOSE_S))
-        self._logprobs = LogprobStore(store)
+        self._logprobs = LogprobStore(store, self._role)
         after = io.run(resources.bus.last_id(), OPEN_S)
         if resources.group.leads:
             switches = SwitchRequests(mesh.parallelism, self._check)
-            self._rank0 = _serve_rank0(resources, switches, self._origin, after)
+            self._rank0 = _serve_rank0(resources, switches, self._origin, after, self._role)
         io.spawn(_follow(resources.bus, after, self._logprobs, self._rank0))
         return self._logprobs
 
@@ -109,18 +118,18 @@ class FormedReference:
         """Raises IllegalParallelism for what the stage cannot become."""
         assert self._rank0 is not None
         ranks = self._rank0.stage.parallelism.devices
-        ranks = possible_ranks(parallelism, ranks, self._config, REFERENCE)
+        ranks = possible_ranks(parallelism, ranks, self._config, self._role)
         check_reference_mesh(parallelism, ranks, self._spec)
 
 
 def _serve_rank0(
-    resources: RankResources, switches: SwitchRequests, origin: Origin, after: str
+    resources: RankResources, switches: SwitchRequests, origin: Origin, after: str, role: StageName
 ) -> ReferenceRank0:
     """Rank 0, knowing what was published so far. after: id of the bus's last event before it was followed."""
-    stage = StageRank0(resources, REFERENCE, switches)
-    rank0 = ReferenceRank0(resources, stage, origin)
+    stage = StageRank0(resources, role, switches)
+    rank0 = ReferenceRank0(resources, stage, origin, role)
     servicer = StageServicer(resources.activity, stage.scheduler, switches)
-    membership = stage.serve(servicer, resources.config.reference.bind)
+    membership = stage.serve(servicer, resources.config.frozen_stage(role).bind)
     rank0.published(membership.version, membership.weight_keys)
     before = resources.io.run(last_published(resources.bus, until=after), OPEN_S)
     if before is not None:

@@ -1,4 +1,4 @@
-"""The duties of rank 0 of either stage in addition to its share of the work: it speaks for the group.
+"""The duties of rank 0 of each stage in addition to its share of the work: it speaks for the group.
 
 scheduler ◄─ heartbeats, calls that wait for work ─ I/O thread ◄─ computing thread: polls, requests
 operator, scheduler ─► server: status, switches of parallelism ─► the next command of all ranks
@@ -44,7 +44,7 @@ SLACK_S = 5.0
 FAREWELL_S = 2.0
 
 T = TypeVar("T")
-StageName = Literal["trainer", "reference"]
+StageName = Literal["trainer", "reference", "teacher"]
 
 
 class StageRank0:

@@ -19,10 +19,13 @@ from earl.fragments.credit import CREDITS, needs_values
 from earl.fragments.lookup import load_fragment
 from earl.fragments.losses import LOSSES, clip, needs_sequences
 from earl.fragments.weights import WEIGHTS, needs_trajectories
+from earl.parallelism import REFERENCE, TEACHER
 from services.trainer.model import losses
 from services.trainer.model.optimizer import decay
+from services.trainer.model.teacher import TeacherTerm
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import MicroBatch
+from services.trainer.step.plan import TrainingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +85,14 @@ class Algorithm:
         micro: MicroBatch,
         outputs: tuple[torch.Tensor, ...],
         prepared: Prepared,
-        progress: float,
+        plan: TrainingPlan,
         shares: torch.Tensor,
         mesh: RankMesh,
     ) -> losses.Objective:
         """The objective of a micro-batch's trained tokens. A collective of the ranks of its replica.
 
-        outputs: the policy's, of these tokens. progress: fraction of the phase done. shares: as
-        losses.policy_gradient has it. Raises FragmentError.
+        outputs: the policy's, of these tokens. plan: of the batch. shares: as losses.policy_gradient has it.
+        Raises FragmentError.
         """
         logprobs, entropy, *values = outputs
         trainer, device = self._config.trainer, logprobs.device
@@ -108,7 +111,8 @@ class Algorithm:
         if values and prepared.values is not None and prepared.returns is not None:
             critic = losses.CriticTokens(values[0], column(prepared.values), column(prepared.returns))
         # Without a reference no token here is of a protected environment. What counts nothing always has one.
-        protects = trainer.protected_kl > 0.0 and micro.reference is not None
+        roles = {role: torch.from_numpy(values).to(device) for role, values in micro.roles.items()}
+        protects = trainer.protected_kl > 0.0 and REFERENCE in roles
         now = logprobs.detach() if start is None else start
         of_sequence, of_trajectory = None, None
         if needs_sequences(self._loss):
@@ -123,24 +127,26 @@ class Algorithm:
             behaviour,
             column(prepared.advantages),
             torch.from_numpy(micro.weights).to(device),
-            self._settings(progress, counts=len(micro.column_places) > 0),
-            reference=None if micro.reference is None else torch.from_numpy(micro.reference).to(device),
+            self._settings(plan, counts=len(micro.column_places) > 0),
+            reference=roles.get(REFERENCE),
             start=start,
             shares=shares,
             protected_kl=torch.from_numpy(micro.protected_kl).to(device) if protects else None,
             sequence_log_ratio=of_sequence,
             trajectory_ratio=of_trajectory,
             critic=critic,
+            teacher=roles.get(TEACHER) if plan.teacher_weight > 0.0 else None,
         )
 
-    def _settings(self, progress: float, *, counts: bool) -> losses.PolicyGradient:
+    def _settings(self, plan: TrainingPlan, *, counts: bool) -> losses.PolicyGradient:
         """counts: whether the tokens do; what counts nothing is no token of a user's fragments."""
-        trainer = self._config.trainer
+        trainer, teacher = self._config.trainer, self._config.teacher
         weight = self._weight
         return losses.PolicyGradient(
             clip_low=trainer.clip_low,
             clip_high=trainer.clip_high,
-            entropy_coefficient=trainer.entropy_coefficient * decay(progress, trainer.entropy_final_fraction),
+            entropy_coefficient=trainer.entropy_coefficient
+            * decay(plan.progress, trainer.entropy_final_fraction),
             kl_coefficient=trainer.kl_coefficient,
             importance_cap=trainer.importance_cap,
             importance_floor=trainer.importance_floor,
@@ -152,6 +158,7 @@ class Algorithm:
             kl_estimator=trainer.kl_estimator,
             value_coefficient=trainer.value_coefficient,
             value_clip=trainer.value_clip,
+            teacher=TeacherTerm(plan.teacher_weight * teacher.coefficient, teacher.form, teacher.rewards),
         )
 
 

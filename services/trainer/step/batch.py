@@ -1,6 +1,6 @@
 """From a plan's sequences to packed micro-batches, in arrays that are reused step after step.
 
-    columns of this rank's sequences, end to end     tokens | loss_mask | logprobs | reference  [total tokens]
+    columns of this rank's sequences, end to end     tokens | loss_mask | logprobs | roles  [total tokens]
       └─ mini-batches: one optimizer step each, of all ranks' sequences alike
            └─ micro-batches: one forward pass each, at most `microbatch_tokens` long, sequences packed
 
@@ -17,15 +17,15 @@ import numpy as np
 from earl.episode_contract import SAMPLED_COLUMNS
 from earl.errors import TrainerError
 from earl.models.parallel import ContextParallel, TensorParallel
+from earl.parallelism import REFERENCE, TEACHER
 from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin, rows_of
 from services.trainer.step.token_weights import token_weights
 
-COLUMNS = (
-    *((name, np.dtype(SAMPLED_COLUMNS[name])) for name in ("tokens", "loss_mask", "logprobs")),
-    # Written by the reference stage, not by the rollout worker.
-    ("reference", np.dtype(np.float32)),
-)
+SAMPLED = tuple((name, np.dtype(SAMPLED_COLUMNS[name])) for name in ("tokens", "loss_mask", "logprobs"))
+# Written by the stages of frozen policies, not by the rollout worker.
+ROLES = (REFERENCE, TEACHER)
+COLUMNS = (*SAMPLED, *((role, np.dtype(np.float32)) for role in ROLES))
 
 
 class Columns:
@@ -39,7 +39,7 @@ class Columns:
     def take(self, items: Sequence[ReplicaSequence]) -> None:
         """Allocates rows for these sequences; then fill `sampled` and each `of`.
 
-        A sequence whose reference log-probs are not wanted has zeros for them.
+        A sequence whose log-probs under a role are not wanted has zeros for them.
         """
         self.items = tuple(items)
         self.offsets = np.concatenate(([0], np.cumsum([item.total_tokens for item in items], dtype=np.int64)))
@@ -47,19 +47,20 @@ class Columns:
         for name, dtype in COLUMNS:
             if len(self._arrays[name]) < total:
                 self._arrays[name] = np.zeros(total + total // 4, dtype)
-        self._arrays["reference"][:total] = 0.0
+        for role in ROLES:
+            self._arrays[role][:total] = 0.0
 
     @property
     def sampled(self) -> dict[str, np.ndarray]:
         """The columns that rollout workers publish, each [total tokens], to be filled."""
         total = self.offsets[-1]
-        return {name: self._arrays[name][:total] for name, _ in COLUMNS if name != "reference"}
+        return {name: self._arrays[name][:total] for name, _ in SAMPLED}
 
     def of(self, index: int) -> dict[str, np.ndarray]:
-        """The columns of one sequence, each [length], to be filled; `reference` only where it is wanted."""
+        """The columns of one sequence, each [length], to be filled; those of roles only where wanted."""
         span = slice(self.offsets[index], self.offsets[index + 1])
-        has_reference = self.items[index].has_reference
-        return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or has_reference}
+        names = [name for name, _ in SAMPLED] + list(self.items[index].roles)
+        return {name: self._arrays[name][span] for name in names}
 
     def mask(self) -> None:
         """Takes the tokens of masked sequences out of the loss, once the columns are filled."""
@@ -83,12 +84,11 @@ class Columns:
         return self._arrays["logprobs"][: self.offsets[-1]]
 
     @property
-    def reference(self) -> np.ndarray | None:
-        """float32[total tokens]: log-probs under the reference policy, at the sampler's temperature, 0 where
-        the mask is 0; None if the plan asks for none of these sequences."""
-        if not any(item.has_reference for item in self.items):
-            return None
-        return self._arrays["reference"][: self.offsets[-1]]
+    def roles(self) -> dict[str, np.ndarray]:
+        """float32[total tokens] by role: log-probs under its frozen policy, at the sampler's temperature, 0
+        where the mask is 0; of the roles that the plan asks for."""
+        planned = {role for item in self.items for role in item.roles}
+        return {role: self._arrays[role][: self.offsets[-1]] for role in ROLES if role in planned}
 
     def trained_tokens(self) -> np.ndarray:
         """int64[sequences]: trained tokens of each."""
@@ -111,8 +111,8 @@ class Columns:
             return
         bad = (self.tokens < 0) | (self.tokens >= vocabulary) | ~np.isfinite(self.logprobs)
         bad |= self.loss_mask > 1
-        if self.reference is not None:
-            bad |= ~np.isfinite(self.reference)
+        for column in self.roles.values():
+            bad |= ~np.isfinite(column)
         bad[self.offsets[:-1]] |= self.loss_mask[self.offsets[:-1]] != 0
         if not bad.any():
             return
@@ -139,8 +139,8 @@ class MicroBatch:
     lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
     source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, weights,
     protected_kl float32[N] (its sequence's weight of the KL), sequence int64[N] (its place in lengths), and
-    reference float32[N] where a reference stage computed it. column_places int64[N]: where it lies in the
-    columns; empty if the one token that is there counts nothing.
+    by role float32[N], its log-prob under a frozen policy whose stage computed it. column_places int64[N]:
+    where it lies in the columns; empty if the one token that is there counts nothing.
     """
 
     tokens: np.ndarray
@@ -153,7 +153,7 @@ class MicroBatch:
     weights: np.ndarray
     protected_kl: np.ndarray
     sequence: np.ndarray
-    reference: np.ndarray | None = None
+    roles: dict[str, np.ndarray] = field(default_factory=dict)
     column_places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of(self, tensor: TensorParallel, context: ContextParallel) -> MicroBatch:
@@ -185,12 +185,13 @@ class MicroBatch:
             **rows,
             **{name: getattr(whole, name)[mine] for name in _PER_TARGET},
             source=whole.source[mine] - start,
-            reference=None if whole.reference is None else whole.reference[mine],
+            roles={role: values[mine] for role, values in whole.roles.items()},
         )
 
 
 # A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches. Its
-# reference log-prob is so low that the KL to it, exp(reference - policy), stays finite for any policy.
+# log-probs under frozen policies are so low that the KL to them, exp(frozen - policy), stays finite for any
+# policy.
 EMPTY = MicroBatch(
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
@@ -200,7 +201,7 @@ EMPTY = MicroBatch(
     np.zeros(1, np.int64),
     *(np.zeros(1, np.float32) for _ in range(3)),
     sequence=np.zeros(1, np.int64),
-    reference=np.full(1, -1e4, np.float32),
+    roles={role: np.full(1, -1e4, np.float32) for role in ROLES},
 )
 
 
@@ -238,7 +239,6 @@ def build(
     mask = np.concatenate([columns.loss_mask[s] for s in slices])
     behaviour = np.concatenate([columns.logprobs[s] for s in slices])
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
-    reference = columns.reference
     trained = np.flatnonzero(mask)
     counts = np.add.reduceat(mask.astype(np.int64), starts)
     rows = rows_of(lengths, packed.shared)
@@ -255,6 +255,9 @@ def build(
             np.asarray([columns.items[i].protected_kl for i in packed.chosen], np.float32), counts
         ),
         sequence=np.repeat(np.arange(len(lengths)), counts),
-        reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
+        roles={
+            role: np.concatenate([values[s] for s in slices])[trained]
+            for role, values in columns.roles.items()
+        },
         column_places=trained + np.repeat(offsets[packed.chosen] - starts, counts),
     )

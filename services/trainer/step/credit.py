@@ -14,6 +14,7 @@ import torch
 
 from earl.config.trainer import TrainerConfig
 from earl.fragments.credit import CreditedTokens, CreditFragment, credit_of
+from earl.parallelism import REFERENCE
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import Columns
 
@@ -63,7 +64,7 @@ def credit_columns(
 
 def _rewards(columns: Columns, index: int, mask: np.ndarray, trainer: TrainerConfig) -> np.ndarray:
     """float32[n]: a trajectory's scalar at its last trained token; less the KL at each where it is "k1"."""
-    item, reference = columns.items[index], columns.reference
+    item, reference = columns.items[index], columns.roles.get(REFERENCE)
     rewards = np.zeros(int(mask.sum()), np.float32)
     rewards[-1] = item.advantage
     coefficient = trainer.kl_coefficient + item.protected_kl

@@ -23,14 +23,14 @@ BITS = 53
 def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
     """Digests of the whole batch, the same whatever rank has which sequence. A collective.
 
-    tokens_digest: tokens and mask. batch_digest: log-probs, reference log-probs and advantages too.
+    tokens_digest: tokens and mask. batch_digest: log-probs, those under frozen policies and advantages too.
     """
-    reference = columns.reference
+    roles = columns.roles.values()
     mine = []
     for i, item in enumerate(columns.items if mesh.counts else ()):
         span = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
         tokens = _of([columns.tokens[span], columns.loss_mask[span]])
-        rest = _of([columns.logprobs[span], *([] if reference is None else [reference[span]])])
+        rest = _of([columns.logprobs[span], *(column[span] for column in roles)])
         mine.append(struct.pack("<QQQd", item.position, tokens, rest, item.advantage))
     size = struct.calcsize("<QQQd")
     joined = b"".join(mesh.group.gather(b"".join(mine)))

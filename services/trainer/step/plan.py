@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Name of the tensor in which the reference stage publishes a sequence's log-probs.
-REFERENCE_TENSOR = "reference"
+from earl.parallelism import REFERENCE
+
+
+@dataclass(frozen=True, slots=True)
+class RoleColumn:
+    """The place of a sequence's log-probs under the frozen policy of a role: from element `offset` on of what
+    these registry keys hold together, in the tensor named as the role."""
+
+    role: str
+    keys: tuple[str, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSequence:
     """One sequence for one replica: tokens [0, total_tokens) of the columns under `key`.
 
-    reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
-    if none are wanted. position: its place in the batch, the same whenever the batch is trained, which its
-    ticket is not. masked: none of its tokens counts in the loss. protected_kl: weight of the KL to the
-    reference policy on its tokens, beside trainer.kl_coefficient. source: of a replay, the trained ticket
-    whose columns it is, which lie in a file, reference_kept: with their reference log-probs; else 0.
+    columns: where its log-probs under frozen policies lie, of the roles whose are wanted. position: its
+    place in the batch, the same whenever the batch is trained, which its ticket is not. masked: none of its
+    tokens counts in the loss. protected_kl: weight of the KL to the reference policy on its tokens, beside
+    trainer.kl_coefficient. source: of a replay, the trained ticket whose columns it is, which lie in a file,
+    reference_kept: with their reference log-probs; else 0.
     """
 
     ticket_id: int
@@ -25,18 +34,18 @@ class ReplicaSequence:
     key: str
     advantage: float
     total_tokens: int
-    reference_keys: tuple[str, ...] = ()
+    columns: tuple[RoleColumn, ...] = ()
     position: int = 0
-    reference_offset: int = 0
     masked: bool = False
     protected_kl: float = 0.0
     source: int = 0
     reference_kept: bool = False
 
     @property
-    def has_reference(self) -> bool:
-        """Returns whether there are reference log-probs to be read."""
-        return bool(self.reference_keys) or self.reference_kept
+    def roles(self) -> tuple[str, ...]:
+        """The roles whose log-probs are there to be read, in the columns or in the file of a replay."""
+        kept = (REFERENCE,) if self.reference_kept else ()
+        return (*(column.role for column in self.columns), *kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,8 @@ class TrainingPlan:
     """One batch. `ranks[r]` are the sequences of replica r, by position; training it makes version + 1.
 
     progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start again. kept:
-    half-open ranges of the tickets whose columns a later batch may train on again.
+    half-open ranges of the tickets whose columns a later batch may train on again. teacher_weight: what
+    teacher.coefficient is multiplied by, 0..1.
     """
 
     batch_id: int
@@ -56,6 +66,7 @@ class TrainingPlan:
     progress: float
     first_of_phase: bool
     kept: tuple[tuple[int, int], ...] = ()
+    teacher_weight: float = 0.0
 
     @property
     def ticket_ids(self) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import REFERENCE_TENSOR, ReplicaSequence
+from services.trainer.step.plan import ReplicaSequence, RoleColumn
 from services.trainer.step.replay_files import ReplayFiles
 
 
@@ -30,15 +30,15 @@ async def read_columns(
     stop = columns.offsets[len(played)]
     rows = {name: array[:stop] for name, array in columns.sampled.items()}
     sampled = SequenceRead([item.key for item in played], lengths, rows)
-    reference = [
-        Read(item.reference_keys, REFERENCE_TENSOR, _span(item), columns.of(i)["reference"])
+    of_roles = [
+        Read(column.keys, column.role, _span(column, item.total_tokens), columns.of(i)[column.role])
         for i, item in enumerate(items)
-        if item.reference_keys
+        for column in item.columns
     ]
     if played:
-        await dispatcher.read([sampled, *reference], deadline_s)
+        await dispatcher.read([sampled, *of_roles], deadline_s)
     columns.mask()
 
 
-def _span(item: ReplicaSequence) -> Box:
-    return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
+def _span(column: RoleColumn, total_tokens: int) -> Box:
+    return Box((column.offset,), (column.offset + total_tokens,))

@@ -36,6 +36,7 @@ from services.trainer.step.microbatch_bound import MicrobatchBound
 from services.trainer.step.paced_pass import PacedPass
 from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.prefix_packing import Bin, bins
+from services.trainer.step.roles import check_roles
 
 T = TypeVar("T")
 
@@ -106,12 +107,8 @@ class Stepper:
             self.optimizer.reset()
         imitates = plan.objective == "imitate"
         trainer = self.config.trainer
-        if not imitates and columns.reference is None and self._wants_reference(columns):
-            raise TrainerError(
-                f"batch {plan.batch_id} came without reference log-probs, and kl_coefficient is "
-                f"{trainer.kl_coefficient}, protected_kl {trainer.protected_kl}",
-                "run scheduler, reference stage and trainer from one run file",
-            )
+        if not imitates:
+            check_roles(self.config, plan, columns)
         phase = self.config.warmup if imitates else trainer
         batch = self._minibatches(plan, columns, phase.passes, phase.minibatches)
         steps = [mini for mini in batch if mini.trained_tokens]
@@ -143,6 +140,10 @@ class Stepper:
             count = self._paced.count
             sums = self.group.sum(torch.tensor([count.steps - paced, count.late - late])).tolist()
             metrics["paced_passes"], metrics["late_passes"] = map(float, sums)
+        if self.config.teacher.path:
+            metrics["teacher_weight"] = plan.teacher_weight
+        else:
+            del metrics["kl_teacher"]
         metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
 
@@ -201,13 +202,6 @@ class Stepper:
             return {}
         explained = explained_variance(prepared.returns, prepared.values, columns.loss_mask, self.mesh)
         return {"value_loss": loss, "explained_variance": explained}
-
-    def _wants_reference(self, columns: Columns) -> bool:
-        """Returns whether the loss of these sequences has a KL to the reference policy."""
-        if self.config.trainer.kl_coefficient > 0.0:
-            return bool(columns.items)
-        trained = columns.trained_tokens()
-        return any(item.protected_kl > 0.0 and trained[i] for i, item in enumerate(columns.items))
 
     def _minibatches(self, plan: TrainingPlan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
         """Every optimizer step of the batch, in order; one agreement over ranks for all of them."""
@@ -326,7 +320,7 @@ class Stepper:
         if plan.objective == "imitate":
             logprobs, entropy, *_ = outputs
             return losses.imitation(logprobs, entropy, weights, shares)
-        return self._algorithm.objective(micro, outputs, prepared, plan.progress, shares, self.mesh)
+        return self._algorithm.objective(micro, outputs, prepared, plan, shares, self.mesh)
 
 
 class Tally:

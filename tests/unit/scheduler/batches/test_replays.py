@@ -39,7 +39,7 @@ TICKETS = {
 
 def test_a_replay_keeps_its_groups_advantage_and_names_where_its_columns_are() -> None:
     plan = split_batch(
-        BATCH, TICKETS, 2, "mean", {21: Location(("stage",)), 22: Location(("stage",))},
+        BATCH, TICKETS, 2, "mean", {"reference": {21: Location(("stage",)), 22: Location(("stage",))}},
         reference_for=None, kept=RangeSet.of([11, 12, 21]),
     )  # fmt: skip
     decoded = decode_plan(encode_plan(plan).SerializeToString(), 2)
@@ -52,7 +52,7 @@ def test_a_replay_keeps_its_groups_advantage_and_names_where_its_columns_are() -
     }
     assert {number: item.source for number, item in items.items()} == {21: 0, 22: 0, 31: 11, 32: 12}
     assert items[31].key == "w#11/1" and items[31].attempt == 1
-    assert all(item.has_reference for item in items.values())
+    assert all(item.roles == ("reference",) for item in items.values())
     assert [items[number].reference_kept for number in (21, 31)] == [False, True]
     assert decoded.kept == ((11, 13), (21, 22)) and sorted(decoded.ticket_ids) == [21, 22, 31, 32]
     # What was played comes first in every rank, for it is read together.

@@ -8,7 +8,13 @@ import pytest
 
 from earl.errors import TrainerError
 from earl.v1 import scheduler_pb2
+from services.scheduler.api.codec import encode_plan
+from services.scheduler.batches.batch_plan import split_batch
+from services.scheduler.batches.columns import Location
+from services.scheduler.state.run import Batch
+from services.scheduler.state.tickets import EpisodeResult, Purpose, Ticket
 from services.trainer.api.codec import decode_plan
+from services.trainer.step.plan import RoleColumn
 
 GRADIENT = scheduler_pb2.OBJECTIVE_POLICY_GRADIENT
 
@@ -36,6 +42,26 @@ def test_sequences_stand_by_their_places_in_the_batch():
     assert (decoded.publish, decoded.checkpoint, decoded.first_of_phase) == (True, False, True)
     first = decoded.ranks[0][0]
     assert (first.key, first.advantage, first.total_tokens, first.position) == ("trajectory/6/1", 0.5, 9, 0)
+
+
+def test_columns_of_roles_come_through_as_the_scheduler_planned_them():
+    batch = Batch(
+        id=7, version=3, purpose=Purpose.TRAIN, tickets=[1], publish=True, checkpoint=False, progress=0.0,
+        first_of_phase=False,
+    )  # fmt: skip
+    result = EpisodeResult(descriptor_key="trajectory/1/1", total_tokens=9, trained_tokens=4)
+    ticket = Ticket(
+        id=1, purpose=Purpose.TRAIN, group=1, index=0, env_seed=1, sample_seed=2, temperature=1.0,
+        min_version=3, result=result,
+    )  # fmt: skip
+    places = {"reference": {1: Location(("r/0", "r/1"), 5)}, "teacher": {1: Location(("t",))}, "other": {}}
+    planned = split_batch(batch, {1: ticket}, 1, "mean", places, teacher_weight=0.25)
+    decoded = decode_plan(encode_plan(planned).SerializeToString(), 1)
+    assert decoded.teacher_weight == 0.25
+    assert decoded.ranks[0][0].columns == (
+        RoleColumn("reference", ("r/0", "r/1"), 5),
+        RoleColumn("teacher", ("t",)),
+    )
 
 
 def test_a_plan_for_another_number_of_replicas_is_refused():

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from earl.config.column_bytes import check_frozen_stages, column_bytes
 from earl.config.model import ScratchModel
-from earl.config.reference import check_reference, reference_bytes
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Layout, ShardBox
 from earl.errors import CheckpointError, ConfigError, OutOfMemory, TrainerError
@@ -158,12 +158,12 @@ def test_an_arena_that_could_never_hold_what_waits_is_refused(tmp_path: Path):
     def run(**reference: int):
         return tictactoe(tmp_path, trainer={"kl_coefficient": 0.1}, reference=reference)
 
-    needed = reference_bytes(run(), run().rollout.max_context_tokens)
-    check_reference(run())
-    check_reference(run(arena_bytes=needed))
+    needed = column_bytes(run(), run().rollout.max_context_tokens)
+    check_frozen_stages(run())
+    check_frozen_stages(run(arena_bytes=needed))
     with pytest.raises(ConfigError, match=r"reference\.arena_bytes = \d+ cannot hold"):
-        check_reference(run(arena_bytes=needed - 1))
-    check_reference(tictactoe(tmp_path, reference={"arena_bytes": 1}))
+        check_frozen_stages(run(arena_bytes=needed - 1))
+    check_frozen_stages(tictactoe(tmp_path, reference={"arena_bytes": 1}))
 
 
 # --- memory ---------------------------------------------------------------------------------

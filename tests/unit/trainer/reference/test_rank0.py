@@ -29,6 +29,7 @@ def rank0(scheduler: Scheduler, **rollout: int) -> ReferenceRank0:
     stage = SimpleNamespace(parallelism=SimpleNamespace(dp=1), poll=lambda call: call())
     fields: dict[str, Any] = {
         "_config": config, "stage": stage, "_leases": scheduler, "_refused": False,
+        "_role": "reference",
         "_activity": SimpleNamespace(gauges={}),
     }  # fmt: skip
     for name, value in fields.items():

@@ -13,7 +13,7 @@ from earl.errors import TrainerError
 from earl.v1 import scheduler_pb2
 from services.trainer.api.codec import decode_plan
 from services.trainer.step.batch import Columns, build, minibatches
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 from services.trainer.step.prefix_packing import Bin
 
 
@@ -108,12 +108,12 @@ def test_columns_that_cannot_be_trained_on_are_named(
 
 def test_reference_log_probs_follow_their_tokens() -> None:
     plain = _filled([5, 4])
-    assert plain.reference is None
-    assert build(plain, Bin([0, 1], [0, 0]), "token", 1, 1).reference is None
+    assert not plain.roles
+    assert not build(plain, Bin([0, 1], [0, 0]), "token", 1, 1).roles
     columns = Columns()
-    keys = ("reference/a/0", "reference/a/1")
-    items = [replace(_item(1, 5), reference_keys=keys, reference_offset=7), _item(2, 4)]
-    columns.take([replace(_item(3, 9), reference_keys=keys)])
+    place = RoleColumn("reference", ("reference/a/0", "reference/a/1"), 7)
+    items = [replace(_item(1, 5), columns=(place,)), _item(2, 4)]
+    columns.take([replace(_item(3, 9), columns=(place,))])
     columns.of(0)["reference"][:] = 7.0
     # What is not wanted is not left from the batch before.
     columns.take(items)
@@ -122,11 +122,10 @@ def test_reference_log_probs_follow_their_tokens() -> None:
     columns.sampled["loss_mask"][[2, 3, 4, 7, 8]] = 1
     columns.of(0)["reference"][:] = -np.arange(5)
     micro = build(columns, Bin([1, 0], [0, 0]), "token", 5, 2)
-    assert micro.reference is not None and micro.reference.dtype == np.float32
-    assert micro.reference.tolist() == [0.0, 0.0, -2.0, -3.0, -4.0]
+    assert list(micro.roles) == ["reference"] and micro.roles["reference"].dtype == np.float32
+    assert micro.roles["reference"].tolist() == [0.0, 0.0, -2.0, -3.0, -4.0]
     columns.validate(9)
-    assert columns.reference is not None
-    columns.reference[3] = np.nan
+    columns.roles["reference"][3] = np.nan
     with pytest.raises(TrainerError, match="trajectory/1/1: position 3"):
         columns.validate(9)
 

@@ -20,7 +20,7 @@ from services.trainer.checkpoint import checkpoint
 from services.trainer.model.sharded_policy import CRITIC
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.credit import credit_columns, explained_variance, whitened
-from services.trainer.step.plan import TrainingPlan
+from services.trainer.step.plan import RoleColumn, TrainingPlan
 from services.trainer.step.step import Stepper
 from tests.support.policy import (
     alone,
@@ -194,17 +194,17 @@ def test_a_users_own_credit_may_have_a_critic(
 def test_k1_is_in_the_reward(group: Group, model: Path) -> None:
     settings = {"kl_coefficient": 0.5, "kl_estimator": "k1"}
     stepper = stepper_for(group, model, configuration(**settings))
-    items = [replace(item, reference_keys=("reference/1",)) for item in items_of(1, 4)]
+    items = [replace(item, columns=(RoleColumn("reference", ("reference/1",)),)) for item in items_of(1, 4)]
     plan = plan_of(items, 1)
     columns = columns_of(plan_of(items_of(1, 4), 1))
     columns.items = plan.ranks[0]
-    assert columns.reference is not None
-    columns.reference[:] = np.linspace(-2, 0, len(columns.reference)) * columns.loss_mask
+    reference = columns.roles["reference"]
+    reference[:] = np.linspace(-2, 0, len(reference)) * columns.loss_mask
     credit = credit_columns(columns, lambda t: TokenCredit(t.rewards), stepper.config.trainer, None)
     for index, item in enumerate(items):
         span = slice(int(columns.offsets[index]), int(columns.offsets[index + 1]))
         trained = columns.loss_mask[span] == 1
-        expected = -0.5 * (columns.logprobs[span] - columns.reference[span])[trained]
+        expected = -0.5 * (columns.logprobs[span] - reference[span])[trained]
         expected[-1] += item.advantage
         np.testing.assert_allclose(credit.advantages[span][trained], expected, rtol=1e-5)
     assert stepper.train(plan, columns)["kl_reference"] > 0.0

@@ -15,7 +15,7 @@ from earl.fragments.weights import truncated
 from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gradient
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import TrainingPlan
+from services.trainer.step.plan import RoleColumn, TrainingPlan
 from services.trainer.step.step import Stepper
 from services.trainer.step.token_weights import token_weights
 from tests.support.policy import (
@@ -150,7 +150,7 @@ def test_a_mismatch_is_measured_and_truncated(group: Group, model: Path, minibat
 
 def test_the_kl_is_measured_against_the_columns_of_the_reference_stage(group: Group, model: Path) -> None:
     stepper = stepper_for(group, model, configuration(kl_coefficient=0.5))
-    items = [replace(item, reference_keys=("reference/1",)) for item in items_of(1, 8)]
+    items = [replace(item, columns=(RoleColumn("reference", ("reference/1",)),)) for item in items_of(1, 8)]
     plan = plan_of(items, 1)
     columns = Columns()
     columns.take(plan.ranks[0])
@@ -158,8 +158,7 @@ def test_the_kl_is_measured_against_the_columns_of_the_reference_stage(group: Gr
         for name, column in columns.of(i).items():
             if name != "reference":
                 column[:] = sequence(item.ticket_id, item.total_tokens)[name]
-    assert columns.reference is not None
-    columns.reference[:] = stepper.logprobs(columns, TEMPERATURE)
+    columns.roles["reference"][:] = stepper.logprobs(columns, TEMPERATURE)
     assert stepper.train(plan, columns)["kl_reference"] == pytest.approx(0.0, abs=1e-6)
     assert stepper.train(plan, columns)["kl_reference"] > 1e-5
 

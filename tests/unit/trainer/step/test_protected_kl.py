@@ -15,7 +15,7 @@ from earl.errors import TrainerError
 from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gradient
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import EMPTY, Columns
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 from tests.support.policy import (
     alone,
     columns_of,
@@ -107,8 +107,8 @@ def gradient_of(
 
     def planned(place: int, item: ReplicaSequence) -> ReplicaSequence:
         protected = is_protected(place) and bool(trainer.get("protected_kl"))
-        keys = ("reference/1",) if everyone or protected else ()
-        return replace(item, reference_keys=keys, protected_kl=WEIGHT if protected else 0.0)
+        columns = (RoleColumn("reference", ("reference/1",)),) if everyone or protected else ()
+        return replace(item, columns=columns, protected_kl=WEIGHT if protected else 0.0)
 
     plan = plan_of([planned(place, item) for place, item in enumerate(items_of(1, 12))], 1)
     columns = filled(plan)
@@ -168,7 +168,6 @@ def test_a_pass_that_counts_nothing_is_finite_however_unlikely_its_token_is(
     protected_kl: torch.Tensor | None,
 ) -> None:
     logprobs = torch.full((1,), -200.0, requires_grad=True)
-    assert EMPTY.reference is not None
     nothing = policy_gradient(
         logprobs,
         torch.zeros(1),
@@ -176,7 +175,7 @@ def test_a_pass_that_counts_nothing_is_finite_however_unlikely_its_token_is(
         torch.zeros(1),
         torch.from_numpy(EMPTY.weights),
         PolicyGradient(0.2, 0.2, kl_coefficient=WEIGHT),
-        reference=torch.from_numpy(EMPTY.reference),
+        reference=torch.from_numpy(EMPTY.roles["reference"]),
         protected_kl=protected_kl,
     )
     nothing.loss.backward()

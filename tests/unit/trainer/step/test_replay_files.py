@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from earl.dispatch.read.reader import Dispatcher
 from earl.errors import ReplayLost
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 from services.trainer.step.reader import read_columns
 from services.trainer.step.replay_files import ReplayFiles
 from tests.support.policy import columns_of, items_of, plan_of
@@ -26,7 +26,7 @@ def kept(directory: Path, *, reference: bool = False) -> tuple[ReplayFiles, Trai
     files = ReplayFiles(directory / "replay", on=True)
     items = items_of(7, 3)
     if reference:
-        items = [replace(item, reference_keys=("stage",)) for item in items]
+        items = [replace(item, columns=(RoleColumn("reference", ("stage",)),)) for item in items]
     plan = plan_of(items, 1)
     columns = Columns()
     columns.take(plan.ranks[0])
@@ -40,7 +40,7 @@ def kept(directory: Path, *, reference: bool = False) -> tuple[ReplayFiles, Trai
 
 def replays(plan: TrainingPlan, *, reference: bool = False) -> list[ReplicaSequence]:
     return [
-        replace(item, ticket_id=100 + item.ticket_id, source=item.ticket_id, reference_keys=(),
+        replace(item, ticket_id=100 + item.ticket_id, source=item.ticket_id, columns=(),
                 reference_kept=reference)
         for item in plan.ranks[0]
     ]  # fmt: skip
@@ -61,8 +61,7 @@ def test_what_is_read_is_what_was_trained(tmp_path: Path, reference: bool) -> No
     assert np.array_equal(columns.loss_mask, trained.loss_mask)
     assert np.array_equal(columns.logprobs, trained.logprobs)
     if reference:
-        assert columns.reference is not None and trained.reference is not None
-        assert np.array_equal(columns.reference, trained.reference)
+        assert np.array_equal(columns.roles["reference"], trained.roles["reference"])
     # A run that asked for no reference log-probs before has none for its replays now.
     elif (missing := replays(plan, reference=True)[0]).total_tokens:
         with pytest.raises(ReplayLost, match="has nothing as reference"):

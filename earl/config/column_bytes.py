@@ -1,4 +1,4 @@
-"""The size of the reference stage's arena, and the check of its key."""
+"""The size of an arena for the log-probs of a frozen policy's stage, and the check of its key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from earl.errors import ConfigError
 LOGPROB_BYTES = 4
 
 
-def reference_bytes(config: RunConfig, context_tokens: int) -> int:
+def column_bytes(config: RunConfig, context_tokens: int) -> int:
     """Bytes for the log-probs of all trajectories that may wait for the trainer, each of so many tokens.
 
     Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet; a
@@ -23,12 +23,13 @@ def reference_bytes(config: RunConfig, context_tokens: int) -> int:
     return sequences * grains * GRAIN_BYTES
 
 
-def check_reference(config: RunConfig) -> None:
-    """Raises ConfigError if the stage could wait forever for space in its arena."""
-    given, needed = config.reference.arena_bytes, reference_bytes(config, config.planned_context)
-    if config.trainer.uses_reference and 0 < given < needed:
-        raise ConfigError(
-            f"reference.arena_bytes = {given} cannot hold the log-probs of scheduler.staleness + 2 batches "
-            f"of {config.planned_context} tokens a trajectory: {needed} bytes",
-            "leave reference.arena_bytes out, or raise it",
-        )
+def check_frozen_stages(config: RunConfig) -> None:
+    """Raises ConfigError if a stage could wait forever for space in its arena."""
+    needed = column_bytes(config, config.planned_context)
+    for role, stage in config.frozen_stages.items():
+        if 0 < stage.arena_bytes < needed:
+            raise ConfigError(
+                f"{role}.arena_bytes = {stage.arena_bytes} cannot hold the log-probs of scheduler.staleness "
+                f"+ 2 batches of {config.planned_context} tokens a trajectory: {needed} bytes",
+                f"leave {role}.arena_bytes out, or raise it",
+            )

@@ -1,0 +1,103 @@
+"""`[reference]` and `[teacher]`: the stages that compute log-probs under a frozen policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from earl.config.base import ConfigSection
+from earl.config.devices import Devices
+
+
+class FrozenStageConfig(ConfigSection):
+    """A stage of dp x tp ranks that compute log-probs of trained tokens under a policy that never changes."""
+
+    # Replicas of the stage's policy, each of tp processes.
+    #
+    # Raise it if trajectories wait for the stage and devices or cores are free.
+    dp: int = Field(default=1, ge=1)
+    # Ranks of each replica (tensor parallelism).
+    #
+    # Raise it if the model does not fit into the memory of one device.
+    tp: int = Field(default=1, ge=1)
+    # Where ranks compute; "auto" takes a GPU if there is one.
+    #
+    # Set "cpu" if the GPUs' memory is needed by trainer and engines; the stage is then slower.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Devices of the ranks: "auto", how many, or their numbers in a text. Without GPUs a device is a slot of
+    # the processor.
+    #
+    # Leave it at "auto" unless other programs use some of the GPUs.
+    devices: Devices = "auto"
+    # torch threads of each rank. 0: one on a GPU; on a CPU the machine's cores over all ranks of the run that
+    # compute there, decided once by the machine that starts the run.
+    #
+    # Raise it if trajectories wait for this stage and cores are idle.
+    threads: int = Field(default=0, ge=0)
+    # Tokens of one forward pass on one rank.
+    #
+    # Lower it if the stage runs out of memory; raise it if a GPU is not busy.
+    microbatch_tokens: int = Field(default=16_384, ge=64)
+    # Memory of each rank for log-probs that wait for the trainer; 0: what staleness + 1 batches need, and a
+    # margin.
+    #
+    # Leave it at 0; the run file is refused if it is too small.
+    arena_bytes: int = Field(default=0, ge=0)
+    # host:port at which the stage listens; port 0 takes any free one.
+    #
+    # Change it in a fleet, where other machines connect to the stage; off loopback it needs TLS and a token.
+    bind: str = "127.0.0.1:0"
+
+
+class ReferenceConfig(FrozenStageConfig):
+    """The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
+
+    # Replicas of the reference policy, each of tp processes; used when trainer.kl_coefficient or
+    # trainer.protected_kl is above 0.
+    #
+    # Raise it if trajectories wait for the reference stage and devices or cores are free.
+    dp: int = Field(default=1, ge=1)
+
+
+class TeacherConfig(FrozenStageConfig):
+    """The teacher: another policy, in its own parallelism, that the trained one learns from."""
+
+    # Model directory of the teacher, as model.path takes it. It may have other sizes than the trained model,
+    # and must have its tokenizer. Empty: there is no teacher.
+    #
+    # Set it to distil a larger model into a smaller one, or to begin with what an earlier run has learned.
+    path: str = ""
+    # Weight of the KL to the teacher on every trained token.
+    #
+    # Raise it if the policy stays far from the teacher (kl_teacher in the metrics); lower it if rewards no
+    # longer count.
+    coefficient: float = Field(default=1.0, gt=0)
+    # How the KL is brought down. "advantage": each token's advantage is raised by the teacher's log-prob less
+    # the policy's (on-policy distillation). "loss": the k3 estimate of the KL is added to the loss, as with
+    # trainer.kl_coefficient.
+    #
+    # "advantage" makes the policy leave what the teacher would not do; set "loss" to make it take up what the
+    # teacher might do, too.
+    form: Literal["advantage", "loss"] = "advantage"
+    # Whether rewards count beside the teacher. false: advantages of rewards are 0, and the policy learns from
+    # the teacher alone.
+    #
+    # Set false to distil where rewards tell little, or nothing at all.
+    rewards: bool = True
+    # The version from which on the teacher no longer counts, and its process ends; 0: it counts to the end of
+    # the run.
+    #
+    # Set it where the policy is to become better than its teacher.
+    until: int = Field(default=0, ge=0)
+    # Lets the teacher count the less, the nearer the policy's reward is to teacher.score (QDagger); once the
+    # policy has reached it, the teacher's process ends.
+    #
+    # Set true to begin with a teacher that the policy can surpass. It needs teacher.score, and
+    # environment.reward_range.
+    wean: bool = False
+    # The teacher's mean reward in the run's tasks, for teacher.wean.
+    #
+    # Take it from an evaluation of the teacher: reward_mean of a run with its model.path and scheduler.steps
+    # = 0.
+    score: Annotated[float, Field(allow_inf_nan=False)] = 0.0

@@ -1,0 +1,117 @@
+"""The checks of a run with a teacher."""
+
+from __future__ import annotations
+
+import math
+
+from earl.config.model_check import checkpoint_heads
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, IllegalParallelism
+from earl.parallelism import divisors
+
+# Keys of [teacher] that say nothing without a path.
+NEEDS_PATH = ("rewards", "until", "wean", "score")
+
+
+def check_teacher(config: RunConfig, *, elsewhere: bool = False) -> None:
+    """Raises ConfigError, IllegalParallelism and ModelNotFound for a teacher that the run cannot have.
+
+    elsewhere: the run is planned for another machine, and the teacher's checkpoint need not be here.
+    """
+    teacher = config.teacher
+    if not teacher.path:
+        defaults = type(teacher)()
+        for name in NEEDS_PATH:
+            if getattr(teacher, name) != getattr(defaults, name):
+                raise ConfigError(
+                    f"teacher.{name} = {getattr(teacher, name)} without teacher.path would be used nowhere",
+                    "set teacher.path, or remove the key",
+                )
+        return
+    if not elsewhere:
+        _check_heads(config)
+    _check_devices(config)
+    _check_end(config)
+    if config.replay.reuse:
+        raise ConfigError(
+            f"replay.reuse = {config.replay.reuse:g} with teacher.path = {teacher.path!r}: the columns that "
+            "are kept for a replay have no log-probs of a teacher",
+            "remove replay.reuse, or teacher.path",
+        )
+
+
+def _check_heads(config: RunConfig) -> None:
+    teacher = config.teacher
+    heads, kv_heads = checkpoint_heads("teacher.path", teacher.path)
+    legal = divisors(heads, kv_heads)
+    if teacher.tp not in legal:
+        raise IllegalParallelism(
+            f"teacher.tp = {teacher.tp} does not divide {teacher.path}'s {heads} heads and {kv_heads} "
+            "key-value heads",
+            f"use one of {', '.join(map(str, legal))}",
+        )
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Raises ConfigError for devices that a teacher cannot compute on."""
+    for key, value in (
+        ("stack.pool_devices", config.stack.pool_devices),
+        ("paced.table", config.paced.table),
+    ):
+        if value:
+            raise ConfigError(
+                f"{key} = {value!r} with teacher.path = {config.teacher.path!r}: a teacher has devices of "
+                "its own, and nobody has measured its pace",
+                f"remove {key}, or teacher.path",
+            )
+
+
+def _check_end(config: RunConfig) -> None:
+    """Raises ConfigError if the teacher would count for no batch, or nobody could tell how much."""
+    teacher, first = config.teacher, config.warmup.batches + 1
+    if 0 < teacher.until <= first:
+        raise ConfigError(
+            f"teacher.until = {teacher.until}, and reinforcement learning starts from version {first}: the "
+            "teacher would count in no batch",
+            f"give a version above {first}, or 0 for the whole run",
+        )
+    if not teacher.wean:
+        if not teacher.rewards and teacher.until:
+            raise ConfigError(
+                f"teacher.rewards = false with teacher.until = {teacher.until}: nothing would be learned "
+                "from that version on",
+                "set teacher.rewards = true, or bound the run by scheduler.steps",
+            )
+    elif not teacher.rewards:
+        raise ConfigError(
+            "teacher.wean = true with teacher.rewards = false: a policy that is weaned would learn nothing",
+            "set teacher.rewards = true, or teacher.wean = false",
+        )
+    else:
+        _check_score(config)
+    if config.deterministic and (teacher.until or teacher.wean):
+        key = "until" if teacher.until else "wean"
+        raise ConfigError(
+            f"deterministic = true with teacher.{key}: steps that a crash undoes would be repeated without "
+            "the teacher",
+            f"remove teacher.{key}",
+        )
+
+
+def _check_score(config: RunConfig) -> None:
+    """Raises ConfigError unless the policy's return can be compared with the teacher's."""
+    lows = {entry.rewards[0] for entry in config.mixture}
+    if len(lows) != 1 or not math.isfinite(min(lows)):
+        differ = "different ones" if len(lows) > 1 else "no reward_range"
+        raise ConfigError(
+            "teacher.wean = true compares returns from the least possible reward on, and environments have "
+            + differ,
+            "give each environment a reward_range with the same lower end, or set teacher.wean = false",
+        )
+    low = min(lows)
+    if "score" not in config.teacher.model_fields_set or config.teacher.score <= low:
+        raise ConfigError(
+            f"teacher.score = {config.teacher.score:g} with teacher.wean = true: it must be given, and above "
+            f"{low:g}, the least reward",
+            "give the mean reward of an evaluation of the teacher, or set teacher.wean = false",
+        )

@@ -1,0 +1,1 @@
+"""The teacher: another frozen policy, served as the reference stage serves its own."""
