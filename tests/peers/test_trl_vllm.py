@@ -33,7 +33,8 @@ def test_the_sampler_has_the_weights_of_the_last_step(tmp_path: Path) -> None:
         heads=2,
         kv_heads=2,
         max_positions=64,
-        embedding_std=0.3,
+        # So little that answers differ.
+        embedding_std=0.05,
         words=WORDS,
     )
     write_scratch(tmp_path / "model", shape, 1, "float32")
@@ -48,6 +49,6 @@ def test_the_sampler_has_the_weights_of_the_last_step(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads((tmp_path / "answer.json").read_text())
-    assert answer["moved"] > 0.02
+    assert answer["moved"] > 0.1
     assert len(answer["differences"]) == 3 and min(answer["lengths"]) >= 1
     assert max(answer["differences"]) < 1e-3
