@@ -101,4 +101,9 @@ ALGORITHMS: Mapping[str, KnownAlgorithm] = {
         in_each=True,
         placed=True,
     ),
+    "distillation": KnownAlgorithm(
+        "on-policy distillation from a model of the same sizes, without rewards",
+        {"teacher.path": TEACHER, "teacher.rewards": "false"},
+        placed=True,
+    ),
 }
