@@ -37,10 +37,34 @@ class FrozenSchedule:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedSchedule:
+    """The versions that tickets of a run with planned versions are pinned to.
+
+    first: the version that training begins with, after the warm-up. staleness: of the run, in versions.
+    """
+
+    first: int
+    staleness: int
+
+    def needed(self, version: int) -> list[int]:
+        """The versions that tickets may be pinned to while `version` is trained, oldest first.
+
+        In the warm-up, whose tickets no version samples, it is the version itself: engines that have a newer
+        one, which was given up, go back to it.
+        """
+        return list(range(min(version, max(self.first, version - self.staleness)), version + 1))
+
+    @property
+    def most_needed(self) -> int:
+        """The most versions that `needed` gives for any version."""
+        return 1 + self.staleness
+
+
+@dataclass(frozen=True, slots=True)
 class KeptVersions:
     """The versions that stay readable, beside the newest: those of every schedule of a run."""
 
-    schedules: Sequence[FrozenSchedule]
+    schedules: Sequence[FrozenSchedule | PinnedSchedule]
 
     def needed(self, version: int) -> list[int]:
         """The versions that tickets may name while `version` is trained, oldest first."""

@@ -11,7 +11,7 @@ from earl.config.context_bound import ContextBound, context_bound, planned_token
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
-from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions, PinnedSchedule
 from earl.config.frozen_stage import FrozenStageConfig, ReferenceConfig, TeacherConfig
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
@@ -237,13 +237,13 @@ class RunConfig(ConfigSection):
         return FrozenSchedule(self.warmup.batches + 1, every, self.scheduler.staleness)
 
     @property
-    def pinned(self) -> FrozenSchedule | None:
+    def pinned(self) -> PinnedSchedule | None:
         """The versions that tickets are pinned to: a deterministic run with staleness plans which version
         samples each. None where tickets take the newest version."""
         scheduler = self.scheduler
         if not self.deterministic or not scheduler.staleness or not scheduler.steps:
             return None
-        return FrozenSchedule(self.warmup.batches + 1, 1, scheduler.staleness)
+        return PinnedSchedule(self.warmup.batches + 1, scheduler.staleness)
 
     @property
     def kept(self) -> KeptVersions | None:

@@ -12,7 +12,7 @@ import torch
 
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions, PinnedSchedule
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry, frozen_key
@@ -29,7 +29,7 @@ CALL_S = 20.0
 # Of versions 3 to 10, 3, 5, 7 and 9 are frozen.
 SCHEDULE = FrozenSchedule(first=3, every=2, staleness=0)
 # The arena holds two versions.
-LARGEST = FrozenSchedule(first=3, every=1, staleness=1)
+LARGEST = PinnedSchedule(first=3, staleness=1)
 
 
 @dataclass

@@ -19,7 +19,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from earl.config.frozen_schedule import FrozenSchedule
+from earl.config.frozen_schedule import PinnedSchedule
 from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class PinnedWeights:
     """Loads the versions that episodes ask for into the pool. schedule: of the run."""
 
-    def __init__(self, pool: EnginePool, schedule: FrozenSchedule, spans: BusySpans) -> None:
+    def __init__(self, pool: EnginePool, schedule: PinnedSchedule, spans: BusySpans) -> None:
         self._schedule = schedule
         self._holder = VersionHolder(pool, schedule.needed, oldest_first=True, spans=spans)
         self._changes = ChangeNotifier()
@@ -98,6 +98,6 @@ class PinnedWeights:
         """Brings engines to a version that is still needed: that in use, or else the newest."""
         if self._holder.version in self._schedule.needed(newest):
             await self._holder.renew()
-        elif self._schedule.needed(newest):
+        else:
             async with self._holder.playing(newest):
                 pass

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions, PinnedSchedule
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.memory.allocator import occupied, rounded
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
@@ -46,7 +46,9 @@ CALL_S = 30.0
 OPPONENTS, VERSIONS = "opponents", "versions"
 
 
-def frozen_bytes(spec: ModelSpec, schedule: FrozenSchedule | KeptVersions, dtype: str) -> int:
+def frozen_bytes(
+    spec: ModelSpec, schedule: FrozenSchedule | PinnedSchedule | KeptVersions, dtype: str
+) -> int:
     """Bytes of an arena that holds as many versions as may be needed at once."""
     tensors = [TensorSpec(dtype, shape) for shape in spec.shapes().values()]
     item_bytes = numpy_dtype(dtype).itemsize
@@ -62,7 +64,7 @@ class FrozenWeights:
 
     def __init__(
         self,
-        schedule: FrozenSchedule | KeptVersions,
+        schedule: FrozenSchedule | PinnedSchedule | KeptVersions,
         directory: Path,
         dtype: str,
         group: Group,

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.config.check import check_deterministic
-from earl.config.frozen_schedule import FrozenSchedule, KeptVersions
+from earl.config.frozen_schedule import FrozenSchedule, KeptVersions, PinnedSchedule
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from services.rollout.worker.ticket_codec import decode_ticket
 from services.scheduler.api.codec import TicketEncoder
 from services.scheduler.state.tickets import Purpose, Ticket
 
-SCHEDULES = st.builds(
-    FrozenSchedule, first=st.integers(1, 5), every=st.integers(1, 5), staleness=st.integers(0, 4)
+SCHEDULES = st.one_of(
+    st.builds(FrozenSchedule, first=st.integers(1, 5), every=st.integers(1, 5), staleness=st.integers(0, 4)),
+    st.builds(PinnedSchedule, first=st.integers(1, 5), staleness=st.integers(0, 4)),
 )
 
 
@@ -35,10 +36,10 @@ def run(*, deterministic: bool = True, staleness: int = 2, steps: int = 9, **sec
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 8])
-def test_tickets_name_the_last_versions_and_none_of_the_warm_up(staleness: int) -> None:
+def test_tickets_name_the_last_versions_and_in_training_none_of_the_warm_up(staleness: int) -> None:
     pinned = run(staleness=staleness).pinned
     assert pinned is not None and pinned.most_needed == staleness + 1
-    assert [pinned.needed(version) for version in (1, 2, 3)] == [[], [], [3]]
+    assert [pinned.needed(version) for version in (1, 2, 3, 4)] == [[1], [2], [3], [3, 4]]
     assert pinned.needed(30) == list(range(30 - staleness, 31))
 
 
@@ -52,7 +53,9 @@ def test_other_runs_pin_nothing(config: RunConfig) -> None:
 
 
 @given(st.lists(SCHEDULES, min_size=1, max_size=3), st.integers(1, 40))
-def test_what_any_schedule_needs_is_kept_and_no_more(schedules: list[FrozenSchedule], version: int) -> None:
+def test_what_any_schedule_needs_is_kept_and_no_more(
+    schedules: list[FrozenSchedule | PinnedSchedule], version: int
+) -> None:
     kept = KeptVersions(schedules)
     assert kept.needed(version) == sorted(set().union(*(each.needed(version) for each in schedules)))
     assert len(kept.needed(version)) <= kept.most_needed

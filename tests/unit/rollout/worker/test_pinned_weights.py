@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from earl.config.frozen_schedule import FrozenSchedule
+from earl.config.frozen_schedule import PinnedSchedule
 from earl.env.base import Ending, Limits
 from earl.errors import DeadlineExceeded, VersionGone
 from earl.v1 import scheduler_pb2
@@ -25,8 +25,8 @@ from tests.support.pool import Made, request, running, settle, until
 from tests.unit.rollout.worker.test_agent import TICKET, Letters, Says, Sessions
 from tests.unit.rollout.worker.test_agent_seats import over
 
-# Tickets of a run with staleness 2 and no warm-up.
-SCHEDULE = FrozenSchedule(first=1, every=1, staleness=2)
+# Tickets of a run with staleness 2; a warm-up makes version 2.
+SCHEDULE = PinnedSchedule(first=2, staleness=2)
 
 
 @asynccontextmanager
@@ -152,6 +152,17 @@ async def test_what_a_roll_back_gave_up_is_loaded_again_when_it_is_made_again():
         await episode.begun.wait()
         assert [engine.calls.count("load") for engine in made] == [3, 3]
         await episode.end()
+
+
+async def test_a_roll_back_into_the_warm_up_is_followed():
+    # Until it has an older version, the scheduler leases nothing to a worker with one that was given up.
+    async with pinning() as (pins, pool, made):
+        pins.offer(4, [])
+        await until(lambda: loaded(made) == [4, 4])
+        pins.offer(1, [])
+        await until(lambda: loaded(made) == [1, 1])
+        assert pool.version == 1
+        await pins.wait_begun()
 
 
 async def test_a_roll_back_to_a_newer_version_changes_nothing():
