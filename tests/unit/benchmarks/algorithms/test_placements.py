@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms.placements import PLACED, PLACEMENTS, goals, one_run, placed_config, row, summary
 from benchmarks.algorithms.table import ALGORITHMS
+from earl.models.create import create_model
 
 
-def test_run_files_differ_in_what_the_placement_decides_alone():
+def test_run_files_differ_in_what_the_placement_decides_alone(tmp_path: Path):
     configs = {way: placed_config(keys) for way, keys in PLACEMENTS.items()}
     decided = {"stack": {"placement", "share"}, "rollout": {"workers"}}
     assert len({config.model_dump_json(exclude=decided) for config in configs.values()}) == 1
     assert [config.rollout.workers for config in configs.values()] == [1, 1, 1, 4]
     assert [config.stack.share for config in configs.values()] == [False, True, "alternate", False]
     assert all(config.deterministic for config in configs.values())
+    demo = configs["separate"]
+    teacher = create_model(tmp_path / "teacher", demo.model, demo.seed + 1, demo.context_tokens)
     for name in PLACED:
-        assert placed_config([*PLACEMENTS["actors"], *ALGORITHMS[name].overrides("/t")])
+        assert placed_config([*PLACEMENTS["actors"], *ALGORITHMS[name].overrides(str(teacher))])
 
 
 def run(digests: list[float], **others: Any) -> dict[str, Any]:

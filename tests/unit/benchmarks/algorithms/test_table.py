@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks.algorithms.table import ALGORITHMS, TEACHER, KnownAlgorithm
 from earl.cli.run.demo import RUN_FILE, example
 from earl.config.load import load_run
 from earl.fragments.advantages import ADVANTAGES
 from earl.fragments.names import CREDITS, IMPORTANCE, LOSSES
+from earl.models.create import create_model
 
 # Those whose weights are compared between placements, in any case.
-PLACED = {"grpo", "rloo", "opo", "gspo", "cispo", "decoupled", "ppo"}
+PLACED = {"grpo", "rloo", "opo", "gspo", "cispo", "decoupled", "ppo", "distillation"}
 
 
-def test_every_algorithm_is_a_run_file_of_the_demo_and_no_two_are_the_same():
+def test_every_algorithm_is_a_run_file_of_the_demo_and_no_two_are_the_same(tmp_path: Path):
+    demo = load_run(example(RUN_FILE))
+    teacher = str(create_model(tmp_path / "teacher", demo.model, 1, demo.context_tokens))
     settings = [
-        load_run(example(RUN_FILE), algorithm.overrides("/models/teacher")).model_dump_json()
+        load_run(example(RUN_FILE), algorithm.overrides(teacher)).model_dump_json()
         for algorithm in ALGORITHMS.values()
     ]
     assert len(set(settings)) == len(settings)
-    assert settings[0] == load_run(example(RUN_FILE)).model_dump_json() and not ALGORITHMS["grpo"].keys
+    assert settings[0] == demo.model_dump_json() and not ALGORITHMS["grpo"].keys
 
 
 def test_every_fragment_that_has_a_name_is_in_the_table():
