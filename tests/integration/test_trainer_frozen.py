@@ -44,7 +44,7 @@ class Plane:
     dispatcher: Dispatcher
     dtype: str
 
-    def trainer(self, schedule: FrozenSchedule = SCHEDULE) -> FrozenWeights:
+    def trainer(self, schedule: FrozenSchedule | KeptVersions = SCHEDULE) -> FrozenWeights:
         """A trainer that has just started."""
         self.side.run(self.store.remove(self.store.keys), CALL_S)
         directory = self.directory / OPPONENTS
