@@ -7,12 +7,12 @@ A side is done when the moving average of its training reward is at the threshol
 machine, one after the other. There are two tasks: one whose answers have unequal lengths, one with equal.
 
 TRL: one process, torch threads = cores, which samples, then trains. Answers come from transformers'
-`generate`, from its continuous batching, or from vLLM in the same process (vllm_sampler.py): a short trial
-on each task picks the one that would be done first. A sampler that cannot be had has its error in the
-result. EARL: `earl train`, every service a process of its own, one thread for the engine and one for the
-trainer, which is at most one step behind the sampler. Times count from each process's start; without
-start-up, from when it could sample first. Every question has a seed of its own; the shortest ones, drawn
-from few numbers, come up more than once, the same for both.
+`generate`, from its continuous batching, or from vLLM in the same process, eager or compiled
+(vllm_sampler.py): a short trial on each task picks the one that would be done first. A sampler that cannot
+be had has its error in the result. EARL: `earl train`, every service a process of its own, one thread for
+the engine and one for the trainer, which is at most one step behind the sampler. Times count from each
+process's start; without start-up, from when it could sample first. Every question has a seed of its own;
+the shortest ones, drawn from few numbers, come up more than once, the same for both.
 """
 
 from __future__ import annotations

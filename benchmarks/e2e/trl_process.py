@@ -22,10 +22,12 @@ from earl.errors import ConfigError, EarlError, ProcessFailed
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The environment of a sampler. make: the target that makes it."""
+    """The environment of a sampler. make: the target that makes it. compiles: its first start compiles
+    kernels, which later ones find in caches."""
 
     directory: str
     make: str
+    compiles: bool = False
 
     @property
     def python(self) -> Path:
@@ -34,7 +36,8 @@ class Home:
 
 PEERS = Home(".venv-trl", "setup-peers")
 # Where each of TRL's samplers runs; trl_side.py tells them apart by these names.
-SAMPLERS = {"generate": PEERS, "continuous": PEERS, "vllm": Home(".venv-trl-vllm", "setup-trl-vllm")}
+VLLM = Home(".venv-trl-vllm", "setup-trl-vllm", compiles=True)
+SAMPLERS = {"generate": PEERS, "continuous": PEERS, "vllm": VLLM, "vllm-compiled": VLLM}
 AUTO = "auto"
 # Steps of a trial, the first of which is not counted, and the most seconds that they may take.
 TRIAL_STEPS = 5
@@ -60,7 +63,10 @@ def require(sampler: str) -> None:
 
 def trials(settings: Settings, model: Path, directory: Path) -> dict[str, dict[str, Any]]:
     """A short run of every sampler, by name: start_s, step_s and the `seconds` that PROJECTED_STEPS would
-    take with the start, or the error why it cannot be had."""
+    take with the start, or the error why it cannot be had.
+
+    first_start_s: a start before it, in which code was compiled.
+    """
     outcomes: dict[str, dict[str, Any]] = {}
     for sampler in SAMPLERS:
         phase(f"{settings.task}: trial of TRL's {sampler}")
@@ -72,15 +78,19 @@ def trials(settings: Settings, model: Path, directory: Path) -> dict[str, dict[s
 def _trial(settings: Settings, model: Path, directory: Path, sampler: str) -> dict[str, Any]:
     # No reward reaches 2: the trial takes all its steps.
     limits = replace(settings, steps=TRIAL_STEPS, threshold=2.0, limit_s=min(TRIAL_S, settings.limit_s))
+    first: dict[str, float] = {}
     try:
         require(sampler)
+        if SAMPLERS[sampler].compiles:
+            first = {"first_start_s": run(replace(limits, steps=1), model, directory, sampler).began_s}
         figures = run(limits, model, directory, sampler).figures(limits)
     except EarlError as error:
         return {"error": f"{error}"}
     start_s, step_s = figures["start_s"], figures["step_s_median"]
     if step_s is None:
         return {"error": f"no two steps in {limits.limit_s:g} s"}
-    return {"start_s": start_s, "step_s": step_s, "seconds": round(start_s + PROJECTED_STEPS * step_s, 1)}
+    seconds = round(start_s + PROJECTED_STEPS * step_s, 1)
+    return {**first, "start_s": start_s, "step_s": step_s, "seconds": seconds}
 
 
 def fastest(outcomes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -8,9 +8,9 @@ vLLM samples in float32 from the weights that are trained, so TRL's correction f
 a forward pass more, is off too.
 
 REQUEST.json: {"settings": {...}, "model": directory, "seeds": question of each group, in order,
-"generation": "generate", "continuous" or "vllm", "started_s": when the process was started, on the system's
-monotonic clock, "result": file}. The result has one entry per step: seconds since then and the batch's
-mean reward.
+"generation": "generate", "continuous" or a key of VLLM_EAGER, "started_s": when the process was started,
+on the system's monotonic clock, "result": file}. The result has one entry per step: seconds since then and
+the batch's mean reward.
 """
 
 # pyright: reportMissingImports=false
@@ -34,6 +34,8 @@ from benchmarks.e2e.settings import Settings, reached
 
 # Tokens of a page of the KV cache that continuous batching has, and bytes of the one that vLLM has.
 PAGE, KV_BYTES = 32, 1 << 28
+# Those ways to generate that are vLLM's: whether its model is eager.
+VLLM_EAGER = {"vllm": True, "vllm-compiled": False}
 # Settings that the result repeats, as the trainer understood them.
 REPORTED = (
     "per_device_train_batch_size",
@@ -105,7 +107,7 @@ def sampler_settings(settings: Settings, generation: str) -> dict[str, Any]:
             "use_transformers_continuous_batching": True,
             "transformers_continuous_batching_config": pages(settings),
         }
-    if generation == "vllm":
+    if generation in VLLM_EAGER:
         return {
             "use_vllm": True,
             "vllm_mode": "colocate",
@@ -150,17 +152,17 @@ def configuration(settings: Settings, generation: str, directory: str) -> GRPOCo
     )
 
 
-def start_vllm() -> None:
-    """Makes TRL take vLLM on a CPU for `use_vllm`."""
-    vllm_sampler.install(kv_cache_memory_bytes=KV_BYTES, enforce_eager=True)
+def start_vllm(*, eager: bool) -> None:
+    """Makes TRL take vLLM on a CPU for `use_vllm`. eager: the model is not compiled."""
+    vllm_sampler.install(kv_cache_memory_bytes=KV_BYTES, enforce_eager=eager)
 
 
 def main() -> int:
     request = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings(**request["settings"])
     torch.set_num_threads(settings.threads)
-    if request["generation"] == "vllm":
-        start_vllm()
+    if request["generation"] in VLLM_EAGER:
+        start_vllm(eager=VLLM_EAGER[request["generation"]])
     watch = Watch(settings, request["started_s"])
     seeds = request["seeds"][: settings.groups * settings.steps]
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TRAIN_S = 380
 
 
-def test_the_sampler_has_the_weights_of_the_last_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_the_sampler_has_the_weights_of_the_last_step(mode: str, tmp_path: Path) -> None:
     home = SAMPLERS["vllm"]
     if not home.python.exists():
         needs.lacking(f"there is no {home.directory}: make {home.make}")
@@ -39,7 +40,7 @@ def test_the_sampler_has_the_weights_of_the_last_step(tmp_path: Path) -> None:
     )
     write_scratch(tmp_path / "model", shape, 1, "float32")
     done = subprocess.run(
-        [str(home.python), "-m", "tests.peers.trl_vllm_side", str(tmp_path)],
+        [str(home.python), "-m", "tests.peers.trl_vllm_side", str(tmp_path), mode],
         cwd=ROOT,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", **ENVIRONMENT},
         capture_output=True,

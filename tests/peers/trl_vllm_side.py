@@ -1,8 +1,10 @@
-"""TRL with vLLM as its sampler: `.venv-trl-vllm/bin/python -m tests.peers.trl_vllm_side DIRECTORY`.
+"""TRL with vLLM as its sampler: `.venv-trl-vllm/bin/python -m tests.peers.trl_vllm_side DIRECTORY MODE`.
 
-DIRECTORY/model is what it starts from. DIRECTORY/answer.json: per step the largest difference of a token's
-log-prob by vLLM and by the trainer (`differences`) and the mean answer's length (`lengths`), and by how much
-the steps moved a parameter at most (`moved`).
+MODE: eager or compiled. DIRECTORY/model is what it starts from.
+
+DIRECTORY/answer.json: per step the largest difference of a token's log-prob by vLLM and by the trainer
+(`differences`) and the mean answer's length (`lengths`), and by how much the steps moved a parameter at most
+(`moved`).
 """
 
 # pyright: reportMissingImports=false
@@ -46,7 +48,7 @@ def main() -> int:
     path = str(directory / "model")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    trl_side.start_vllm()
+    trl_side.start_vllm(eager=sys.argv[2] == "eager")
     configuration = trl_side.configuration(SETTINGS, "vllm", str(directory / "output"))
     configuration.vllm_importance_sampling_correction = True
     questions = [SETTINGS.sort.question(seed) for seed in range(SETTINGS.groups * SETTINGS.steps)]

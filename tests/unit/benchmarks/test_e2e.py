@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def test_a_sampler_that_cannot_be_had_leaves_its_error(
         "generate": works,
         "continuous": home("breaks", "echo no such library; exit 3"),
         "vllm": trl_process.Home(str(tmp_path / "absent"), "setup-absent"),
+        "vllm-compiled": replace(works, compiles=True),
     }
     monkeypatch.setattr(trl_process, "SAMPLERS", samplers)
     outcomes = trl_process.trials(Settings(steps=1), tmp_path, tmp_path)
@@ -153,6 +155,7 @@ def test_a_sampler_that_cannot_be_had_leaves_its_error(
         "step_s": 2.0,
         "seconds": 2.0 + 2 * trl_process.PROJECTED_STEPS,
     }
+    assert outcomes["vllm-compiled"] == {"first_start_s": 2.0, **outcomes["generate"]}
     assert "no such library" in outcomes["continuous"]["error"]
     assert "make setup-absent" in outcomes["vllm"]["error"]
     assert trl_process.fastest(outcomes) == "generate"
