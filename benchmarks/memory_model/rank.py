@@ -19,7 +19,7 @@ from benchmarks.memory_model.measured import peak_bytes, present_bytes
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.runtime import settle, settle_reference
+from services.trainer.ranks.runtime import settle, settle_frozen
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
@@ -40,7 +40,7 @@ class Rank:
         """Joins the others, as a rank of the case's stage does."""
         config, degrees = case.config, case.degrees
         if case.stage == "reference":
-            settle_reference(config)
+            settle_frozen(config, config.reference.threads)
             group = Group(case.device)
             return cls(group, make_reference_mesh(group, degrees.dp, degrees.tp))
         settle(config)

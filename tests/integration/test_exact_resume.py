@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from earl.obs.metrics import read_lines
+from earl.parallelism import REFERENCE
 from earl.stack import plan
 from tests.support.exact import Exact, Moment, Outcome
 
@@ -25,7 +26,7 @@ DRAWN: dict[str, Any] = {"length_order": "drawn"}
 # Versions: 1 is the start, 2 and 3 are made by warm-up, 4 to 7 by training.
 LAST = 7
 # One process of every kind: the second rollout worker has the hashes of the run that is killed.
-ANEW = (plan.SCHEDULER, plan.GATEWAY, plan.TRAINER, plan.REFERENCE, "env-0", "rollout-0")
+ANEW = (plan.SCHEDULER, plan.GATEWAY, plan.TRAINER, REFERENCE, "env-0", "rollout-0")
 
 
 @pytest.fixture(scope="module")

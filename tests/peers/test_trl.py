@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import ReplicaSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, RoleColumn, TrainingPlan
 from tests.peers import asking, cases, objective
 from tests.support import needs
 from tests.support.policy import alone, configuration, stepper_for
@@ -128,10 +128,10 @@ def _batch(
 ) -> tuple[TrainingPlan, Columns]:
     """The request's trajectories as one rank's batch, with log-probs per completion token, padded or not."""
     rows = list(zip(request["prompts"], request["completions"], request["mask"], strict=True))
-    keys = ("reference/0",) if reference else ()
+    wanted = (RoleColumn("reference", ("reference/0",)),) if reference else ()
     items = tuple(
         ReplicaSequence(
-            number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), keys
+            number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), wanted
         )
         for number, (prompt, completion, _) in enumerate(rows)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from services.trainer.model.losses import STAT_NAMES, PolicyGradient, imitation,
 from services.trainer.step.token_weights import token_weights
 
 
-def _random(n: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def _random(n: int, seed: int = 0) -> dict[str, Any]:
     g = torch.Generator().manual_seed(seed)
     logprobs = -torch.rand(n, generator=g) * 3
     return {
@@ -24,7 +25,7 @@ def _random(n: int, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def _naive(data: dict[str, torch.Tensor], settings: PolicyGradient, reference: torch.Tensor | None) -> dict:
+def _naive(data: dict[str, Any], settings: PolicyGradient, reference: torch.Tensor | None) -> dict:
     loss = kl = clipped_tokens = mismatch = kl_reference = 0.0
     data = {name: value.detach() for name, value in data.items()}
     for i in range(len(data["logprobs"])):
