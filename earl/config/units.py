@@ -57,6 +57,7 @@ UNITS = {
     "stream_events": "events",
     "threads": "threads",
     "transcripts": "trajectories",
+    "until": "versions",
     "vocabulary": "tokens",
     "workers": "workers",
     # Parallelism.
@@ -88,6 +89,7 @@ UNITS = {
     "repetition_penalty": "",
     "rope_theta": "",
     "scale": "",
+    "score": "",
     "seed": "",
     "temperature": "",
     "token_discount": "",
