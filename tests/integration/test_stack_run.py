@@ -121,11 +121,12 @@ def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
     assert_ledger_adds_up(figures)
     assert figures["trained"] == 2 * 16 + 4 * 16
     assert figures["evaluated"] == 2 * 16
-    assert (figures["dropped"], figures["live"]) == (0, 0)
+    assert (figures["replayed"], figures["dropped"], figures["live"]) == (0, 0, 0)
     assert figures.keys() == {
         "win_rate", "win_low", "win_high", "mean_reward", "reward_low", "reward_high", "gain", "gain_low",
         "gain_high", "gain_episodes", "best_version", "illegal_rate", "seconds", "run_seconds",
-        "start_win_rate", "start_mean_reward", "issued", "trained", "evaluated", "dropped", "live", "seed",
+        "start_win_rate", "start_mean_reward", "issued", "trained", "replayed", "evaluated", "dropped", "live",
+        "seed",
     }  # fmt: skip
     report = report_data(launched.run_directory / "report.html")
     assert "rollout-0" in {row["who"] for row in report["answers"]["busy"]["rows"]}
