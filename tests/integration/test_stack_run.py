@@ -125,8 +125,8 @@ def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
     assert figures.keys() == {
         "win_rate", "win_low", "win_high", "mean_reward", "reward_low", "reward_high", "gain", "gain_low",
         "gain_high", "gain_episodes", "best_version", "illegal_rate", "seconds", "run_seconds",
-        "start_win_rate", "start_mean_reward", "issued", "trained", "replayed", "evaluated", "dropped", "live",
-        "seed",
+        "start_win_rate", "start_mean_reward", "issued", "trained", "replayed", "evaluated", "dropped",
+        "live", "seed",
     }  # fmt: skip
     report = report_data(launched.run_directory / "report.html")
     assert "rollout-0" in {row["who"] for row in report["answers"]["busy"]["rows"]}

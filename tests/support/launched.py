@@ -198,5 +198,5 @@ def launch_in(directory: Path, *, forked: bool = False) -> Iterator[Launched]:
 
 
 def assert_ledger_adds_up(figures: dict[str, Any]) -> None:
-    parts = ("trained", "evaluated", "dropped", "live")
+    parts = ("trained", "replayed", "evaluated", "dropped", "live")
     assert figures["issued"] == sum(figures[part] for part in parts), figures
