@@ -478,10 +478,10 @@ def test_a_launch_measures_what_is_soon_measured_and_the_selector_decides_by_it(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 MiB."""
+    """A file system of 128 MiB."""
     path = tmp_path / "disk"
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(path)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
@@ -493,14 +493,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_a_disk_that_becomes_full_ends_the_run_with_that_reason_and_it_can_be_resumed(small_disk: Path):
-    with launch_in(small_disk) as launched:
+    filler = small_disk / "filler"
+    with launch_in(small_disk) as launched, filler.open("wb") as file:
+        # What is freed for the resume, also if the run itself has filled the rest by then.
+        file.write(bytes(32 << 20))
+        file.flush()
         launched.start(scheduler__steps="9999", evaluation__episodes="0")
         launched.until(r"train [1-9]")
-        filler = small_disk / "filler"
-        with filler.open("wb") as file, suppress(OSError):
+        with suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
                 file.flush()
+        with suppress(OSError):
+            file.close()
         code, _ = launched.finish()
         assert code == DiskFull.exit_code, launched.said
         assert f"the disk of {launched.run_directory} is full (" in launched.said

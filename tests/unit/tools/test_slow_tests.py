@@ -142,7 +142,10 @@ def test_more_turns_than_landings_are_a_fault() -> None:
     names = [f"t{number}" for number in range(LANDINGS + 2)]
     entries = {name: entry(3, TURN_S) for name in names}
     assert not any("turns" in fault for fault in faults(3, entries, names[1:]))
-    assert any(f"fill {LANDINGS + 2} turns of {TURN_S / 60:.0f} minutes" in fault for fault in faults(3, entries, names))
+    assert any(
+        f"fill {LANDINGS + 2} turns of {TURN_S / 60:.0f} minutes" in fault
+        for fault in faults(3, entries, names)
+    )
 
 
 def test_a_file_stays_together_and_long_ones_begin() -> None:
