@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from earl.config.algorithm_check import check_algorithm
 from earl.config.column_bytes import check_frozen_stages
+from earl.config.deterministic_check import check_deterministic
 from earl.config.distribution import check_placement
 from earl.config.engines import check_engine
 from earl.config.mixture import MixtureEntry
@@ -300,49 +300,6 @@ def check_groups(config: RunConfig) -> None:
             f"scheduler.min_group_size = {least} exceeds the group_size = {smallest.group_size} of "
             f"{smallest.label}",
             "lower the one or raise the other",
-        )
-
-
-def check_deterministic(config: RunConfig) -> None:
-    """Raises ConfigError if, with deterministic = true, timing could decide what is trained."""
-    if not config.deterministic:
-        return
-    scheduler, engine = config.scheduler, config.rollout.engine
-    if scheduler.staleness and config.alternates:
-        raise ConfigError(
-            f"deterministic = true with scheduler.staleness = {scheduler.staleness} and stack.share = "
-            '"alternate": engines that wake load the newest version, not the one that an episode is planned '
-            "for",
-            'set scheduler.staleness = 0, or a stack.share other than "alternate"',
-        )
-    if scheduler.selector == "on":
-        raise ConfigError(
-            'deterministic = true with scheduler.selector = "on": when a stage changes its parallelism would '
-            "depend on timing",
-            'set scheduler.selector = "observe" or "static"',
-        )
-    if scheduler.timeout == "truncate":
-        raise ConfigError(
-            'deterministic = true with scheduler.timeout = "truncate": timing would decide what is trained',
-            'set scheduler.timeout = "retry"',
-        )
-    if scheduler.train_limit_s:
-        raise ConfigError(
-            f"deterministic = true with scheduler.train_limit_s = {scheduler.train_limit_s:g}: the last step "
-            "and the learning rate would depend on timing",
-            "remove scheduler.train_limit_s and bound the run by scheduler.steps",
-        )
-    if key := scheduler.early_close:
-        raise ConfigError(
-            f"deterministic = true with {key} = {attrgetter(key)(config)}: which episodes are trained would "
-            "depend on timing",
-            f"remove {key}",
-        )
-    if engine != "torch":
-        raise ConfigError(
-            f'deterministic = true with rollout.engine = "{engine}": its tokens depend on what they are '
-            "batched with",
-            'set rollout.engine = "torch"',
         )
 
 
