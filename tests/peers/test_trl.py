@@ -128,10 +128,10 @@ def _batch(
 ) -> tuple[TrainingPlan, Columns]:
     """The request's trajectories as one rank's batch, with log-probs per completion token, padded or not."""
     rows = list(zip(request["prompts"], request["completions"], request["mask"], strict=True))
-    wanted = (RoleColumn("reference", ("reference/0",)),) if reference else ()
+    places = (RoleColumn("reference", ("reference/0",)),) if reference else ()
     items = tuple(
         ReplicaSequence(
-            number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), wanted
+            number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), places
         )
         for number, (prompt, completion, _) in enumerate(rows)
     )

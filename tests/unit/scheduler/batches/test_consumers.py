@@ -346,12 +346,12 @@ def test_a_batch_waits_until_all_its_members_have_references():
     finish(ledger, columns, numbers[-1:])
     batch = plan(ledger, columns)
     assert batch is not None and sorted(batch.tickets) == numbers
-    found = split_batch(
+    handed_out = split_batch(
         batch, ledger.tables.tickets, 1, "mean", {REFERENCE: columns.locations(REFERENCE, numbers)}
     )
     assert {
         item.ticket_id: Location(column.keys, column.offset)
-        for item in found.ranks[0]
+        for item in handed_out.ranks[0]
         for column in item.columns
         if column.role == REFERENCE
     } == {number: locate(number) for number in numbers}
