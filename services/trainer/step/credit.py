@@ -41,6 +41,7 @@ def credit_columns(
     total = int(columns.offsets[-1])
     advantages = np.zeros(total, np.float32)
     returns = None if values is None else np.zeros(total, np.float32)
+    reference = columns.roles.get(REFERENCE) if trainer.kl_estimator == "k1" else None
     for index in range(len(columns.items)):
         span = slice(int(columns.offsets[index]), int(columns.offsets[index + 1]))
         mask = columns.loss_mask[span].astype(bool)
@@ -48,7 +49,7 @@ def credit_columns(
             continue
         starts = np.diff(mask.astype(np.int8), prepend=0) > 0
         tokens = CreditedTokens(
-            rewards=_rewards(columns, index, mask, trainer),
+            rewards=_rewards(columns, index, mask, trainer.kl_coefficient, reference),
             turns=np.cumsum(starts)[mask] - 1,
             values=None if values is None else values[span][mask],
             turn_discount=trainer.turn_discount,
@@ -62,13 +63,16 @@ def credit_columns(
     return CreditColumns(advantages, returns)
 
 
-def _rewards(columns: Columns, index: int, mask: np.ndarray, trainer: TrainerConfig) -> np.ndarray:
-    """float32[n]: a trajectory's scalar at its last trained token; less the KL at each where it is "k1"."""
-    item, reference = columns.items[index], columns.roles.get(REFERENCE)
+def _rewards(
+    columns: Columns, index: int, mask: np.ndarray, kl_coefficient: float, reference: np.ndarray | None
+) -> np.ndarray:
+    """float32[n]: a trajectory's scalar at its last trained token, less the weighted KL to the reference at
+    each. reference: float32[total tokens], its log-probs; None where the reward has no KL."""
+    item = columns.items[index]
     rewards = np.zeros(int(mask.sum()), np.float32)
     rewards[-1] = item.advantage
-    coefficient = trainer.kl_coefficient + item.protected_kl
-    if trainer.kl_estimator == "k1" and coefficient > 0.0 and reference is not None:
+    coefficient = kl_coefficient + item.protected_kl
+    if coefficient > 0.0 and reference is not None:
         span = slice(int(columns.offsets[index]), int(columns.offsets[index + 1]))
         # Schulman's k1: log policy - log reference, on tokens that the policy sampled.
         rewards -= coefficient * (columns.logprobs[span] - reference[span])[mask]
