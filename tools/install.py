@@ -35,6 +35,8 @@ NOTICE_S = 5.0
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # A model to train and test with. Only its weights are wanted: its dependencies are another engine.
 MODEL = ROOT / "tools" / "model.lock"
+# Run by the environment's Python, once EARL is in it.
+BYTECODE = ROOT / "tools" / "bytecode.py"
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,11 @@ def pip(python: Path, *arguments: str) -> bool:
     return succeeds("pip installs", command)
 
 
+def keeps_bytecode(python: Path) -> bool:
+    """Writes the bytecode of what EARL's processes import; whether all could be imported."""
+    return succeeds("bytecode is written", [str(python), str(BYTECODE)])
+
+
 def offered(python: Path, *arguments: str) -> bool:
     """Returns whether pip could install this; nothing is installed."""
     command = [str(python), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", *arguments]
@@ -179,7 +186,7 @@ def install_locked(python: Path, extras: Iterable[str]) -> bool:
         file = Path(directory) / "requirements.txt"
         file.write_text("\n".join(package.text for package in packages) + "\n", encoding="utf-8")
         print(f"install: {len(packages)} packages of requirements.lock", flush=True)
-        # Byte code is written for what is imported, when it is: 200 MB less than that of every file.
+        # Bytecode is written of what EARL imports, at the end (bytecode.py): 200 MB less than of every file.
         quick = ("--no-compile", "--no-deps", "--require-hashes")
         return pip(python, "install", *quick, *index, "--requirement", str(file))
 
@@ -204,6 +211,9 @@ def main() -> int:
         return 0
     if not pip(python, "install", "--no-deps", "--no-build-isolation", "--quiet", "-e", str(ROOT)):
         print("install: pip could not install EARL; see its message above")
+        return 1
+    if not keeps_bytecode(python):
+        print("install: what EARL's processes import cannot be imported; see the message above")
         return 1
     if given.extras == ["dev"]:
         (model,) = read_lock(MODEL)

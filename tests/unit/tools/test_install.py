@@ -104,6 +104,7 @@ def test_make_installs_only_what_has_a_hash(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(install, "pip", lambda python, *arguments: commands.append(arguments) is None)
     monkeypatch.setattr(install, "make_environment", lambda target: target)
     monkeypatch.setattr(install, "torch_arguments", lambda python: ["torch==2.13.0"])
+    monkeypatch.setattr(install, "keeps_bytecode", Path.is_dir)
     monkeypatch.setattr("sys.argv", ["install.py", str(tmp_path)])
     assert install.main() == 0
     for arguments in commands:
