@@ -35,8 +35,6 @@ NOTICE_S = 5.0
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # A model to train and test with. Only its weights are wanted: its dependencies are another engine.
 MODEL = ROOT / "tools" / "model.lock"
-# Run by the environment's Python, once EARL is in it.
-BYTECODE = ROOT / "tools" / "bytecode.py"
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def pip(python: Path, *arguments: str) -> bool:
 
 def keeps_bytecode(python: Path) -> bool:
     """Writes the bytecode of what EARL's processes import; whether all could be imported."""
-    return succeeds("bytecode is written", [str(python), str(BYTECODE)])
+    return succeeds("bytecode is written", [str(python), "-m", "earl.bytecode"])
 
 
 def offered(python: Path, *arguments: str) -> bool:
@@ -186,7 +184,7 @@ def install_locked(python: Path, extras: Iterable[str]) -> bool:
         file = Path(directory) / "requirements.txt"
         file.write_text("\n".join(package.text for package in packages) + "\n", encoding="utf-8")
         print(f"install: {len(packages)} packages of requirements.lock", flush=True)
-        # Bytecode is written of what EARL imports, at the end (bytecode.py): 200 MB less than of every file.
+        # Bytecode is written of what EARL imports (earl/bytecode.py): 200 MB less than of every file.
         quick = ("--no-compile", "--no-deps", "--require-hashes")
         return pip(python, "install", *quick, *index, "--requirement", str(file))
 

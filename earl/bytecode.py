@@ -1,6 +1,6 @@
 """Writes the bytecode of all that EARL's processes import at their start, so that none has to compile it.
 
-    .venv/bin/python tools/bytecode.py
+    python -m earl.bytecode
 
 Python keeps the bytecode of a module when it is imported first, unless PYTHONDONTWRITEBYTECODE is set, as in
 many containers. There each process of each run would compile torch and the rest again: for the trainer that
@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 # With what they import, all that processes of a run import, whatever their stage.
 MODULES = (
@@ -39,17 +38,24 @@ MODULES = (
     "services.trainer.launch",
     "services.trainer.service",
 )
+# Packages of which no module may be missing.
+OURS = ("earl", "services")
 
 
 def write_bytecode(modules: Sequence[str] = MODULES) -> None:
-    """Imports the modules, and all that they import, in this process. Raises ImportError."""
+    """Imports the modules, and all that they import, in this process.
+
+    A module is left out if it needs a package of an extra that is not installed. Raises ImportError.
+    """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     for module in modules:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in OURS:
+                raise
 
 
 if __name__ == "__main__":
-    # The checkout's modules, also where EARL is not installed yet.
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     write_bytecode()
