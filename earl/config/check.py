@@ -19,6 +19,7 @@ from earl.config.protected import check_protected
 from earl.config.replay_check import check_replay
 from earl.config.run import RunConfig
 from earl.config.teacher_check import check_teacher
+from earl.config.warmup_check import check_record, check_warmup
 from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
 from earl.fragments.advantages import GROUP_RELATIVE
@@ -46,6 +47,8 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_deterministic(config)
     check_frozen_stages(config)
     check_teacher(config, elsewhere=elsewhere)
+    check_warmup(config)
+    check_record(config)
     check_profile(config)
     check_switch(config)
     check_data_plane(config)

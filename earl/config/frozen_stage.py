@@ -8,6 +8,12 @@ from pydantic import Field
 
 from earl.config.base import ConfigSection
 from earl.config.devices import Devices
+from earl.config.takes import Takes
+from earl.errors import ConfigError
+
+Score = Annotated[
+    Annotated[float, Field(allow_inf_nan=False)] | Literal["auto"], Takes('a number, or "auto"')
+]
 
 
 class FrozenStageConfig(ConfigSection):
@@ -93,11 +99,26 @@ class TeacherConfig(FrozenStageConfig):
     # Lets the teacher count the less, the nearer the policy's reward is to teacher.score (QDagger); once the
     # policy has reached it, the teacher's process ends.
     #
-    # Set true to begin with a teacher that the policy can surpass. It needs teacher.score, and
-    # environment.reward_range.
+    # Set true to begin with a teacher that the policy can surpass. It needs environment.reward_range, and
+    # teacher.episodes, warmup.episodes or teacher.score.
     wean: bool = False
-    # The teacher's mean reward in the run's tasks, for teacher.wean.
+    # The teacher's mean reward in the run's tasks, for teacher.wean. "auto": that of the recorded episodes
+    # which the warm-up imitates, decided once by the machine that starts the run.
     #
-    # Take it from an evaluation of the teacher: reward_mean of a run with its model.path and scheduler.steps
-    # = 0.
-    score: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    # Give a number where nothing of the teacher was recorded: the mean reward of an evaluation of it.
+    score: Score = "auto"
+    # Episodes that the teacher plays before the run begins, on training's tasks at scheduler.temperature, in
+    # a run of its own (NAME-teacher). The warm-up imitates them, as warmup.episodes; 0: it plays none.
+    #
+    # Set it to begin with what the teacher can do, 1024 for example; more of them show rarer situations.
+    episodes: int = Field(default=0, ge=0, le=16_384)
+
+    @property
+    def measured_score(self) -> float:
+        """The score of a launched run. Raises ConfigError if it has not been measured."""
+        if isinstance(self.score, str):
+            raise ConfigError(
+                f"teacher.score = {self.score!r} has not been measured",
+                "start the run with `earl train`, or give teacher.score as a number",
+            )
+        return self.score

@@ -294,6 +294,12 @@ class EvaluationConfig(ConfigSection):
     #
     # Set it to 1.1 for example, if the model will be used with it. It counts what the prompt repeats, too.
     repetition_penalty: float = Field(default=1.0, ge=LEAST_PENALTY, le=MOST_PENALTY)
+    # Writes what the final evaluation's episodes read and wrote, in token ids, to episodes.jsonl of the run,
+    # for another run's warmup.episodes. It plays training's tasks instead, so that nothing of an evaluation
+    # is ever imitated. Only a run that trains nothing records: scheduler.steps = 0 and no warm-up.
+    #
+    # Set it, with `earl eval` for example, to let a smaller model begin with what this one can do.
+    record: bool = False
     # Keeps the checkpoint of the version with the best mean reward, whatever keep_checkpoints is.
     #
     # Set false to save the disk space of one checkpoint.

@@ -10,7 +10,7 @@ from earl.errors import ConfigError, IllegalParallelism
 from earl.parallelism import divisors
 
 # Keys of [teacher] that say nothing without a path.
-NEEDS_PATH = ("rewards", "until", "wean", "score")
+NEEDS_PATH = ("rewards", "until", "wean", "score", "episodes")
 
 
 def check_teacher(config: RunConfig, *, elsewhere: bool = False) -> None:
@@ -108,10 +108,15 @@ def _check_score(config: RunConfig) -> None:
             + differ,
             "give each environment a reward_range with the same lower end, or set teacher.wean = false",
         )
-    low = min(lows)
-    if "score" not in config.teacher.model_fields_set or config.teacher.score <= low:
+    low, score = min(lows), config.teacher.score
+    if isinstance(score, str):
+        if not (config.teacher.episodes or config.warmup.episodes):
+            raise ConfigError(
+                f"teacher.score = {score!r} with teacher.wean = true, and nothing to measure it by",
+                "set teacher.episodes, or give the mean reward of an evaluation of the teacher",
+            )
+    elif score <= low:
         raise ConfigError(
-            f"teacher.score = {config.teacher.score:g} with teacher.wean = true: it must be given, and above "
-            f"{low:g}, the least reward",
+            f"teacher.score = {score:g} with teacher.wean = true must be above {low:g}, the least reward",
             "give the mean reward of an evaluation of the teacher, or set teacher.wean = false",
         )

@@ -20,6 +20,9 @@ def _takes(names: Collection[str]) -> Takes:
     return Takes(f'one of {quoted}, or "package.module:function"')
 
 
+LeastReward = Annotated[
+    Annotated[float, Field(allow_inf_nan=False)] | Literal["any"], Takes('a number, or "any"')
+]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -305,13 +308,22 @@ class TrainerConfig(ConfigSection):
 
 
 class WarmupConfig(ConfigSection):
-    """Imitation of uniformly random legal play, so that training starts from legal moves."""
+    """Imitation of uniformly random legal play, or of recorded episodes, before reinforcement learning."""
 
     # Batches of imitation before reinforcement learning; 0: none.
     #
     # A model from scratch needs some to make legal moves at all; raise it until most of the first
     # evaluation's moves are legal.
     batches: int = Field(default=0, ge=0)
+    # File of recorded episodes that the warm-up imitates (evaluation.record writes one). Another tokenizer,
+    # or environments that the file does not have, are refused. Empty: legal play, or demonstration_key.
+    #
+    # Set it to begin with what another policy can do; with teacher.episodes the run makes the file itself.
+    episodes: str = ""
+    # The least reward of a recorded episode that is imitated; "any": all are.
+    #
+    # Set it to imitate only what went well, 0.5 for example where a win earns 1.
+    least_reward: LeastReward = "any"
     # Episodes of each batch of imitation.
     #
     # Raise it if the environment has so many states that a batch shows few of them.

@@ -89,7 +89,6 @@ UNITS = {
     "repetition_penalty": "",
     "rope_theta": "",
     "scale": "",
-    "score": "",
     "seed": "",
     "temperature": "",
     "token_discount": "",

@@ -25,8 +25,9 @@ from earl.models.module import Decoder, initialise
 from earl.models.partial import partial_path
 from earl.models.source import resolve
 from earl.models.spec import SPECIALS, load_spec, spec_of
-from earl.models.tokenizer import Tokenizer, scratch_tokenizer, vocabulary
+from earl.models.tokenizer import Tokenizer, fingerprint, scratch_tokenizer, vocabulary
 from earl.models.weights import check_model
+from earl.recorded_episodes import IMITATED, read_episodes
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -62,11 +63,13 @@ def create_model(directory: Path, config: ModelConfig, seed: int, context_tokens
 
 def create_models(directory: Path, config: RunConfig) -> None:
     """Makes <directory>/model, and <directory>/teacher if the run has one. Raises as `create_model`, and
-    ConfigError for a teacher with another tokenizer."""
+    ConfigError for a teacher, or recorded episodes, of another tokenizer."""
     model = create_model(directory / "model", config.model, config.seed, config.context_tokens)
     if config.teacher.path:
         teacher = create_model(directory / "teacher", ModelConfig(path=config.teacher.path), config.seed)
         check_same_tokens(config, model, teacher)
+    if config.warmup.episodes:
+        check_recorded_tokens(config, model, directory)
 
 
 def check_same_tokens(config: RunConfig, model: Path, teacher: Path) -> None:
@@ -88,6 +91,19 @@ def check_same_tokens(config: RunConfig, model: Path, teacher: Path) -> None:
             f"{named} has embeddings for {load_spec(teacher).vocab} tokens, and the tokenizer that it shares "
             f"with {trained} has ids up to {max(mine.values())}",
             "give a teacher that knows all tokens",
+        )
+
+
+def check_recorded_tokens(config: RunConfig, model: Path, directory: Path) -> None:
+    """Raises ConfigError unless the tokens of the recorded episodes that the run imitates are its model's."""
+    kept = directory / IMITATED
+    path = kept if kept.is_file() else Path(config.warmup.episodes).expanduser()
+    recorded = read_episodes(path).header
+    if recorded.tokenizer != fingerprint(model, chat=config.model.chat):
+        raise ConfigError(
+            f"warmup.episodes = {config.warmup.episodes!r} has token ids of another tokenizer, or chat "
+            f"template, than the run's model: {recorded.policy} played them",
+            "record episodes of a model with the tokenizer of the trained one",
         )
 
 

@@ -8,6 +8,7 @@ encoded as one, from control token to control token.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -20,7 +21,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from earl.config.model import ModelConfig
 from earl.errors import ConfigError, ModelNotFound
-from earl.models.chat import ChatFrame, ChatTemplate
+from earl.models.chat import ChatFrame, ChatTemplate, read_template
 from earl.models.export_record import read_record
 from earl.models.spec import SPECIALS
 
@@ -244,6 +245,16 @@ def vocabulary(directory: Path) -> dict[str, int]:
     """The id of each token of a checkpoint's tokenizer, added ones included. Raises as Tokenizer.load."""
     Tokenizer.load(directory)
     return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
+
+
+def fingerprint(directory: Path, *, chat: bool) -> str:
+    """A digest of what turns texts into ids: the vocabulary, and in a chat the checkpoint's template.
+
+    Raises as Tokenizer.load.
+    """
+    template = read_template(directory)[0] if chat else ""
+    content = json.dumps([sorted(vocabulary(directory).items()), template])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def scratch_tokenizer(words: list[str]) -> tokenizers.Tokenizer:

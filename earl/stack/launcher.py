@@ -27,12 +27,13 @@ from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnava
 from earl.obs.limits import usable_cores
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
-from earl.stack import credentials, disk_space, plan, warden
+from earl.stack import credentials, disk_space, plan, teacher_episodes, warden
 from earl.stack.auto_dtype import gpu_bytes_here, settle
 from earl.stack.begun_bounds import with_begun_bounds
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
+from earl.stack.imitated import imitated_of, with_measured_score
 from earl.stack.placement import VISIBLE, place
 from earl.stack.ports import binds, resolve_all
 from earl.stack.predicted_sizes import with_predicted_sizes
@@ -101,13 +102,20 @@ async def launch(
 ) -> LaunchOutcome:
     """Runs a whole stack; returns when the run has ended or was stopped, with nothing left running.
 
-    Keys that are left open (a dtype "auto", threads, the longest context, KV, checkpointing) are resolved
-    here, if the caller has not. on_taken: called once the run's directory is this launch's. on_failed: called
+    Keys that are left open (a dtype "auto", threads, the longest context, KV, checkpointing, the teacher's
+    score) are resolved here, if the caller has not. With teacher.episodes the teacher plays them first, in a
+    run of its own. on_taken: called once the run's directory is this launch's. on_failed: called
     with the sentence of `recorded_reason` if it fails once the run has begun.
     Raises ConfigError and PortInUse before anything is started, and the typed reason when a process of the
     stack fails for good.
     """
+    if not resume and teacher_episodes.episodes_missing(config):
+        recorded = await _record(config, started_at, signals, on_update)
+        if isinstance(recorded, LaunchOutcome):
+            return recorded
+        config = teacher_episodes.with_episodes(config, recorded)
     before = run_path(config) / "run.json" if resume else None
+    config = with_measured_score(config, imitated_of(config, run_path(config)))
     config, _ = with_begun_bounds(config, before)
     config = await asyncio.to_thread(settle, config, before)
     gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
@@ -159,6 +167,23 @@ async def launch(
             else:
                 recorder.end("complete" if outcome.complete else "stopped")
             return outcome
+
+
+async def _record(
+    config: RunConfig, started_at: float, signals: Signals, on_update: OnUpdate
+) -> Path | LaunchOutcome:
+    """The file of the episodes that the run's teacher plays; the outcome of their run if that was stopped."""
+    ended: list[LaunchOutcome] = []
+    update = teacher_episodes.shown_as_start(on_update)
+
+    async def play(run: RunConfig, again: bool) -> bool:
+        ended.append(
+            await launch(run, resume=again, started_at=started_at, signals=signals, on_update=update)
+        )
+        return ended[-1].complete
+
+    file = await teacher_episodes.record(teacher_episodes.recording_of(config), play)
+    return file if file is not None else dataclasses.replace(ended[-1], begun=False)
 
 
 def resolve(config: RunConfig) -> RunConfig:

@@ -16,14 +16,15 @@ from pathlib import Path
 from earl.config.context_bound import UNKNOWN_TOKENS
 from earl.config.run import RunConfig
 from earl.config.service import service_run
-from earl.errors import EarlError
+from earl.errors import ConfigError, EarlError
 from earl.models.create import create_models
 from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
 from earl.stack.auto_dtype import settle
 from earl.stack.begun_bounds import with_begun_bounds
+from earl.stack.imitated import imitated_of, keep_imitated, with_measured_score
 from earl.stack.run_files import replace
-from earl.stack.rundir import check_same_policy, to_toml, with_absolute_tasks
+from earl.stack.rundir import check_same_policy, to_toml, with_absolute_files
 from earl.stack.task_sets import record_task_sets, task_sets_of
 
 REFERENCE_NEEDED = (
@@ -54,10 +55,18 @@ def prepare(config: RunConfig, directory: Path) -> None:
         "scheduler": config.scheduler.model_copy(update={"bind": peer("EARL_SCHEDULER")}),
         "gateway": config.gateway.model_copy(update={"bind": peer("EARL_GATEWAY")}),
     }
-    config = config.model_copy(update=with_absolute_tasks(config))
-    task_sets = task_sets_of(config, directory)
+    config = config.model_copy(update=with_absolute_files(config))
+    if config.teacher.episodes and not config.warmup.episodes:
+        raise ConfigError(
+            f"teacher.episodes = {config.teacher.episodes} are played by the machine that runs `earl train`, "
+            "and the services of this run start on their own",
+            "record them there, and give warmup.episodes (docs/algorithms.md)",
+        )
+    task_sets, imitated = task_sets_of(config, directory), imitated_of(config, directory)
+    config = with_measured_score(config, imitated)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     record_task_sets(task_sets, directory)
+    keep_imitated(imitated, directory)
     create_models(directory, config)
     replace(directory / "run.toml", to_toml(config.model_dump(mode="json")))
     replace(written, config.model_copy(update=addresses).model_dump_json(indent=1))

@@ -8,6 +8,8 @@ runs/<name>/
   checkpoints/     each with its manifest
   valkey/          the embedded Valkey's data: ledger and events
   *.jsonl          metrics, timeline, evaluations
+  episodes.jsonl   episodes that the run has recorded (evaluation.record)
+  imitated.jsonl   recorded episodes that its warm-up imitates (warmup.episodes)
   audit.jsonl      who did what: docs/security.md
   dashboard.url    a link to its page that works once, while that is served
   failure.json     why the last launch of a run that had begun failed, if it did
@@ -33,6 +35,7 @@ from earl.config.task_set import TaskSet
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
 from earl.stack import disk_space
+from earl.stack.imitated import imitated_of, keep_imitated
 from earl.stack.run_files import FAILURE, LAUNCH, LOCK, LOGS, replace
 from earl.stack.task_sets import record_task_sets, task_sets_of
 
@@ -50,6 +53,7 @@ class RunDirectory:
         """Makes or takes the directory. ConfigError: it exists, or does not, or another launcher has it."""
         self.path = run_path(config)
         self._task_sets = check_directory(config, resume=resume)
+        self._imitated = imitated_of(config, self.path)
         try:
             (self.path / LOGS).mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -114,15 +118,16 @@ class RunDirectory:
                 "runs_dir": str(self.path.parent.resolve()),
                 "scheduler": config.scheduler.model_copy(update={"profile": named}),
                 "paced": absolute_table(config.paced),
-                **with_absolute_tasks(config),
+                **with_absolute_files(config),
             }
         )
         record_task_sets(self._task_sets, self.path)
+        keep_imitated(self._imitated, self.path)
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
-        named_tasks = launched.model_copy(
-            update={"paced": absolute_table(launched.paced), **with_absolute_tasks(launched)}
+        named_files = launched.model_copy(
+            update={"paced": absolute_table(launched.paced), **with_absolute_files(launched)}
         )
-        replace(self.run_json, named_tasks.model_dump_json(indent=1))
+        replace(self.run_json, named_files.model_dump_json(indent=1))
         for earlier in (FAILURE, LAUNCH):
             (self.path / earlier).unlink(missing_ok=True)
         disk_space.hold(self.path)
@@ -245,16 +250,19 @@ def to_toml(table: dict[str, Any], prefix: str = "") -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def with_absolute_tasks(config: RunConfig) -> dict[str, Any]:
-    """The sections of environments, with absolute paths of their task files."""
+def with_absolute_files(config: RunConfig) -> dict[str, Any]:
+    """The sections of environments and of the warm-up, with absolute paths of their files."""
 
-    def absolute(section: EnvironmentConfig) -> EnvironmentConfig:
-        path = str(Path(section.tasks).expanduser().resolve()) if section.tasks else ""
-        return section.model_copy(update={"tasks": path})
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().resolve()) if path else ""
 
+    def of_environment(section: EnvironmentConfig) -> EnvironmentConfig:
+        return section.model_copy(update={"tasks": absolute(section.tasks)})
+
+    warmup = config.warmup.model_copy(update={"episodes": absolute(config.warmup.episodes)})
     if config.environment is not None:
-        return {"environment": absolute(config.environment)}
-    return {"environments": [absolute(section) for section in config.environments]}
+        return {"warmup": warmup, "environment": of_environment(config.environment)}
+    return {"warmup": warmup, "environments": [of_environment(section) for section in config.environments]}
 
 
 def is_table_list(value: Any) -> bool:

@@ -22,7 +22,7 @@ def task_sets_of(config: RunConfig, directory: Path) -> dict[str, TaskSet]:
     sets = {entry.label: task_set_of(entry.section, entry.label) for entry in config.mixture}
     known = {label: tasks for label, tasks in sets.items() if tasks is not None}
     for label, tasks in known.items():
-        if config.evaluation.episodes and not tasks.held_out:
+        if config.evaluation.episodes and not config.evaluation.record and not tasks.held_out:
             raise ConfigError(
                 f"none of the {tasks.tasks:,} tasks of {label} is held out for evaluation",
                 "raise held_out, give more tasks, or set evaluation.episodes = 0",

@@ -193,7 +193,7 @@ class SamplingFilters(_message.Message):
     def __init__(self, repetition_penalty: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label", "seat", "seats", "frozen_version", "filters", "pinned_version")
+    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label", "seat", "seats", "frozen_version", "filters", "pinned_version", "recorded", "recorded_reward", "record")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,9 @@ class Ticket(_message.Message):
     FROZEN_VERSION_FIELD_NUMBER: _ClassVar[int]
     FILTERS_FIELD_NUMBER: _ClassVar[int]
     PINNED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_REWARD_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     fence: int
@@ -242,7 +245,18 @@ class Ticket(_message.Message):
     frozen_version: int
     filters: SamplingFilters
     pinned_version: int
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ..., frozen_version: _Optional[int] = ..., filters: _Optional[_Union[SamplingFilters, _Mapping]] = ..., pinned_version: _Optional[int] = ...) -> None: ...
+    recorded: _containers.RepeatedCompositeFieldContainer[RecordedTurn]
+    recorded_reward: float
+    record: bool
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ..., frozen_version: _Optional[int] = ..., filters: _Optional[_Union[SamplingFilters, _Mapping]] = ..., pinned_version: _Optional[int] = ..., recorded: _Optional[_Iterable[_Union[RecordedTurn, _Mapping]]] = ..., recorded_reward: _Optional[float] = ..., record: _Optional[bool] = ...) -> None: ...
+
+class RecordedTurn(_message.Message):
+    __slots__ = ("observed", "acted")
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    ACTED_FIELD_NUMBER: _ClassVar[int]
+    observed: _containers.RepeatedScalarFieldContainer[int]
+    acted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, observed: _Optional[_Iterable[int]] = ..., acted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseTicketsRequest(_message.Message):
     __slots__ = ("worker", "credit", "wait_s", "newest_fence")
@@ -289,7 +303,7 @@ class RenewLeasesResponse(_message.Message):
     def __init__(self, lost: _Optional[_Iterable[_Union[AttemptRef, _Mapping]]] = ...) -> None: ...
 
 class AttemptResult(_message.Message):
-    __slots__ = ("attempt", "ending", "reward", "prompt_tokens", "total_tokens", "trained_tokens", "turns", "oldest_version", "newest_version", "descriptor_key", "metrics", "message", "turn_tokens", "transcript")
+    __slots__ = ("attempt", "ending", "reward", "prompt_tokens", "total_tokens", "trained_tokens", "turns", "oldest_version", "newest_version", "descriptor_key", "metrics", "message", "turn_tokens", "transcript", "recorded")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +325,7 @@ class AttemptResult(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
     attempt: AttemptRef
     ending: _common_pb2.Ending
     reward: float
@@ -325,7 +340,8 @@ class AttemptResult(_message.Message):
     message: str
     turn_tokens: _containers.RepeatedScalarFieldContainer[int]
     transcript: _containers.RepeatedCompositeFieldContainer[TranscriptTurn]
-    def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., reward: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ..., turn_tokens: _Optional[_Iterable[int]] = ..., transcript: _Optional[_Iterable[_Union[TranscriptTurn, _Mapping]]] = ...) -> None: ...
+    recorded: _containers.RepeatedCompositeFieldContainer[RecordedTurn]
+    def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., reward: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ..., turn_tokens: _Optional[_Iterable[int]] = ..., transcript: _Optional[_Iterable[_Union[TranscriptTurn, _Mapping]]] = ..., recorded: _Optional[_Iterable[_Union[RecordedTurn, _Mapping]]] = ...) -> None: ...
 
 class TranscriptTurn(_message.Message):
     __slots__ = ("role", "text", "tokens", "sampled")

@@ -27,6 +27,7 @@ from earl.fragments.lookup import load_fragment
 from earl.parallelism import TRAINER
 from earl.rpc.access import OPEN, Access
 from earl.stack.ending import ending_reason
+from earl.stack.imitated import ImitatedEpisodes, imitated_of
 from earl.stack.status import RunStatus
 from earl.stack.task_sets import task_sets_of
 from earl.waiting import until_first
@@ -46,6 +47,7 @@ from services.scheduler.parallelism.device_turns import DeviceTurns
 from services.scheduler.parallelism.engine_costs import rebalancing_of
 from services.scheduler.parallelism.turn_driver import TurnDriver
 from services.scheduler.parallelism.worker_client import command_turn
+from services.scheduler.state.recorded_schedule import RecordedSchedule
 from services.scheduler.state.rules import rules_of
 from services.scheduler.state.tickets import TicketState
 from services.scheduler.wakeup import Wakeup
@@ -66,12 +68,17 @@ class RunLoop:
     def __init__(
         self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger,
         columns: ColumnRegistry, access: Access, task_sets: Mapping[str, TaskSet],
+        imitated: ImitatedEpisodes | None = None,
     ) -> None:  # fmt: skip
         self.config = config
+        # The recorded episodes that the warm-up imitates; None if it plays.
+        self.recorded: RecordedSchedule | None = None
+        if imitated is not None:
+            self.recorded = RecordedSchedule(ledger.rules, imitated.by_ticket_label(config))
         # By the label of the environment.
         self.task_sets = task_sets
         self.ledger = ledger
-        self.recorder = RunRecorder(config, run_dir)
+        self.recorder = RunRecorder(config, run_dir, imitated.figures if imitated is not None else {})
         self.step_clock = StepClock()
         self.stop_reason: str | None = None
         self._bus = bus
@@ -111,16 +118,19 @@ class RunLoop:
     async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Self:
         """Takes the stored ledger over, or begins one. access: to workers.
 
-        Raises BusUnavailable, and ConfigError for a task set that cannot be read or has changed, and for a
-        fragment that cannot be imported.
+        Raises BusUnavailable, and ConfigError for a task set or recorded episodes that cannot be read or have
+        changed, and for a fragment that cannot be imported.
         """
         load_fragment("scheduler.advantage", config.scheduler.advantage, ADVANTAGES)
         task_sets = await asyncio.to_thread(task_sets_of, config, run_dir)
         store = LedgerStore(bus)
         records = await store.open()
         columns = ColumnRegistry(config.frozen_stages)
-        ledger = Ledger.restored(rules_of(config, task_sets), records, time.monotonic(), columns.held_back)
-        return cls(config, run_dir, bus, store, ledger, columns, access, task_sets)
+        imitated = await asyncio.to_thread(imitated_of, config, run_dir)
+        counts = {label: len(each) for label, each in imitated.usable.items()} if imitated is not None else {}
+        rules = rules_of(config, task_sets, counts)
+        ledger = Ledger.restored(rules, records, time.monotonic(), columns.held_back)
+        return cls(config, run_dir, bus, store, ledger, columns, access, task_sets, imitated)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""

@@ -16,6 +16,7 @@ from earl.config.protected import protected_kl
 from earl.config.run import RunConfig
 from earl.config.task_set import TaskSet
 from earl.parallelism import ROLLOUT, TRAINER, Parallelism
+from earl.recorded_episodes import RecordedTurn
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
@@ -28,6 +29,7 @@ from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.workers import WorkerReport
 from services.scheduler.state.device_move import DeviceMove
+from services.scheduler.state.recorded_schedule import RecordedSchedule
 from services.scheduler.state.run import Batch
 from services.scheduler.state.switch_records import SwitchRecord
 from services.scheduler.state.tickets import Attempt, EpisodeResult, Ticket, TicketState, TicketVerdict
@@ -64,6 +66,11 @@ class Scheduler:
     def task_sets(self) -> Mapping[str, TaskSet]:
         """The task sets by the label of their environment."""
         return self.loop.task_sets
+
+    @property
+    def recorded(self) -> RecordedSchedule | None:
+        """The recorded episodes that the warm-up imitates; None if it plays."""
+        return self.loop.recorded
 
     @property
     def tables(self) -> LedgerTables:
@@ -178,11 +185,11 @@ class Scheduler:
 
     async def complete(
         self, worker: WorkerId, results: Sequence[tuple[Attempt, EpisodeResult]],
-        transcripts: Sequence[Sequence[TranscriptTurn]],
+        transcripts: Sequence[Sequence[TranscriptTurn]], recorded: Sequence[Sequence[RecordedTurn]] = (),
     ) -> list[tuple[TicketVerdict, str]]:  # fmt: skip
         """Takes finished attempts with their conversations; a verdict and its reason for each.
 
-        Those of a match are taken together.
+        Those of a match are taken together. recorded: the turns of each in token ids, of a run that records.
         """
         self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
         verdicts: dict[int, tuple[TicketVerdict, str]] = {}
@@ -200,14 +207,13 @@ class Scheduler:
                 if answer[0] is TicketVerdict.ACCEPTED:
                     known = ticket if first else None
                     result, transcript = results[place][1], transcripts[place]
-                    self.loop.recorder.accepted(self.loop.ledger, known, result, transcript)
+                    turns = recorded[place] if recorded else ()
+                    self.loop.recorder.accepted(self.loop.ledger, known, result, transcript, turns)
                 elif answer[0] is TicketVerdict.REFUSED:
                     self.loop.recorder.refused(ticket, *results[place])
         self.loop.traces.moved(attempt.ticket_id for attempt, _ in results)
         await self.loop.settled()
-        self.loop.recorder.report.evaluations(
-            self.loop.ledger.tables.evaluations.values(), self.loop.elapsed_s
-        )
+        self.loop.recorder.evaluated(self.loop.ledger, self.loop.elapsed_s)
         return [verdicts[place] for place in range(len(results))]
 
     def _episodes(self, results: Sequence[tuple[Attempt, EpisodeResult]]) -> list[list[int]]:

@@ -274,7 +274,8 @@ LEARNING = ("reward_mean", "win_rate", "loss", "entropy", "logprob_mismatch", "t
 
 
 def learning(status: RunStatus) -> StatusTable:
-    """The last step's figures, in one row; staleness is of its trajectories, in versions."""
+    """The last step's figures, in one row; staleness is of its trajectories, in versions. Of the recorded
+    episodes that the warm-up imitates it has their number and mean reward."""
     metrics = status.metrics
     figures = [(label, text) for name, label, text in learning_figures(status) if name in LEARNING]
     if (stale := _staleness(metrics)) != NONE:
@@ -284,6 +285,8 @@ def learning(status: RunStatus) -> StatusTable:
         figures.append(
             ("episode tokens", f"{lengths.mean:.0f} (p95 {lengths.p95:.0f}, max {lengths.max:.0f})")
         )
+    if recorded := metrics.get("recorded_episodes"):
+        figures.append(("recorded episodes", f"{recorded:,.0f} ({metrics['recorded_reward_mean']:+.3f})"))
     columns = tuple(name for name, _ in figures)
     row = tuple(text for _, text in figures)
     return StatusTable("learning", columns, (row,) if row else (), numbers=frozenset(columns))

@@ -16,6 +16,7 @@ from earl.config.data_plane import GRAIN_BYTES
 from earl.config.run import RunConfig
 from earl.dispatch.memory.allocator import occupied, rounded
 from earl.episode_contract import SAMPLED_COLUMNS
+from earl.recorded_episodes import RecordedTurn
 
 LEAST_ARENA_BYTES = 64 << 20
 
@@ -116,6 +117,17 @@ class TokenColumns:
     def act_scripted(self, ids: Sequence[int], version: int) -> None:
         """Closes the turn with ids that a script chose while `version` was current; log-probs are 0."""
         self.act(ids, [0.0] * len(ids), [version] * len(ids))
+
+    def turns_read_and_written(self) -> list[RecordedTurn]:
+        """The ids of each turn, without what a seat that never had a turn stands with."""
+        turns: list[RecordedTurn] = []
+        start = 0
+        for count in self.turn_tokens:
+            stop = start + count
+            acted = stop - sum(self.loss_mask[start:stop])
+            turns.append(RecordedTurn(self.tokens[start:acted], self.tokens[acted:stop]))
+            start = stop
+        return turns
 
     def write(self, into: Mapping[str, np.ndarray]) -> None:
         """Copies the five columns into arrays [T] of these names and dtypes, such as those of an arena."""

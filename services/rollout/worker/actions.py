@@ -155,6 +155,13 @@ def imitate(
         columns.act_scripted(ids, policy.version)
 
 
+def imitate_recorded(ticket: EpisodeTicket, policy: Sampler, columns: TokenColumns) -> None:
+    """Fills the columns with the turns that the ticket brings, id by id."""
+    for turn in ticket.recorded:
+        columns.observe(turn.observed, policy.version)
+        columns.act_scripted(turn.acted, policy.version)
+
+
 def session_name(ticket: EpisodeTicket) -> str:
     """The name of a seat's context at its engines. A frozen opponent's seats are of one ticket."""
     name = f"{ticket.ticket_id}/{ticket.attempt}"

@@ -37,6 +37,7 @@ from services.rollout.worker.actions import (
     Sampler,
     Truncated,
     imitate,
+    imitate_recorded,
     sampled,
     scripted,
     session_name,
@@ -263,6 +264,12 @@ class EpisodeAgent:
         traceparent: str,
     ) -> None:  # fmt: skip
         """Fills the seats' outcomes; ending and message of `outcome` are the episode's."""
+        if ticket.recorded:
+            for seat in seats:
+                imitate_recorded(seat.ticket, seat.policy, seat.columns)
+                seat.outcome.reward = seat.ticket.recorded_reward
+            outcome.ending = Ending.OK
+            return
         task = _task(ticket)
         messages = task.pop(bounds.demonstrations, None) if bounds.demonstrations else None
         if ticket.scripted and messages is not None:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 # Everything that finishes within this time is reported together.
 WINDOW_S = 0.015
 MOST = 512
+# Tokens of recorded episodes after which a report takes no more of them: it is one message.
+RECORDED_TOKENS = 1 << 20
 # An arena that is full for this long is logged.
 FULL_S = 5.0
 
@@ -134,8 +136,10 @@ class Reporter:
         names: list[str] = []
         waiting: list[tuple[EpisodeTicket, EpisodeOutcome, float]] = []
         self.blocked = False
-        while self._queue and len(reports) < MOST:
+        recorded = 0
+        while self._queue and len(reports) < MOST and recorded < RECORDED_TOKENS:
             ticket, outcome, gives_up_s = self._queue.popleft()
+            recorded += len(outcome.columns) if ticket.record else 0
             written: list[str] = []
             if _needs_arena(ticket, outcome):
                 if not self.blocked:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from earl.config.sampling_filters import SamplingFilters
 from earl.env.base import Ending
+from earl.recorded_episodes import RecordedTurn
 from earl.transcript import TranscriptTurn
 from services.rollout.episode.columns import TokenColumns
 
@@ -47,6 +48,9 @@ class EpisodeTicket:
     pinned_version: int = 0
     others: tuple[EpisodeTicket, ...] = ()
     filters: SamplingFilters = field(default_factory=SamplingFilters)  # none in training
+    recorded: Sequence[RecordedTurn] = ()  # becomes its trajectory: nobody plays
+    recorded_reward: float = 0.0  # what that earned
+    record: bool = False  # the turns are reported in token ids
 
     @property
     def key(self) -> tuple[int, int]:

@@ -8,11 +8,12 @@ from dataclasses import fields, replace
 from earl.config.sampling_filters import SamplingFilters
 from earl.episode_contract import one_line
 from earl.obs.tracing import checked
+from earl.recorded_episodes import RecordedTurn
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
 _SAME = {field.name for field in fields(EpisodeTicket)} - {
-    "publish", "scripted", "traceparent", "others", "session_seats", "filters",
+    "publish", "scripted", "traceparent", "others", "session_seats", "filters", "recorded",
 }  # fmt: skip
 _FILTERS = [field.name for field in fields(SamplingFilters)]
 
@@ -38,6 +39,7 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:
         traceparent=checked(ticket.traceparent),
         session_seats=ticket.seats or 1,
         filters=_filters(ticket) if ticket.HasField("filters") else SamplingFilters(),
+        recorded=[RecordedTurn(list(turn.observed), list(turn.acted)) for turn in ticket.recorded],
         **{name: getattr(ticket, name) for name in _SAME},
     )
 
@@ -55,6 +57,7 @@ def encode_result(
 ) -> scheduler_pb2.AttemptResult:
     """descriptor_key: where the columns can be read; empty if they are not published."""
     columns = outcome.columns
+    turns = columns.turns_read_and_written() if ticket.record and outcome.trainable else ()
     return scheduler_pb2.AttemptResult(
         attempt=encode_ref(ticket),
         ending=f"ENDING_{outcome.ending.name}",  # the names are the same
@@ -83,4 +86,5 @@ def encode_result(
             )
             for turn in outcome.transcript
         ],
+        recorded=[scheduler_pb2.RecordedTurn(observed=turn.observed, acted=turn.acted) for turn in turns],
     )

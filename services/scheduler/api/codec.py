@@ -19,13 +19,16 @@ from earl.errors import LedgerError
 from earl.message_fields import fill, from_message, to_message
 from earl.parallelism import NUMBERED_STAGES, Parallelism
 from earl.parallelism_codec import decode_parallelism
+from earl.recorded_episodes import RecordedTurn
 from earl.rpc.options import MAX_MESSAGE_BYTES
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.worker_report import LiveSequence, WorkerDevice
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.codec_numbers import ENDINGS, PURPOSES
+from services.scheduler.ledger.evaluation import FINAL
 from services.scheduler.state.device_move import DeviceMove, by_stage
+from services.scheduler.state.recorded_schedule import RecordedSchedule
 from services.scheduler.state.tickets import (
     Attempt,
     EpisodeEnding,
@@ -52,7 +55,15 @@ VERDICTS = {verdict: scheduler_pb2.Verdict.Value(f"VERDICT_{verdict.name}") for 
 class TicketEncoder:
     """Encodes tickets with what their environment and the run say of them: task, bounds."""
 
-    def __init__(self, config: RunConfig, task_sets: Mapping[str, TaskSet]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task_sets: Mapping[str, TaskSet],
+        recorded: RecordedSchedule | None = None,
+    ) -> None:
+        """recorded: the episodes that the warm-up imitates; None if it plays."""
+        self._recorded = recorded
+        self._records = config.evaluation.record
         self._entries = config.mixture
         # "" is the label in tickets of a run that has one environment.
         self._by_label = {"": self._entries[0]} | {entry.label: entry for entry in self._entries}
@@ -65,12 +76,14 @@ class TicketEncoder:
         self._filters = scheduler_pb2.SamplingFilters(**dataclasses.asdict(filters)) if filters else None
         longest = max((len(row) for rows in self._rows.values() for row in rows), default=0)
         # The most episodes of one message, which the tasks of their tickets may fill to a quarter.
-        each = max(longest + max(map(len, self._tasks.values())), 1)
+        each = max(longest + max(map(len, self._tasks.values())), 1) + (recorded.longest if recorded else 0)
         self.most = MAX_MESSAGE_BYTES // 4 // each // max(entry.seats for entry in self._entries)
 
     def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
         scripted = ticket.purpose is Purpose.WARMUP
         entry = self._by_label.get(ticket.environment) or entry_of(self._entries, ticket.environment)
+        episode = self._recorded.episode(ticket) if self._recorded is not None else None
+        turns = episode.turns if episode is not None else ()
         return scheduler_pb2.Ticket(
             ticket_id=ticket.id,
             attempt=ticket.attempt,
@@ -96,6 +109,9 @@ class TicketEncoder:
             frozen_version=ticket.opponent(self._frozen),
             filters=self._filters if ticket.purpose is Purpose.EVALUATE else None,
             pinned_version=ticket.min_version if self._pins and not scripted else 0,
+            recorded=[scheduler_pb2.RecordedTurn(observed=turn.observed, acted=turn.acted) for turn in turns],
+            recorded_reward=episode.reward if episode is not None else 0.0,
+            record=self._records and ticket.evaluation == FINAL,
         )
 
     def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:
@@ -104,7 +120,8 @@ class TicketEncoder:
         rows = self._rows.get(entry.label, ())
         if 0 <= ticket.task < len(rows):
             laid |= json.loads(rows[ticket.task])
-        if ticket.purpose is Purpose.EVALUATE:
+        # Training's tasks are recorded; of a match an evaluation plays one seat, against its own opponent.
+        if ticket.purpose is Purpose.EVALUATE and (entry.seats > 1 or not self._records):
             laid |= entry.evaluation_task(ticket.index // len(self._entries))
         return json.dumps(entry.task | laid) if laid else self._tasks[entry.label]
 
@@ -158,6 +175,11 @@ def decode_result(result: scheduler_pb2.AttemptResult) -> EpisodeResult:
         turn_tokens=list(result.turn_tokens[:TURNS]),
         **{name: getattr(result, name) for name in REPORTED},
     )
+
+
+def decode_recorded(result: scheduler_pb2.AttemptResult) -> list[RecordedTurn]:
+    """The turns in token ids that a recording ticket asked for; empty for every other."""
+    return [RecordedTurn(list(turn.observed), list(turn.acted)) for turn in result.recorded[:TURNS]]
 
 
 def decode_ranges(ranges: Iterable[scheduler_pb2.TicketRange]) -> RangeSet:

@@ -33,7 +33,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._tickets = codec.TicketEncoder(scheduler.config, scheduler.task_sets)
+        self._tickets = codec.TicketEncoder(scheduler.config, scheduler.task_sets, scheduler.recorded)
 
     async def Join(self, request, context):
         version, keys = await self._scheduler.join(codec.decode_worker(request))
@@ -95,7 +95,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             (codec.decode_attempt(result.attempt), codec.decode_result(result)) for result in request.results
         ]
         transcripts = [codec_transcripts.decode_transcript(result) for result in request.results]
-        verdicts = await self._scheduler.complete(_worker(request), results, transcripts)
+        recorded = [codec.decode_recorded(result) for result in request.results]
+        verdicts = await self._scheduler.complete(_worker(request), results, transcripts, recorded)
         response = scheduler_pb2.CompleteTicketsResponse()
         for result, (verdict, reason) in zip(request.results, verdicts, strict=True):
             response.items.add(attempt=result.attempt, verdict=codec.VERDICTS[verdict], reason=reason)

@@ -39,7 +39,7 @@ class WeaningRule:
             return None
         if not teacher.wean:
             return cls(teacher.until)
-        return cls(teacher.until, teacher.score, min(entry.rewards[0] for entry in config.mixture))
+        return cls(teacher.until, teacher.measured_score, min(entry.rewards[0] for entry in config.mixture))
 
     def weight(self, version: int, rewards: Sequence[float]) -> float:
         """The weight of the teacher, 0..1, in a batch of training.

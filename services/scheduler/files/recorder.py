@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from earl.config.run import RunConfig
 from earl.draft_figures import step_figures
+from earl.recorded_episodes import RecordedTurn
 from earl.transcript import TranscriptTurn
 from services.scheduler.batches import batch_plan
 from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.endings import Endings
 from services.scheduler.files.metrics_files import RunReport
+from services.scheduler.files.recorded import EpisodeRecorder
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.ledger import phases
+from services.scheduler.ledger.evaluation import FINAL
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.workers import WorkerFleet
 from services.scheduler.monitor.workload import Monitor, StepFigures
@@ -30,7 +34,12 @@ class RunRecorder:
     """Writes a run's files below its directory; times are seconds since the run began, now_s is
     monotonic."""
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: Path, imitated: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """imitated: figures of the recorded episodes that the warm-up imitates, for each line of metrics."""
+        self._imitated = imitated
+        self._episodes = EpisodeRecorder(config, run_dir)
         self.monitor = Monitor()
         self.fleet = WorkerFleet()
         self.report = RunReport(run_dir)
@@ -55,10 +64,15 @@ class RunRecorder:
         ticket: Ticket | None,
         result: EpisodeResult,
         transcript: Sequence[TranscriptTurn],
+        turns: Sequence[RecordedTurn] = (),
     ) -> None:
-        """Records an accepted attempt. ticket: None if it was accepted before; nothing is recorded then."""
+        """Records an accepted attempt. ticket: None if it was accepted before; nothing is recorded then.
+
+        turns: in token ids, where the ticket asked for them.
+        """
         if ticket is None:
             return
+        self._episodes.accepted(ticket, result, turns)
         if ticket.transcript:
             trains = ticket.purpose is Purpose.TRAIN
             epoch = epoch_at(ledger.rules, ticket.index) if trains else None
@@ -108,6 +122,7 @@ class RunRecorder:
                 **batch_plan.summary(committed, masks_truncated=self._masks_truncated, frozen=self._frozen),
                 **self._closed_early(ledger),
                 **ledger.replay.figures(),
+                **self._imitated,
             },
             trainer={**trainer, **counters.totals, **step_figures(counters.take()), **ledger.lengths.figures},
             observed=observed,
@@ -132,10 +147,16 @@ class RunRecorder:
 
     def write(self, ledger: Ledger, elapsed_s: float) -> None:
         """Writes what is due: evaluations that have ended, and how episodes ended."""
-        self.report.evaluations(ledger.tables.evaluations.values(), elapsed_s)
+        self.evaluated(ledger, elapsed_s)
         self.endings.write(elapsed_s)
+
+    def evaluated(self, ledger: Ledger, elapsed_s: float) -> None:
+        """Writes evaluations that have ended, and the episodes of one that records."""
+        self.report.evaluations(ledger.tables.evaluations.values(), elapsed_s)
+        self._episodes.write(ledger.tables.evaluations.get(FINAL))
 
     def close(self, elapsed_s: float) -> None:
         self.report.close()
         self._samples.close()
+        self._episodes.close()
         self.endings.close(elapsed_s)

@@ -30,7 +30,13 @@ from services.scheduler.ledger.evaluation import in_progress
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
-from services.scheduler.state.mixture import batch_episodes, group_size_at, is_frozen_at, issued_size_at
+from services.scheduler.state.mixture import (
+    batch_episodes,
+    evaluated_tasks,
+    group_size_at,
+    is_frozen_at,
+    issued_size_at,
+)
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run import Batch
 from services.scheduler.state.tickets import Purpose, Reason, TicketState
@@ -364,7 +370,7 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     tables, rules, version = ledger.tables, ledger.rules, ledger.tables.run.version
     if name in tables.evaluations:
         return
-    tasks = [len(share.held_out) for share in rules.mixture]
+    tasks = [len(evaluated_tasks(rules, share)) for share in rules.mixture]
     tables.evaluations[name] = EvaluationRecord(
         name=name,
         version=version,

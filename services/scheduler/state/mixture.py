@@ -12,6 +12,7 @@ no epochs: curriculum.py draws the tasks of training.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,14 +42,16 @@ def instance_at(
     not begun.
     """
     share = share_at(rules, purpose, index)
+    judges = purpose is Purpose.EVALUATE and not rules.records
     if not share.train:
-        return Instance(share.label, env_seed(rules.seed, purpose, index, take))
+        seed = env_seed(rules.seed, purpose, index, take)
+        return Instance(share.label, seed if judges else seed & (EVALUATION_BIT - 1))
     if share.curriculum and purpose is Purpose.TRAIN:
         task = _drawn_at(rules, share, index, take, curriculum or Curriculum())
     else:
         task = _task_at(rules, share, purpose, index, take)
     seed = derive(rules.seed, "task", _word(share.label), task) & (EVALUATION_BIT - 1)
-    return Instance(share.label, seed | EVALUATION_BIT if purpose is Purpose.EVALUATE else seed, task)
+    return Instance(share.label, seed | EVALUATION_BIT if judges else seed, task)
 
 
 def epoch_at(rules: Rules, index: int) -> int | None:
@@ -67,6 +70,21 @@ def share_at(rules: Rules, purpose: Purpose, index: int) -> Share:
     if purpose is Purpose.EVALUATE:
         return mixture[index % len(mixture)]
     return mixture[rules.draws(purpose).entry_at(index)]
+
+
+def evaluated_tasks(rules: Rules, share: Share) -> Sequence[int]:
+    """The tasks that evaluations play in turns: those held out, training's where episodes are recorded."""
+    return share.train if rules.records else share.held_out
+
+
+def recorded_at(rules: Rules, index: int, seat: int = 0) -> int | None:
+    """The number of the recorded episode that a seat of the warm-up's index-th group imitates, among its
+    environment's; None if it plays. Each is imitated once in an epoch, whose order the seed decides."""
+    share = share_at(rules, Purpose.WARMUP, index)
+    if not share.recorded:
+        return None
+    epoch, place = divmod(_drawn(rules, share, Purpose.WARMUP, index) * share.seats + seat, share.recorded)
+    return _order(derive(rules.seed, "recorded", _word(share.label), epoch), share.recorded)[place]
 
 
 def shares_at(rules: Rules, purpose: Purpose, places: range) -> list[Share]:
@@ -139,8 +157,8 @@ def _trajectories(rules: Rules, purpose: Purpose, share: Share) -> int:
 
 def _task_at(rules: Rules, share: Share, purpose: Purpose, index: int, take: int) -> int:
     if purpose is Purpose.EVALUATE:
-        place = index // len(rules.mixture)
-        return share.held_out[place % len(share.held_out)]
+        tasks = evaluated_tasks(rules, share)
+        return tasks[index // len(rules.mixture) % len(tasks)]
     count, word = len(share.train), _word(share.label)
     epoch, place = divmod(_drawn(rules, share, purpose, index), count)
     order = _order(derive(rules.seed, "epoch", purpose, word, epoch), count)

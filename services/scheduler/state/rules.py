@@ -35,7 +35,8 @@ class Share:
     held_out: numbers of its tasks, both empty without a task set. schedule: its weight by step, where shares
     change during the run; then that of every environment, and `share` is the one at the first step.
     protected: evaluations judge whether it was kept; lowest: the least that an episode of it may earn.
-    curriculum: its next task follows from successes, and otherwise from epochs.
+    curriculum: its next task follows from successes, and otherwise from epochs. recorded: episodes that the
+    warm-up imitates, 0 if it plays.
     """
 
     label: str = ""
@@ -49,6 +50,7 @@ class Share:
     curriculum: bool = False
     seats: int = 1
     frozen: bool = False
+    recorded: int = 0
 
     @property
     def trained_seats(self) -> int:
@@ -80,6 +82,8 @@ class Rules:
     evaluate_every_steps: int = _key("evaluation.every_steps")
     evaluate_every_episodes: int = _key("evaluation.every_episodes")
     evaluation_temperature: float = _key("evaluation.temperature")
+    # Evaluations play training's tasks, and their episodes are recorded.
+    records: bool = _key("evaluation.record", False)
     # Chance never decides what is trained: see TicketAttempts.fail.
     deterministic: bool = _key("deterministic", False)
     heartbeat_s: float = _key("scheduler.heartbeat_s", 1.0)
@@ -130,11 +134,21 @@ class Rules:
         return self._draws[purpose]
 
 
-def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyType({})) -> Rules:
-    """Reads the ledger's rules from the run file. task_sets: by the label of the environment."""
+def rules_of(
+    config: RunConfig,
+    task_sets: Mapping[str, TaskSet] = MappingProxyType({}),
+    recorded: Mapping[str, int] = MappingProxyType({}),
+) -> Rules:
+    """Reads the ledger's rules from the run file.
+
+    By the label of the environment: task_sets; recorded, the number of episodes that the warm-up imitates.
+    """
     keys = {rule.name: rule.metadata["key"] for rule in fields(Rules) if rule.metadata}
     values = {name: attrgetter(key)(config) for name, key in keys.items()}
-    mixture = tuple(_share(config, entry, task_sets.get(entry.label)) for entry in config.mixture)
+    mixture = tuple(
+        _share(config, entry, task_sets.get(entry.label), recorded.get(entry.label, 0))
+        for entry in config.mixture
+    )
     # Otherwise all groups of a batch have one prediction.
     differ = len(mixture) > 1 or any(share.train for share in mixture)
     return Rules(
@@ -150,7 +164,7 @@ def rules_of(config: RunConfig, task_sets: Mapping[str, TaskSet] = MappingProxyT
     )
 
 
-def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Share:
+def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None, recorded: int) -> Share:
     # Tickets of the only environment need no label.
     label = entry.label if config.environments else ""
     train, held_out = (tasks.train, tasks.held_out) if tasks is not None else ((), ())
@@ -158,7 +172,7 @@ def _share(config: RunConfig, entry: MixtureEntry, tasks: TaskSet | None) -> Sha
     return Share(
         label, entry.share, entry.group_size, train, held_out, entry.schedule,
         section.protected, entry.rewards[0], section.order == "curriculum", entry.seats,
-        entry.frozen_every > 0,
+        entry.frozen_every > 0, recorded,
     )  # fmt: skip
 
 
@@ -189,6 +203,7 @@ def _how_played(config: RunConfig, entry: MixtureEntry) -> tuple[Any, ...]:
         # Only where some are named, as stop_texts: the settings of runs without are those of before.
         *([sorted(entry.section.tools)] if entry.section.tools else []),
         *([config.evaluation.filters.active] if config.evaluation.filters else []),
+        *(["training's tasks"] if config.evaluation.record else []),
     )
 
 

@@ -143,7 +143,8 @@ def evaluation_of(
     table: dict[str, Any] = config.model_dump(mode="json")
     table["name"] = free_name(config, f"{config.name}-eval")
     table["model"]["path"] = str(model.resolve())
-    table["warmup"]["batches"] = 0
+    table["warmup"] |= {"batches": 0, "episodes": "", "least_reward": "any"}
+    table["teacher"] = {}
     table["scheduler"] |= {"steps": 0, "train_limit_s": 0, "selector": "static", "profile": ""}
     table["evaluation"] |= {"episodes": episodes, "at_start": False, "at_end": True, "every_steps": 0}
     table["trainer"] |= {"checkpoint_every": 0, "kl_coefficient": 0.0, "protected_kl": 0.0, "lora_rank": 0}

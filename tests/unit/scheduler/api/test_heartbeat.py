@@ -24,7 +24,7 @@ async def reported(tmp_path: Path, **gauges: float) -> WorkerReport:
     """The report that the scheduler gets of a trainer's heartbeat."""
     heartbeat = Mock(return_value=False)
     scheduler: Any = SimpleNamespace(
-        config=tictactoe(tmp_path), task_sets={}, heartbeat=heartbeat, heartbeat_s=1.0
+        config=tictactoe(tmp_path), task_sets={}, recorded=None, heartbeat=heartbeat, heartbeat_s=1.0
     )
     request = scheduler_pb2.HeartbeatRequest(gauges=gauges)
     request.worker.name, request.worker.incarnation = "trainer", 3
@@ -42,7 +42,8 @@ async def test_the_part_of_a_batch_that_is_trained_is_none_of_the_gauges_that_ar
 async def test_a_worker_whose_sequences_may_move_is_told_where(tmp_path: Path):
     moves = Mock(return_value=[SequenceMove("7/1", 1)])
     scheduler: Any = SimpleNamespace(
-        config=tictactoe(tmp_path), task_sets={}, heartbeat=Mock(return_value=False), heartbeat_s=1.0,
+        config=tictactoe(tmp_path), task_sets={}, recorded=None, heartbeat=Mock(return_value=False),
+            heartbeat_s=1.0,
         may_move=Mock(return_value=True), moves=moves,
     )  # fmt: skip
     request = scheduler_pb2.HeartbeatRequest()
