@@ -25,24 +25,24 @@ def check_model(config: RunConfig, *, elsewhere: bool = False) -> None:
     """
     check_framing(config.model)
     if not config.model.path:
-        scratch = config.model.scratch
-        check_scratch(scratch)
-        check_heads(config, scratch.heads, scratch.kv_heads, "model.scratch")
-        return
-    if packaged(config.model.path) is not None:
-        check_heads(config, *checkpoint_heads("model.path", config.model.path), config.model.path)
-        return
-    directory = Path(config.model.path).expanduser()
-    shape = config.model.shape
-    if elsewhere and shape is not None and not directory.is_dir():
-        check_heads(config, shape.heads, shape.kv_heads, "model.shape")
-        return
-    if not directory.is_dir():
+        check_scratch(config.model.scratch)
+    check_heads(config, *model_heads(config, elsewhere=elsewhere))
+
+
+def model_heads(config: RunConfig, *, elsewhere: bool = False) -> tuple[int, int, str]:
+    """(attention heads, key-value heads, the model in words). Raises ModelNotFound."""
+    path, shape = config.model.path, config.model.shape
+    if not path:
+        return config.model.scratch.heads, config.model.scratch.kv_heads, "model.scratch"
+    is_here = packaged(path) is not None or Path(path).expanduser().is_dir()
+    if elsewhere and shape is not None and not is_here:
+        return shape.heads, shape.kv_heads, "model.shape"
+    if not is_here:
         raise ModelNotFound(
-            f"model.path = {config.model.path!r} is not a directory",
+            f"model.path = {path!r} is not a directory",
             "give a local transformers checkpoint directory, or remove the key to train a model from scratch",
         )
-    check_heads(config, *checkpoint_heads("model.path", config.model.path), config.model.path)
+    return *checkpoint_heads("model.path", path), path
 
 
 def checkpoint_heads(key: str, path: str) -> tuple[int, int]:
