@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from operator import attrgetter
 
 from earl.config.run import RunConfig
@@ -10,9 +11,15 @@ from earl.errors import ConfigError
 
 def check_deterministic(config: RunConfig) -> None:
     """Raises ConfigError if, with deterministic = true, timing could decide what is trained."""
-    if not config.deterministic:
+    engine, scheduler = config.rollout.engine, config.scheduler
+    if config.exact_kernels and engine != "torch":
+        raise ConfigError(
+            f'deterministic = {json.dumps(config.deterministic)} with rollout.engine = "{engine}": its '
+            "tokens depend on what they are batched with",
+            'set rollout.engine = "torch"',
+        )
+    if not config.exact:
         return
-    scheduler, engine = config.scheduler, config.rollout.engine
     if scheduler.staleness and config.alternates:
         raise ConfigError(
             f"deterministic = true with scheduler.staleness = {scheduler.staleness} and stack.share = "
@@ -42,10 +49,4 @@ def check_deterministic(config: RunConfig) -> None:
             f"deterministic = true with {key} = {attrgetter(key)(config)}: which episodes are trained would "
             "depend on timing",
             f"remove {key}",
-        )
-    if engine != "torch":
-        raise ConfigError(
-            f'deterministic = true with rollout.engine = "{engine}": its tokens depend on what they are '
-            "batched with",
-            'set rollout.engine = "torch"',
         )

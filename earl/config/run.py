@@ -103,8 +103,9 @@ class RunConfig(ConfigSection):
     # Set it for debugging and for proofs; it costs speed. With scheduler.staleness above 0 sampling and
     # training overlap, and the plan fixes which version samples an episode. It needs no
     # scheduler.train_limit_s, no scheduler.extra_episodes or close_groups, rollout.engine = "torch", and a
-    # scheduler.selector other than "on".
-    deterministic: bool = False
+    # scheduler.selector other than "on". "kernels": engines and ranks compute as with true, and nothing is
+    # planned, so timing decides what is trained: to learn what the plan alone costs.
+    deterministic: Annotated[bool | Literal["kernels"], Takes('true, false or "kernels"')] = False
     # Directory of all runs; this one is runs_dir/name.
     #
     # Change it to keep runs on a larger disk. Commands find runs by name in ./runs only; give the directory
@@ -229,6 +230,16 @@ class RunConfig(ConfigSection):
         return resolve(sections, self.scheduler, self.rollout, self.model, self.longest_sequence)
 
     @property
+    def exact(self) -> bool:
+        """Returns whether a plan decides what is trained, so that two runs make the same bits."""
+        return self.deterministic is True
+
+    @property
+    def exact_kernels(self) -> bool:
+        """Returns whether engines and ranks compute a sequence bit for bit the same, whatever it is with."""
+        return bool(self.deterministic)
+
+    @property
     def frozen(self) -> FrozenSchedule | None:
         """The frozen versions that the run trains against; None if it does not."""
         every = max((entry.frozen_every for entry in self.mixture), default=0)
@@ -241,7 +252,7 @@ class RunConfig(ConfigSection):
         """The versions that tickets are pinned to: a deterministic run with staleness plans which version
         samples each. None where tickets take the newest version."""
         scheduler = self.scheduler
-        if not self.deterministic or not scheduler.staleness or not scheduler.steps:
+        if not self.exact or not scheduler.staleness or not scheduler.steps:
             return None
         return PinnedSchedule(self.warmup.batches + 1, scheduler.staleness)
 

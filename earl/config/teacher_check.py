@@ -89,7 +89,7 @@ def _check_end(config: RunConfig) -> None:
         )
     else:
         _check_score(config)
-    if config.deterministic and (teacher.until or teacher.wean):
+    if config.exact and (teacher.until or teacher.wean):
         key = "until" if teacher.until else "wean"
         raise ConfigError(
             f"deterministic = true with teacher.{key}: steps that a crash undoes would be repeated without "

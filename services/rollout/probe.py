@@ -167,7 +167,7 @@ def engine_specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -
             dtype=config.rollout_dtype,
             max_sequences=slots,
             max_context_tokens=context,
-            deterministic=config.deterministic,
+            deterministic=config.exact_kernels,
             start_s=START_S,
             paced=config.paced.model_dump_json() if config.paced.table else "",
         )

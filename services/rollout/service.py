@@ -110,7 +110,7 @@ def pool_devices(
         max_sequences=rollout.max_sequences,
         max_context_tokens=config.context_tokens,
         kv_tokens=rollout.kv_tokens,
-        deterministic=config.deterministic,
+        deterministic=config.exact_kernels,
         kv_on_update=rollout.kv_on_update,
         drafts=bool(rollout.drafts),
         stop_ids=tuple(sorted(stop_ids)),

@@ -199,7 +199,7 @@ class TrainerRank:
             return
         self._budget.trained()
         self._trace(plan, (began_ns, read_ns, time.time_ns()))
-        if self._config.deterministic:
+        if self._config.exact:
             metrics |= batch_digests(self._columns, self._mesh)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
         self._replays.keep(plan, self._columns, writes=self._mesh.counts)

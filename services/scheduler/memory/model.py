@@ -202,9 +202,9 @@ def _frozen(
     stage = config.frozen_stage(role)
     sequences = ceil_div(load.concurrency, parallelism.dp)
     # Deterministic stages compute one sequence at a time.
-    capacity = 0 if config.deterministic else stage.microbatch_tokens
+    capacity = 0 if config.exact_kernels else stage.microbatch_tokens
     batch = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, parallelism)
-    if not config.deterministic:
+    if not config.exact_kernels:
         # Each of tp ranks takes its slice of the positions (ReferencePolicy).
         batch = replace(batch, trained_rows=ceil_div(batch.trained_rows, parallelism.tp))
     how = ReferenceNumbers(device=device, item_bytes=ITEM_BYTES[config.trainer_dtype], **asdict(batch))

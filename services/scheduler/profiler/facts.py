@@ -39,7 +39,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     compute on this machine's GPUs and they cannot be listed."""
     section = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
     settings: dict[str, Any] = {name: getattr(section, name) for name in _SETTINGS[stage]}
-    settings["deterministic"] = config.deterministic
+    settings["deterministic"] = config.exact_kernels
     if config.pace is not None:
         # Figures of simulated devices are no figures of this machine.
         settings["paced"] = [config.pace.table.digest, *astuple(config.pace.scale)]

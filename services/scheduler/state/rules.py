@@ -85,7 +85,7 @@ class Rules:
     # Evaluations play training's tasks, and their episodes are recorded.
     records: bool = _key("evaluation.record", False)
     # Chance never decides what is trained: see TicketAttempts.fail.
-    deterministic: bool = _key("deterministic", False)
+    deterministic: bool = _key("exact", False)
     heartbeat_s: float = _key("scheduler.heartbeat_s", 1.0)
     heartbeats_per_s: float = _key("scheduler.heartbeats_per_s", 100.0)
     # Conversations of each batch and of each evaluation.

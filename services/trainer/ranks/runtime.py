@@ -30,7 +30,7 @@ def settle(config: RunConfig) -> None:
     let_engines_first(config)
     keep_pages()
     settle_card()
-    if config.deterministic:
+    if config.exact_kernels:
         # What cuBLAS needs for that; read when CUDA is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -83,9 +83,9 @@ class ReferencePolicy:
         self._role = role
         # Greedy sampling records log-probs of the plain distribution.
         self._temperature = config.scheduler.temperature or 1.0
-        self._deterministic = config.deterministic
+        self._deterministic = config.exact_kernels
         self._share = config.trainer.share_prefixes
-        tokens = 0 if config.deterministic else config.frozen_stage(role).microbatch_tokens
+        tokens = 0 if config.exact_kernels else config.frozen_stage(role).microbatch_tokens
         self._paced = PacedPass(config, role, Parallelism(1, tensor.size))
         self._bound = MicrobatchBound(f"{role}.microbatch_tokens", tokens, f"or raise {role}.tp")
 

@@ -22,7 +22,9 @@ SCHEDULES = st.one_of(
 )
 
 
-def run(*, deterministic: bool = True, staleness: int = 2, steps: int = 9, **sections: Any) -> RunConfig:
+def run(
+    *, deterministic: bool | str = True, staleness: int = 2, steps: int = 9, **sections: Any
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "pinned",
@@ -75,6 +77,15 @@ def test_every_ticket_that_the_policy_samples_is_pinned(purpose: Purpose, determ
     sent = TicketEncoder(run(deterministic=deterministic), {}).encode(ticket)
     pinned = 4 if deterministic and purpose is not Purpose.WARMUP else 0
     assert decode_ticket(sent).pinned_version == pinned
+
+
+def test_kernels_alone_plan_nothing() -> None:
+    config = run(deterministic="kernels", scheduler={"staleness": 2, "train_limit_s": 5.0})
+    assert (config.exact, config.exact_kernels, config.pinned) == (False, True, None)
+    check_deterministic(config)
+    foreign = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "vllm"})})
+    with pytest.raises(ConfigError, match=r'deterministic = "kernels" with rollout.engine = "vllm"'):
+        check_deterministic(foreign)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
