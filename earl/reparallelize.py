@@ -2,6 +2,7 @@
 
     scheduler ── SwitchCommand ─► worker            rollout pool, trainer ranks, reference ranks
     scheduler ◄─ SwitchOutcome ── worker
+    scheduler ◄─ StageSwitch ──── worker            of a switch that it made by itself, as the run file plans
     scheduler ── StageSwitch ───► ledger, switches.jsonl, bus, status: all workers of a stage together
 
 What a switch costs is in earl.switch_figures.
@@ -17,7 +18,7 @@ from typing import Generic, TypeVar
 from earl.config.scheduler import SwitchConfig, SwitchDeadlines
 from earl.errors import ConfigError, StaleEpoch
 from earl.parallelism import Parallelism
-from earl.switch_figures import SwitchFigures
+from earl.switch_figures import StageSwitch, SwitchFigures
 
 LOGPROB_TOLERANCE: float = SwitchConfig().logprob_tolerance
 
@@ -89,3 +90,18 @@ class SwitchOutcome(SwitchFigures):
     parallelism: Parallelism
     rolled_back: bool = False
     message: str = ""
+
+
+def ended_switch(
+    before: Parallelism, command: SwitchCommand, outcome: SwitchOutcome
+) -> StageSwitch[Parallelism]:
+    """The report of a switch that a worker commanded itself."""
+    return StageSwitch(
+        epoch=command.epoch,
+        before=before,
+        after=command.parallelism,
+        reason=command.reason,
+        rolled_back=outcome.rolled_back,
+        message=outcome.message,
+        **outcome.figures(),
+    )

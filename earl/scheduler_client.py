@@ -20,6 +20,8 @@ from earl.parallelism import Parallelism
 from earl.parallelism_codec import encode_parallelism
 from earl.rpc.access import Access
 from earl.rpc.client import Client
+from earl.switch_codec import encode_ended
+from earl.switch_figures import StageSwitch
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from earl.worker_report import BusySpan, LiveSequence, SequenceMove, TransferTotals, WorkerDevice
@@ -96,6 +98,8 @@ class SchedulerClient:
         self._on_rejoin = on_rejoin
         self._joining = asyncio.Lock()
         self._joins = 0
+        # Switches that no heartbeat has reported yet.
+        self._switches: list[StageSwitch[Parallelism]] = []
 
     async def join(self, address: str) -> JoinReply:
         """Becomes a worker of the run. address: host:port of the worker's own server."""
@@ -133,7 +137,10 @@ class SchedulerClient:
             fill(request.devices.add(), device)
         for sequence in sequences:
             fill(request.sequences.add(), sequence)
+        switches = [*self._switches]
+        request.switches.extend(map(encode_ended, switches))
         answer = await self.call("Heartbeat", request)
+        del self._switches[: len(switches)]
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
         moves = tuple(from_message(SequenceMove, move) for move in answer.moves)
         return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s, moves)
@@ -141,6 +148,10 @@ class SchedulerClient:
     def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:
         """Reports this parallelism from now on; on the loop that calls are made on."""
         self.parallelism, self.epoch = parallelism, epoch
+
+    def report_switch(self, switch: StageSwitch[Parallelism]) -> None:
+        """Reports with the next heartbeat a switch that nobody commanded; on the loop of the calls."""
+        self._switches.append(switch)
 
     async def leave(self, reason: str, deadline_s: float) -> None:
         """Leaves the run: what the worker still holds goes to others at once. Raises as Client.call."""

@@ -13,9 +13,11 @@ from typing import TypeVar
 
 from earl.config.scheduler import SwitchDeadlines
 from earl.errors import ConfigError, RpcError
+from earl.parallelism import Parallelism
 from earl.parallelism_codec import decode_parallelism, encode_parallelism, figures_of, put_figures
 from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand, SwitchOutcome
-from earl.v1 import rollout_pb2, trainer_pb2
+from earl.switch_figures import StageSwitch
+from earl.v1 import rollout_pb2, scheduler_pb2, trainer_pb2
 
 CommandMessage = rollout_pb2.ReparallelizeRolloutRequest | trainer_pb2.ReparallelizeTrainerRequest
 OutcomeMessage = rollout_pb2.ReparallelizeRolloutResponse | trainer_pb2.ReparallelizeTrainerResponse
@@ -95,4 +97,34 @@ def decode_outcome(response: OutcomeMessage) -> SwitchOutcome:
         rolled_back=response.rolled_back,
         message=" ".join(response.message.split()),
         **figures_of(response),
+    )
+
+
+# --- switches that a worker made by itself --------------------------------------------------
+
+
+def encode_ended(switch: StageSwitch[Parallelism]) -> scheduler_pb2.Switch:
+    """The message of a switch of one worker."""
+    message = scheduler_pb2.Switch(
+        epoch=switch.epoch,
+        before=encode_parallelism(switch.before),
+        after=encode_parallelism(switch.after),
+        reason=switch.reason,
+        rolled_back=switch.rolled_back,
+        message=switch.message,
+    )
+    put_figures(switch, message)
+    return message
+
+
+def decode_ended(message: scheduler_pb2.Switch) -> StageSwitch[Parallelism]:
+    """The switch of one worker that a message reports."""
+    return StageSwitch(
+        epoch=message.epoch,
+        before=decode_parallelism(message.before),
+        after=decode_parallelism(message.after),
+        reason=" ".join(message.reason.split()),
+        rolled_back=message.rolled_back,
+        message=" ".join(message.message.split()),
+        **figures_of(message),
     )

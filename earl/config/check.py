@@ -14,6 +14,7 @@ from earl.config.mixture import MixtureEntry
 from earl.config.model_check import check_model
 from earl.config.opponents import check_opponents
 from earl.config.paced_check import check_paced
+from earl.config.plan_check import check_plan
 from earl.config.pool_check import check_pool
 from earl.config.protected import check_protected
 from earl.config.replay_check import check_replay
@@ -24,6 +25,7 @@ from earl.config.weight import first_step_without_weight, schedule_of
 from earl.errors import ConfigError, TransportUnavailable
 from earl.fragments.advantages import GROUP_RELATIVE
 from earl.loopback import is_loopback
+from earl.parallelism import TRAINER
 
 LEAST_CONTEXT_TOKENS, LEAST_MICROBATCH_TOKENS = 8, 64
 
@@ -57,6 +59,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_alternate(config)
     check_paced(config)
     check_pool(config)
+    check_plan(config, elsewhere=elsewhere)
 
 
 def check_alternate(config: RunConfig) -> None:
@@ -237,7 +240,9 @@ def check_lengths(config: RunConfig) -> None:
 
 def check_batches(config: RunConfig) -> None:
     """Raises ConfigError unless every trainer replica gets a sequence of every mini-batch."""
-    scheduler, dp = config.scheduler, config.trainer.parallelism.dp
+    scheduler, plan = config.scheduler, config.layout_plan
+    layouts = [config.trainer.parallelism] if plan is None else plan.layouts(TRAINER)
+    dp = max(layout.dp for layout in layouts)
     smallest = min(
         (scheduler.min_group_size or entry.group_size) * entry.trained_seats for entry in config.mixture
     )

@@ -113,7 +113,7 @@ class RolloutConfig(ConfigSection):
     engine_restarts: int = Field(default=2, ge=0)
     # Keeps a process ready for each device that engines may get by a switch of parallelism, or by a move of
     # devices (stack.pool_devices): its imports are done, and it has no weights. "auto": where
-    # scheduler.selector = "on". None with a single device.
+    # scheduler.selector = "on", or switch.plan has switches of rollout. None with a single device.
     #
     # Set false if the host's memory is short, true if you switch by hand and a switch is to be quick.
     standby: Annotated[bool | Literal["auto"], Takes('true, false or "auto"')] = "auto"

@@ -13,6 +13,7 @@ from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.frozen_schedule import FrozenSchedule, KeptVersions, PinnedSchedule
 from earl.config.frozen_stage import FrozenStageConfig, ReferenceConfig, TeacherConfig
+from earl.config.layout_plan import LayoutPlan
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
@@ -23,7 +24,7 @@ from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfi
 from earl.config.takes import Takes
 from earl.config.trainer import TrainerConfig, WarmupConfig
 from earl.pacing.pace import Pace
-from earl.parallelism import REFERENCE, TEACHER
+from earl.parallelism import REFERENCE, ROLLOUT, TEACHER, TRAINER, Parallelism
 
 # The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
 EPISODE_S = 300.0
@@ -162,8 +163,10 @@ class RunConfig(ConfigSection):
     @property
     def keeps_standby(self) -> bool:
         """Returns whether rollout workers keep processes ready for engines to come."""
-        standby = self.rollout.standby
-        return self.scheduler.selector == "on" if standby == "auto" else standby
+        standby, plan = self.rollout.standby, self.layout_plan
+        if standby != "auto":
+            return standby
+        return self.scheduler.selector == "on" or (plan is not None and len(plan.layouts(ROLLOUT)) > 1)
 
     @property
     def pace(self) -> Pace | None:
@@ -208,7 +211,9 @@ class RunConfig(ConfigSection):
         than they can take, unless the selector may raise its cp.
         """
         given = self.trainer.microbatch_tokens
-        most_cp = self.trainer.ranks if self.selector_decides else self.trainer.cp
+        plan = self.layout_plan
+        least_cp = min(layout.cp for layout in plan.layouts(TRAINER)) if plan is not None else self.trainer.cp
+        most_cp = self.trainer.ranks if self.selector_decides else least_cp
         return min(self.context_tokens, given * most_cp) if given else self.context_tokens
 
     @property
@@ -240,6 +245,15 @@ class RunConfig(ConfigSection):
         return bool(self.deterministic)
 
     @property
+    def layout_plan(self) -> LayoutPlan | None:
+        """The switches of parallelism that the run file names; None without any. Raises as LayoutPlan.of."""
+        if not self.switch.plan:
+            return None
+        engines = Parallelism(self.rollout.engines, self.rollout.tp)
+        initial = {ROLLOUT: engines, TRAINER: self.trainer.parallelism}
+        return LayoutPlan.of(self.switch.plan, self.warmup.batches + 1, initial)
+
+    @property
     def frozen(self) -> FrozenSchedule | None:
         """The frozen versions that the run trains against; None if it does not."""
         every = max((entry.frozen_every for entry in self.mixture), default=0)
@@ -249,10 +263,10 @@ class RunConfig(ConfigSection):
 
     @property
     def pinned(self) -> PinnedSchedule | None:
-        """The versions that tickets are pinned to: a deterministic run with staleness plans which version
-        samples each. None where tickets take the newest version."""
+        """The versions that tickets are pinned to: a deterministic run with staleness, or with planned
+        switches, plans which version samples each. None where tickets take the newest version."""
         scheduler = self.scheduler
-        if not self.exact or not scheduler.staleness or not scheduler.steps:
+        if not self.exact or not scheduler.steps or not (scheduler.staleness or self.switch.plan):
             return None
         return PinnedSchedule(self.warmup.batches + 1, scheduler.staleness)
 

@@ -245,6 +245,12 @@ class SwitchConfig(SwitchDeadlines):
     #
     # Lower it if the cause passes quickly; raise it if failed attempts cost too much time.
     retry_s: float = Field(default=120.0, ge=0)
+    # Switches of a run with deterministic = true, in the order of their steps: "5 rollout tp=2" samples the
+    # version that step 5 begins with, and newer ones, on engines of two devices; "5 trainer tp=2,cp=2" trains
+    # them so (docs/operating.md).
+    #
+    # Give them if a run whose contexts grow must be repeated bit for bit.
+    plan: Annotated[tuple[str, ...], Takes('a list of switches, each like "5 rollout tp=2"')] = ()
 
 
 class EvaluationConfig(ConfigSection):

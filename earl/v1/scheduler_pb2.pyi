@@ -78,7 +78,7 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch", "devices", "sequences")
+    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch", "devices", "sequences", "switches")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class HeartbeatRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     running: int
     version: int
@@ -106,7 +107,8 @@ class HeartbeatRequest(_message.Message):
     epoch: int
     devices: _containers.RepeatedCompositeFieldContainer[WorkerDevice]
     sequences: _containers.RepeatedCompositeFieldContainer[LiveSequence]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ...) -> None: ...
+    switches: _containers.RepeatedCompositeFieldContainer[Switch]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WorkerDevice, _Mapping]]] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., switches: _Optional[_Iterable[_Union[Switch, _Mapping]]] = ...) -> None: ...
 
 class LiveSequence(_message.Message):
     __slots__ = ("session", "ticket_id", "engine", "context_tokens", "response_tokens")

@@ -67,6 +67,7 @@ from services.rollout.worker.host_wait import HostWait
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.metrics import figures
 from services.rollout.worker.pinned_weights import PinnedWeights
+from services.rollout.worker.planned_layouts import PlannedLayouts
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
@@ -247,10 +248,6 @@ async def _open_resources(
     awake_time = pool.time if config.alternates else None
     bounds = episode_bounds(config, run_dir, tokenizer)
     history = DraftHistory(set(config.rollout.drafts)) if config.rollout.drafts else None
-    pinned = PinnedWeights(pool, config.pinned, spans) if config.pinned is not None else None
-    if pinned is not None:
-        stack.push_async_callback(pinned.stop)
-    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time, history, pinned)
     rejoined = asyncio.Event()
     scheduler = SchedulerClient(
         addresses.scheduler,
@@ -266,6 +263,10 @@ async def _open_resources(
         on_rejoin=rejoined.set,
     )
     stack.push_async_callback(scheduler.close)
+    pinned = _pinned_weights(config, pool, spans, scheduler)
+    if pinned is not None:
+        stack.push_async_callback(pinned.stop)
+    agent = EpisodeAgent(pool, gateway, spans, bounds, opponent, awake_time, history, pinned)
     gauges = Gauges(pool, agent, spans, tokenizer.unknown_words, opponent)
     stack.push_async_callback(gauges.close)
     wait_s: dict[str, float] = {}
@@ -279,6 +280,18 @@ async def _open_resources(
     hosts = HostWait(gateway, wait_s, seats, allowed)
     weights = pinned or WeightFollower(pool, reader_leases, spans, lease_s=2 * load_s)
     return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts, opponent)
+
+
+def _pinned_weights(
+    config: RunConfig, pool: EnginePool, spans: BusySpans, scheduler: SchedulerClient
+) -> PinnedWeights | None:
+    """The weights of a run whose tickets are pinned to versions, each in the layout that the plan has."""
+    if config.pinned is None:
+        return None
+    layouts, plan = None, config.layout_plan
+    if plan is not None:
+        layouts = PlannedLayouts(pool, plan, config.switch, scheduler.report_switch)
+    return PinnedWeights(pool, config.pinned, spans, layouts)
 
 
 def _opponent(config: RunConfig, devices: PoolDevices) -> FrozenOpponent | None:

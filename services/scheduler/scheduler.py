@@ -18,6 +18,7 @@ from earl.config.task_set import TaskSet
 from earl.parallelism import ROLLOUT, TRAINER, Parallelism
 from earl.recorded_episodes import RecordedTurn
 from earl.rpc.access import OPEN, Access
+from earl.switch_figures import StageSwitch
 from earl.ticket_ranges import RangeSet
 from earl.transcript import TranscriptTurn
 from earl.worker_report import BusySpan, LiveSequence, SequenceMove
@@ -112,10 +113,12 @@ class Scheduler:
     def heartbeat(
         self, worker: WorkerId, report: WorkerReport, spans: Sequence[BusySpan],
         parallelism: Parallelism | None = None, epoch: int = 0,
+        switches: Sequence[StageSwitch[Parallelism]] = (),
     ) -> bool:  # fmt: skip
         """Records a worker's heartbeat; returns whether the worker may leave. Raises UnknownWorker.
 
-        parallelism, epoch: what it runs with and since which switch; None if not reported.
+        parallelism, epoch: what it runs with and since which switch; None if not reported. switches: that it
+        made by itself.
         """
         record = self.loop.ledger.membership.worker(*worker)
         before = record.version
@@ -123,7 +126,9 @@ class Scheduler:
         self.loop.ledger.membership.keep_devices(worker.name, report.devices)
         self.loop.recorder.fleet.reported(worker.name, report)
         self.loop.recorder.monitor.reported(record.stage_name, worker.name, report.gauges, worker.incarnation)
-        self.loop.parallelism.heartbeat(record, parallelism, epoch, report.gauges, now=report.received_s)
+        self.loop.parallelism.heartbeat(
+            record, parallelism, epoch, report.gauges, now=report.received_s, switches=switches
+        )
         self.loop.recorder.report.spans(worker.name, spans)
         if report.version != before:
             # It may take tickets that want those weights.

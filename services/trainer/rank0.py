@@ -11,6 +11,7 @@ from earl.scheduler_client import RETRY_S
 from services.trainer.api.batch_client import BatchClient
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.stage.commands import RankCommand
+from services.trainer.stage.planned_layouts import PlannedTrainerLayouts
 from services.trainer.stage.rank_resources import RankResources
 from services.trainer.stage.stage_rank0 import SLACK_S, StageRank0
 
@@ -37,6 +38,8 @@ class TrainerRank0:
         self.best = 0
         self.held: frozenset[int] = frozenset()
         self.lost_replays: Sequence[int] = ()
+        plan, limits = resources.config.layout_plan, resources.config.switch
+        self._layouts = PlannedTrainerLayouts(stage, plan, limits) if plan is not None else None
 
     def reconcile(self, progress: TrainingProgress) -> None:
         """Brings the ledger to what the parameters were trained on; a batch that was asked for before that is
@@ -49,8 +52,14 @@ class TrainerRank0:
         if rolled_back:
             log.warning("%d tickets trained after the checkpoint were rolled back", rolled_back)
 
-    def next_command(self) -> bytes:
-        """Returns the next command of all ranks; IDLE after WAIT_S at the latest."""
+    def next_command(self, version: int) -> bytes:
+        """Returns the next command of all ranks, which have this version; IDLE after WAIT_S at the latest.
+
+        Raises TrainerError if the ranks did not get the layout that the plan has for the version.
+        """
+        ends = self._requests.stop.is_set() or self._requests.run_ended.is_set()
+        if self._layouts is not None and not ends and (switch := self._layouts.due(version)):
+            return switch
         try:
             plan = self._next_plan()
         except EarlError as error:

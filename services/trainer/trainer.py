@@ -3,7 +3,7 @@
     command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
        ▲         └── no: abandon the plan, ask again                                             │
        └─ is the checkpoint in flight written? then rank 0 records it ◄──────────────────────────┘
-    switch: the same ranks in another parallelism (reshard/), then on as before
+    switch: the same ranks in another parallelism (reshard/), planned (stage/planned_layouts.py) or requested
     reform: a checkpoint, then other processes are the ranks (stage/reform.py)
     where rollout and trainer take turns: state to the device ─► train … publish ─► state out of it ─► ask
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
@@ -157,7 +157,7 @@ class TrainerRank:
             self._slots.check()
         except EarlError as error:
             self._requests.ignore_if_stopping(error)
-        command = self._rank0.next_command()
+        command = self._rank0.next_command(self.progress.version)
         mark_best(self._directory, self._rank0.best)
         return command
 

@@ -12,11 +12,18 @@ from earl.config.scheduler import SwitchConfig, SwitchDeadlines, SwitchStage
 from earl.errors import ConfigError, ReshapeRefused, RpcError, StaleEpoch
 from earl.parallelism import Parallelism
 from earl.parallelism_codec import figures_of
-from earl.reparallelize import LOGPROB_TOLERANCE, CommandSlot, SwitchCommand, SwitchOutcome
+from earl.reparallelize import LOGPROB_TOLERANCE, CommandSlot, SwitchCommand, SwitchOutcome, ended_switch
 from earl.stack.codec import decode_switch
-from earl.switch_codec import decode_command, decode_outcome, encode_command, encode_outcome
+from earl.switch_codec import (
+    decode_command,
+    decode_ended,
+    decode_outcome,
+    encode_command,
+    encode_ended,
+    encode_outcome,
+)
 from earl.switch_figures import SwitchFigures
-from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
+from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2, trainer_pb2
 from services.scheduler.journal.events import encode_changed, encode_switch
 from services.scheduler.state.stored import decode, encode
 from services.scheduler.state.switch_records import By, StageRecord, SwitchEnded, SwitchRecord
@@ -100,6 +107,15 @@ def test_a_command_survives_its_message(kind: Any) -> None:
     seconds = {name: float(number) for number, name in enumerate(SwitchDeadlines.model_fields, 1)}
     command = SwitchCommand(3, LAYOUT, SwitchDeadlines(**seconds), 0.25, "longer contexts")
     assert decode_command(kind.FromString(encode_command(command, kind).SerializeToString())) == command
+
+
+def test_a_switch_that_a_worker_made_by_itself_survives_its_message() -> None:
+    command = SwitchCommand(3, LAYOUT, reason="switch.plan: from step 2 on")
+    outcome = SwitchOutcome(epoch=3, parallelism=LAYOUT, rolled_back=True, message="why", **distinct())
+    made = ended_switch(Parallelism(2), command, outcome)
+    assert (made.before, made.after, made.reason) == (Parallelism(2), LAYOUT, command.reason)
+    assert decode_ended(scheduler_pb2.Switch.FromString(encode_ended(made).SerializeToString())) == made
+    assert SwitchRecord.planned(made).target == LAYOUT
 
 
 def test_a_stages_switch_reaches_status_and_bus_with_every_figure() -> None:

@@ -28,9 +28,9 @@ UNEVEN = "mixed parallelism"
 class RecordedSwitch(StageSwitch[Parallelism]):
     """A line of switches.jsonl.
 
-    by: "selector", "operator" or "mend", for workers that had another parallelism than their stage, which
-    people are shown as in REQUESTED_BY. step: that the selector decided for, 0 if it did not. end_ns: Unix
-    nanoseconds.
+    by: "selector", "operator", "plan" or "mend", for workers that had another parallelism than their stage,
+    which people are shown as in REQUESTED_BY. step: that the selector decided for, 0 if it did not.
+    end_ns: Unix nanoseconds.
     """
 
     before: Parallelism

@@ -1,15 +1,16 @@
 """Brings a worker's engines to the version that each episode is pinned to.
 
-Tickets of a deterministic run with staleness are (RunConfig.pinned).
+Tickets of a deterministic run with staleness, or with planned switches, are (RunConfig.pinned).
 
     ticket of v ──► playing(v) ──► published? ──► VersionHolder: the oldest version first ──► load v ──► plays
     WeightsPublished ──► offer ──► the version in use is still needed: engines that lack it get it again
                                 └─ it is not: the newest is loaded, at its turn
 
-Promises: while an episode runs, the engines have exactly its version, and begin no episode of a newer one
-while one of an older one waits. A worker that starts anew reads older versions where the trainer keeps them.
-One that is kept no more is VersionGone: its batches are trained, and no ticket that still counts asks for it.
-While episodes wait for their version, no more are leased: another worker may have that version.
+Promises: while an episode runs, the engines have exactly its version, in the layout that the plan has for it
+(planned_layouts.py), and begin no episode of a newer one while one of an older one waits. A worker that
+starts anew reads older versions where the trainer keeps them. One that is kept no more is VersionGone: its
+batches are trained, and no ticket that still counts asks for it. While episodes wait for their version, no
+more are leased: another worker may have that version.
 """
 
 from __future__ import annotations
@@ -24,17 +25,26 @@ from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost,
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import ATTEMPTS, RETRY_S, ChangeNotifier
+from services.rollout.worker.planned_layouts import PlannedLayouts
 from services.rollout.worker.version_holder import VersionHolder
 
 log = logging.getLogger(__name__)
 
 
 class PinnedWeights:
-    """Loads the versions that episodes ask for into the pool. schedule: of the run."""
+    """Loads the versions that episodes ask for into the pool. schedule: of the run. layouts: gives engines
+    the layout of each version; None where all have the same."""
 
-    def __init__(self, pool: EnginePool, schedule: PinnedSchedule, spans: BusySpans) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        schedule: PinnedSchedule,
+        spans: BusySpans,
+        layouts: PlannedLayouts | None = None,
+    ) -> None:
         self._schedule = schedule
-        self._holder = VersionHolder(pool, schedule.needed, oldest_first=True, spans=spans)
+        arrange = layouts.bring if layouts is not None else None
+        self._holder = VersionHolder(pool, schedule.needed, oldest_first=True, spans=spans, arrange=arrange)
         self._changes = ChangeNotifier()
         self._offered = asyncio.Event()
         # Episodes that have not begun.

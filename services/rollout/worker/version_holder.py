@@ -1,6 +1,6 @@
 """Keeps a pool's engines at one version of the policy for as long as episodes need it.
 
-    playing(v) ──► its turn ──► episodes at another version have ended ──► load v ──► plays
+    playing(v) ──► its turn ──► episodes at another version have ended ──► load v ──► arrange ──► plays
                                                                             ▲   │
                                               PeerLost, VersionGone: again ─┴───┘
 
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from bisect import insort
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -33,7 +33,8 @@ class VersionHolder:
     """The one version that all engines of a pool have.
 
     needed: the versions that the trainer keeps readable while a version is trained. oldest_first: turns are
-    taken by version. spans: of loads; None where nobody asks when engines were busy.
+    taken by version. spans: of loads; None where nobody asks when engines were busy. arrange: prepares
+    engines that have a version for its episodes; None where there is nothing to do.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class VersionHolder:
         *,
         oldest_first: bool = False,
         spans: BusySpans | None = None,
+        arrange: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
         self._needed = needed
         self._oldest_first = oldest_first
         self._spans = spans
+        self._arrange = arrange
         # The version that the engines have; 0 if none, or another one of that number.
         self.version = 0
         # What the trainer published last.
@@ -74,7 +77,8 @@ class VersionHolder:
     async def playing(self, version: int) -> AsyncIterator[None]:
         """The engines have this version until the block ends.
 
-        Raises VersionGone for one that the trainer no longer keeps, and what EnginePool.load raises.
+        Raises VersionGone for one that the trainer no longer keeps, and what EnginePool.load and `arrange`
+        raise.
         """
         turn = (version if self._oldest_first else 0, next(self._arrivals))
         insort(self._waiting, turn)
@@ -145,6 +149,8 @@ class VersionHolder:
                 if self._spans is not None:
                     self._spans.add("load", started_ns, time.time_ns())
             await asyncio.sleep(RETRY_S)
+        if self._arrange is not None:
+            await self._arrange(version)
         # Otherwise it was given up meanwhile, and so were those who asked for it.
         if version <= self.published:
             self.version, self._last = version, publication

@@ -9,6 +9,7 @@ import time
 from earl.message_fields import fill, from_message
 from earl.parallelism import REFERENCE
 from earl.parallelism_codec import decode_parallelism
+from earl.switch_codec import decode_ended
 from earl.v1 import scheduler_pb2, scheduler_pb2_grpc
 from earl.worker_report import BusySpan, TransferTotals
 from services.scheduler.api import codec, codec_reference, codec_tickets, codec_transcripts
@@ -62,7 +63,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         spans = [from_message(BusySpan, span) for span in request.spans]
         parallelism = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
-        stop = self._scheduler.heartbeat(_worker(request), report, spans, parallelism, request.epoch)
+        switches = [decode_ended(switch) for switch in request.switches]
+        stop = self._scheduler.heartbeat(
+            _worker(request), report, spans, parallelism, request.epoch, switches
+        )
         # A fleet that started together must not beat together for good.
         next_s = self._scheduler.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         response = scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)

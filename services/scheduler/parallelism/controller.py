@@ -4,6 +4,7 @@ committed ─► SelectorLoop ──────────┐                 
 blocked ───► SelectorLoop.relieve ──┼─► Switching ─► SwitchDriver ─► workers
 earl parallelism ──► set, move ─────┘       ▲                              └─► what switches cost, what is bad
 join, heartbeat ────────────────────────────┘
+switch.plan: workers follow it by themselves, heartbeats report their switches ──► timeline, switches.jsonl
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from earl.config.device_pool import pooled_stages
+from earl.config.layout_plan import KEY, PLANNED_STAGES
 from earl.config.run import RunConfig
 from earl.errors import EarlError, LedgerError
 from earl.parallelism import ROLLOUT, STAGES, Parallelism
 from earl.rpc.access import OPEN, Access
+from earl.switch_figures import StageSwitch
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.tables import LedgerTables
@@ -82,6 +85,8 @@ class ParallelismController:
         self._selects = config.selects_layouts
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._traced = tickets_of(config)
+        self._planned_stages = () if config.layout_plan is None else PLANNED_STAGES
+        self.switching.follow_plan(self._planned_stages)
         self._warned: set[tuple[str, str]] = set()
         # (replica, tokens) of the sequence that a decision was made for last, and when.
         self._relieved: tuple[Replica, float] | None = None
@@ -121,8 +126,14 @@ class ParallelismController:
         gauges: Mapping[str, float],
         *,
         now: float,
+        switches: Sequence[StageSwitch[Parallelism]] = (),
     ) -> None:
-        """Takes a worker's report: its parallelism, None if not reported, and the epoch that led there."""
+        """Takes a worker's report: its parallelism, None if not reported, and the epoch that led there.
+
+        switches: that it made by itself since its report before.
+        """
+        planned = [self.switching.planned(worker, switch) for switch in switches]
+        self._ended([fact for fact in planned if fact is not None])
         self.switching.reported(worker, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
         if blocked > 0 and worker.stage_name == ROLLOUT:
@@ -182,6 +193,11 @@ class ParallelismController:
         is that of the last switch if there was nothing to do; the end is None if the switch is still running
         after wait_s. Raises IllegalParallelism and LedgerError, having changed nothing.
         """
+        if stage in self._planned_stages:
+            raise LedgerError(
+                f"the plan of this run says when {stage} changes its parallelism ({KEY})",
+                f"stop the run, and resume it with another plan: --{KEY} '[...]'",
+            )
         devices = self.switching.devices(stage)
         if not devices:
             here = [name for name in STAGES if self.switching.devices(name)]

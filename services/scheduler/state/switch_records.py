@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
@@ -21,11 +22,13 @@ Degrees = tuple[int, int, int, int]
 
 
 class By(StrEnum):
-    """The party that requested a switch. REALIGN: the scheduler itself, for workers whose replicas are not
-    those of their stage, because they joined so or because the others could not change with them."""
+    """The party that requested a switch. PLAN: the run file, which workers follow by themselves. REALIGN: the
+    scheduler itself, for workers whose replicas are not those of their stage, because they joined so or
+    because the others could not change with them."""
 
     SELECTOR = "selector"
     OPERATOR = "operator"
+    PLAN = "plan"
     REALIGN = "mend"
 
 
@@ -41,6 +44,15 @@ class SwitchRecord(StageSwitch[Degrees]):
     step: int = 0
     commanded: Mapping[str, int] = field(default_factory=dict)
     resizes: bool = False
+
+    @classmethod
+    def planned(cls, switch: StageSwitch[Parallelism]) -> Self:
+        """The record of a switch that one worker made by itself."""
+        before, after = ((layout.dp, *layout.replica) for layout in (switch.before, switch.after))
+        return cls(
+            epoch=switch.epoch, before=before, after=after, by=By.PLAN, reason=switch.reason,
+            rolled_back=switch.rolled_back, message=switch.message, **switch.figures(),
+        )  # fmt: skip
 
     @property
     def target(self) -> Parallelism:

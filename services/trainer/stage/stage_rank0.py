@@ -10,12 +10,14 @@ import asyncio
 import concurrent.futures
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
+from earl.config.scheduler import SwitchConfig
 from earl.errors import EarlError
 from earl.parallelism import Parallelism
-from earl.reparallelize import SwitchCommand, SwitchOutcome
+from earl.reparallelize import SwitchCommand, SwitchOutcome, ended_switch
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
@@ -62,6 +64,8 @@ class StageRank0:
         self._access = Access.of(Role.WORKER)
         self._pending: concurrent.futures.Future[Any] | None = None
         self._address = self._metrics_address = ""
+        # The epoch of the last switch that this stage requested of itself.
+        self._commanded = 0
         self.scheduler = self._io.run(self._connect(), OPEN_S)
         self.scheduler.devices = resources.activity.devices
         resources.stack.callback(lambda: self._io.run(self.scheduler.close(), CLOSE_S))
@@ -187,9 +191,22 @@ class StageRank0:
         kind = RankCommand.SWITCH if stays else RankCommand.REFORM
         return kind.encode(command_to_ranks(command))
 
+    def command_switch(self, parallelism: Parallelism, limits: SwitchConfig, reason: str) -> None:
+        """Requests a switch of this stage itself; `next_switch` begins it, its end is reported.
+
+        Raises IllegalParallelism.
+        """
+        epoch, tolerance = max(self._commanded, self._switches.epoch) + 1, limits.logprob_tolerance
+        command = SwitchCommand(epoch, parallelism, limits, tolerance, reason, time.monotonic())
+        self._switches.ask(command)
+        self._commanded = epoch
+
     def end_switch(self, command: SwitchCommand, outcome: SwitchOutcome) -> None:
         """Answers the caller of a switch. From now on work is requested for the ranks' parallelism."""
         log_outcome(command, outcome)
+        if command.epoch == self._commanded:
+            report = ended_switch(self.parallelism, command, outcome)
+            self._io.call_soon(self.scheduler.report_switch, report)
         if not outcome.rolled_back:
             self.withdraw()
             self._io.call_soon(self.scheduler.set_parallelism, outcome.parallelism, outcome.epoch)
