@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.algorithms.at_steps import StepAction, StepActions
 from earl.config.run import RunConfig
 from earl.stack.rundir import run_path, to_toml
 
@@ -37,10 +39,11 @@ class BoundedRun:
         return self.directory / "model-final"
 
 
-def bounded_run(config: RunConfig, limit_s: float) -> BoundedRun:
+def bounded_run(config: RunConfig, limit_s: float, actions: Sequence[StepAction] = ()) -> BoundedRun:
     """Runs `earl train` on this configuration to its end, or stops it after `limit_s` seconds.
 
-    Whatever the run does, it returns; the run is also stopped where the waiting is interrupted.
+    Whatever the run does, it returns; the run is also stopped where the waiting is interrupted. actions: that
+    are carried out meanwhile; one that fails, or for which the run is too short, is a failure of the run.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="earl-bench-") as made:
@@ -51,13 +54,16 @@ def bounded_run(config: RunConfig, limit_s: float) -> BoundedRun:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        acting = StepActions(run_path(config).absolute(), actions)
+        acting.start()
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _stop(process)
-        failure = "" if code == 0 else _failure(code, output, limit_s)
+            not_done = acting.end()
+        failure = "; ".join(not_done) if code == 0 else _failure(code, output, limit_s)
     return BoundedRun(run_path(config).absolute(), time.monotonic() - began_s, failure)
 
 

@@ -18,6 +18,7 @@ import typer
 
 from benchmarks.algorithms.bounded_run import bounded_run
 from benchmarks.algorithms.command import BASE, names_of, stem
+from benchmarks.algorithms.small_demo import small_demo
 from benchmarks.algorithms.table import ALGORITHMS
 from benchmarks.goals import missed_goals
 from benchmarks.learning import published
@@ -26,10 +27,8 @@ from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted
 from earl.cli.report.curves import TRAIN
 from earl.cli.report.data import read_run
-from earl.cli.run.demo import RUN_FILE, example
 from earl.cli.run.launch import overrides_of
-from earl.config.check import cross_check
-from earl.config.load import Override, read_toml, set_override, validate
+from earl.config.load import Override
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.models.create import create_model
@@ -62,6 +61,7 @@ PLACED = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.place
 # What makes the demo's run file small, and its steps depend on no clock.
 SETTINGS: Sequence[Override] = (
     *BASE,
+    ("deterministic", "true"),
     ("rollout.threads", "1"),
     ("trainer.threads", "1"),
     ("warmup.batches", "2"),
@@ -125,15 +125,7 @@ def placements(
 
 def placed_config(overrides: Sequence[Override]) -> RunConfig:
     """The demo's run file, small and deterministic, without a placement of its own. Raises ConfigError."""
-    file = example(RUN_FILE)
-    table = read_toml(file)
-    table.pop("stack", None)
-    table["deterministic"] = True
-    for key, text in (*SETTINGS, *overrides):
-        set_override(table, key, text)
-    config = validate(table, str(file), frozenset(key for key, _ in overrides))
-    cross_check(config)
-    return config
+    return small_demo([*SETTINGS, *overrides])
 
 
 def one_run(name: str, overrides: Sequence[Override]) -> dict[str, Any]:
