@@ -10,6 +10,15 @@ SAMPLED_COLUMNS = {
     "versions": "int32",
     "turns": "int32",
 }
+# The column beside them in a run with trainer.turn_rewards.
+TURN_REWARDS = "rewards"
+
+
+def published_columns(*, turn_rewards: bool) -> dict[str, str]:
+    """The columns of a trajectory in a run's data plane, with their dtypes."""
+    return SAMPLED_COLUMNS | ({TURN_REWARDS: "float32"} if turn_rewards else {})
+
+
 _MESSAGE_CHARACTERS = 500
 
 

@@ -42,6 +42,12 @@ def check_credit(config: RunConfig) -> None:
             "rewards, and these are differences between them",
             'set scheduler.advantage = "reward"',
         )
+    if trainer.turn_rewards and advantage in ADVANTAGES and advantage != "reward":
+        raise ConfigError(
+            f"trainer.turn_rewards = true with scheduler.advantage = {advantage!r}: that compares sums of "
+            "whole episodes, and no turn has a part in them",
+            'set scheduler.advantage = "reward", or trainer.turn_rewards = false',
+        )
     for key in OF_CRITIC if trainer.credit == "discounted" else ():
         if (value := getattr(trainer, key)) != type(trainer).model_fields[key].default:
             raise ConfigError(

@@ -28,7 +28,8 @@ class ReplayConfig(ConfigSection):
     # Groups that are kept to be trained again; beyond it the oldest is forgotten. 0: max_age x
     # scheduler.batch_groups.
     #
-    # Lower it where the run's disk is small: a kept token takes 9 bytes, 13 with a reference stage.
+    # Lower it where the run's disk is small: a kept token takes 9 bytes, and 4 more each with a reference
+    # stage and with trainer.turn_rewards.
     capacity: int = Field(default=0, ge=0)
     # "freshest": the groups that were trained last are trained again first. "fifo": those that were trained
     # first.

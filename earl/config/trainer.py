@@ -142,6 +142,12 @@ class TrainerConfig(ConfigSection):
     #
     # Set "gae" if episodes are long and groups tell little of which of their turns was good.
     credit: Annotated[str, _takes(CREDITS)] = "discounted"
+    # Whether a step's reward counts at the turn that earned it. false: an episode's rewards are summed up,
+    # and count at its last token. true: scheduler.advantage must be "reward" or a function of yours.
+    #
+    # Set true where the environment rewards single turns: none is credited then for what was earned before
+    # it. A critic (credit = "gae") gains most.
+    turn_rewards: bool = False
     # Factor by which a turn's advantage is smaller for each turn of its trajectory that follows; 1: all turns
     # have the same.
     #

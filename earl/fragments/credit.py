@@ -23,7 +23,8 @@ from earl.errors import FragmentError
 class CreditedTokens:
     """The n trained tokens of one trajectory, in order, at least one.
 
-    rewards: float32[n]: what scheduler.advantage made of the trajectory's reward, at its last token, and with
+    rewards: float32[n]: what scheduler.advantage made of the trajectory's reward, at its last token; with
+    trainer.turn_rewards what each turn earned, at its last token, and the rest at the trajectory's. With
     trainer.kl_estimator = "k1" less the weighted KL to the reference at each. turns: int64[n], the number of
     each token's turn, ascending from 0. values: float32[n], the critic's estimate, before each token, of
     the discounted rewards from it on; None unless the fragment is marked by `of_values`. turn_discount,

@@ -30,7 +30,7 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.env.base import Limits
 from earl.env.session import GatewayClient
-from earl.episode_contract import SAMPLED_COLUMNS
+from earl.episode_contract import published_columns
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.obs.tracing import exporting
@@ -350,4 +350,5 @@ async def _open_store(
         grows_to=0 if given else arena_growth(columns.arena_bytes(config, config.context_tokens)),
     )
     stack.push_async_callback(store.close)
-    return store.sequences(columns.registry_key(name, incarnation), list(SAMPLED_COLUMNS.items()))
+    published = published_columns(turn_rewards=config.trainer.turn_rewards)
+    return store.sequences(columns.registry_key(name, incarnation), list(published.items()))

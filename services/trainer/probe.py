@@ -85,7 +85,7 @@ class ProbedTrainer:
         dp, replica = self._mesh.data_ranks, self._mesh.replica
         ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
         plan = TrainingPlan(1, 1, "policy_gradient", ranks, False, False, 0.0, False)
-        columns = Columns()
+        columns = Columns(turn_rewards=self._stepper.config.trainer.turn_rewards)
         columns.take(ranks[replica])
         mine = tokens[replica::dp].reshape(-1)
         mask = np.tile(np.arange(length) % 2, len(columns.items))

@@ -88,7 +88,7 @@ class TrainerRank:
         self._frozen = frozen
         self._rank0 = rank0
         self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
-        self._columns = Columns()
+        self._columns = Columns(turn_rewards=self._config.trainer.turn_rewards)
         self._replays = ReplayFiles(run_dir / "replay", on=config.replay.reuse > 0)
         self._offload = StateOffload.of(stepper)
         self._directory = run_dir / "checkpoints"

@@ -92,7 +92,14 @@ def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
         "logprobs": (-1.4 - 0.3 * rng.random(length)).astype(np.float32) * mask,
         # Of frozen policies, where the plan wants them.
         "teacher": (-1.3 - 0.3 * rng.random(length)).astype(np.float32) * mask,
+        # Of turns, in a run that has them.
+        "rewards": rng.normal(size=length).astype(np.float32) * ends_of_turns(mask),
     }
+
+
+def ends_of_turns(mask: np.ndarray) -> np.ndarray:
+    """bool[length]: the last trained token of each turn."""
+    return (mask == 1) & (np.append(mask[1:], 0) == 0)
 
 
 def items_of(first_ticket: int, count: int) -> list[ReplicaSequence]:
@@ -119,8 +126,8 @@ def plan_of(items: list[ReplicaSequence], ranks: int, batch_id: int = 1, **chang
     return TrainingPlan(**{**values, **changes})
 
 
-def columns_of(plan: TrainingPlan, rank: int = 0) -> Columns:
-    columns = Columns()
+def columns_of(plan: TrainingPlan, rank: int = 0, *, turn_rewards: bool = False) -> Columns:
+    columns = Columns(turn_rewards=turn_rewards)
     columns.take(plan.ranks[rank])
     for i, item in enumerate(plan.ranks[rank]):
         for name, into in columns.of(i).items():
@@ -134,7 +141,8 @@ def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: Any) -> d
     if changes.get("teacher_weight"):
         items = [replace(item, columns=(RoleColumn("teacher", ("teacher/1",)),)) for item in items]
     plan = plan_of(items, mesh.data_ranks, batch_id, **changes)
-    return stepper.train(plan, columns_of(plan, mesh.replica))
+    turn_rewards = stepper.config.trainer.turn_rewards
+    return stepper.train(plan, columns_of(plan, mesh.replica, turn_rewards=turn_rewards))
 
 
 def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:
@@ -167,6 +175,7 @@ CRITIC_CONFIG = {
     "credit": "gae",
     "gae_lambda": 0.8,
     "turn_discount": 0.9,
+    "turn_rewards": True,
     "value_coefficient": 0.5,
     "importance": "sequence-truncated",
     # So that an update does not follow the sign of a gradient that is hardly more than rounding.

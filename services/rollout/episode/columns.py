@@ -15,7 +15,7 @@ import numpy as np
 from earl.config.data_plane import GRAIN_BYTES
 from earl.config.run import RunConfig
 from earl.dispatch.memory.allocator import occupied, rounded
-from earl.episode_contract import SAMPLED_COLUMNS
+from earl.episode_contract import SAMPLED_COLUMNS, TURN_REWARDS, published_columns
 from earl.recorded_episodes import RecordedTurn
 
 LEAST_ARENA_BYTES = 64 << 20
@@ -30,7 +30,8 @@ def arena_bytes(config: RunConfig, context_tokens: int) -> int:
     scheduler = config.scheduler
     outstanding = (scheduler.staleness + 2) * config.batch_trajectories
     sequences = max(outstanding, 2 * config.warmup_trajectories)
-    sizes = (np.dtype(dtype).itemsize * context_tokens for dtype in SAMPLED_COLUMNS.values())
+    published = published_columns(turn_rewards=config.trainer.turn_rewards)
+    sizes = (np.dtype(dtype).itemsize * context_tokens for dtype in published.values())
     longest = occupied(sum(map(rounded, sizes)))
     # A grain each: an arena's table has a slot for every grain.
     return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
@@ -53,6 +54,9 @@ class TokenColumns:
 
     Example of two turns: observation 3 tokens, action 2, observation 2, action 2:
     loss_mask = 0 0 0 1 1 0 0 1 1, turns = 0 0 0 0 0 1 1 1 1.
+
+    In a run with trainer.turn_rewards also rewards float32[T]: what was earned after a turn, at the last
+    token that its action had; after 1 and -1 above, rewards = 0 0 0 0 1 0 0 0 -1.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -67,6 +71,8 @@ class TokenColumns:
     prompt_tokens: int = 0
     # Tokens of each turn, observation and action.
     turn_tokens: list[int] = field(default_factory=list)
+    # What was earned, by the position of the last trained token before it.
+    earned: dict[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -129,13 +135,23 @@ class TokenColumns:
             start = stop
         return turns
 
+    def earn(self, reward: float) -> None:
+        """Takes note of a step's reward. What is earned before the first action is no turn's: it counts in
+        the trajectory's reward alone."""
+        if reward and self.trained_tokens:
+            last = self.loss_mask.rfind(1)
+            self.earned[last] = self.earned.get(last, 0.0) + reward
+
     def write(self, into: Mapping[str, np.ndarray]) -> None:
-        """Copies the five columns into arrays [T] of these names and dtypes, such as those of an arena."""
+        """Copies the columns into arrays [T] of these names and dtypes, such as those of an arena."""
         into["tokens"][:] = self.tokens
         into["loss_mask"][:] = self.loss_mask
         into["logprobs"][:] = self.logprobs
         into["versions"][:] = self.versions
         into["turns"][:] = self.turns
+        if TURN_REWARDS in into:
+            into[TURN_REWARDS][:] = 0.0
+            into[TURN_REWARDS][list(self.earned)] = list(self.earned.values())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The five columns, each [T], in arrays of their own."""

@@ -365,6 +365,7 @@ def _pay(ticket: EpisodeTicket, seats: Sequence[_Seat], result: Any) -> None:
         raise EnvironmentFailure(text, "return finite rewards")
     for seat, reward in zip(seats, rewards or (0.0,) * len(seats), strict=True):
         seat.outcome.reward += reward
+        seat.columns.earn(reward)
 
 
 def _metrics(result: Any, seat: int) -> Mapping[str, float]:

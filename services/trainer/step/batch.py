@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from earl.episode_contract import SAMPLED_COLUMNS
+from earl.episode_contract import SAMPLED_COLUMNS, TURN_REWARDS
 from earl.errors import TrainerError
 from earl.models.parallel import ContextParallel, TensorParallel
 from earl.parallelism import REFERENCE, TEACHER
@@ -23,16 +23,23 @@ from services.trainer.step.prefix_packing import Bin, rows_of
 from services.trainer.step.token_weights import token_weights
 
 SAMPLED = tuple((name, np.dtype(SAMPLED_COLUMNS[name])) for name in ("tokens", "loss_mask", "logprobs"))
+EARNED = (TURN_REWARDS, np.dtype(np.float32))
 # Written by the stages of frozen policies, not by the rollout worker.
 ROLES = (REFERENCE, TEACHER)
-COLUMNS = (*SAMPLED, *((role, np.dtype(np.float32)) for role in ROLES))
+COLUMNS = (*SAMPLED, EARNED, *((role, np.dtype(np.float32)) for role in ROLES))
 
 
 class Columns:
-    """Receive buffers of one rank's sequences, end to end; grown when needed, never shrunk."""
+    """Receive buffers of one rank's sequences, end to end; grown when needed, never shrunk.
 
-    def __init__(self) -> None:
-        self._arrays = {name: np.zeros(0, dtype) for name, dtype in COLUMNS}
+    turn_rewards: rollout workers publish what was earned after each turn, too.
+    """
+
+    def __init__(self, *, turn_rewards: bool = False) -> None:
+        self._sampled = [name for name, _ in (*SAMPLED, *([EARNED] if turn_rewards else []))]
+        self._arrays = {
+            name: np.zeros(0, dtype) for name, dtype in COLUMNS if name in self._sampled or name in ROLES
+        }
         self.items: tuple[ReplicaSequence, ...] = ()
         self.offsets = np.zeros(1, np.int64)
 
@@ -44,9 +51,9 @@ class Columns:
         self.items = tuple(items)
         self.offsets = np.concatenate(([0], np.cumsum([item.total_tokens for item in items], dtype=np.int64)))
         total = int(self.offsets[-1])
-        for name, dtype in COLUMNS:
-            if len(self._arrays[name]) < total:
-                self._arrays[name] = np.zeros(total + total // 4, dtype)
+        for name, held in self._arrays.items():
+            if len(held) < total:
+                self._arrays[name] = np.zeros(total + total // 4, held.dtype)
         for role in ROLES:
             self._arrays[role][:total] = 0.0
 
@@ -54,12 +61,12 @@ class Columns:
     def sampled(self) -> dict[str, np.ndarray]:
         """The columns that rollout workers publish, each [total tokens], to be filled."""
         total = self.offsets[-1]
-        return {name: self._arrays[name][:total] for name, _ in SAMPLED}
+        return {name: self._arrays[name][:total] for name in self._sampled}
 
     def of(self, index: int) -> dict[str, np.ndarray]:
         """The columns of one sequence, each [length], to be filled; those of roles only where wanted."""
         span = slice(self.offsets[index], self.offsets[index + 1])
-        names = [name for name, _ in SAMPLED] + list(self.items[index].roles)
+        names = [*self._sampled, *self.items[index].roles]
         return {name: self._arrays[name][span] for name in names}
 
     def mask(self) -> None:
@@ -82,6 +89,12 @@ class Columns:
     def logprobs(self) -> np.ndarray:
         """float32[total tokens]: log-probs under the sampler's distribution, 0 where the mask is 0."""
         return self._arrays["logprobs"][: self.offsets[-1]]
+
+    @property
+    def rewards(self) -> np.ndarray | None:
+        """float32[total tokens]: what was earned after each turn, at its last trained token, 0 elsewhere;
+        None in a run without rewards of turns."""
+        return self._arrays[TURN_REWARDS][: self.offsets[-1]] if TURN_REWARDS in self._arrays else None
 
     @property
     def roles(self) -> dict[str, np.ndarray]:
@@ -111,7 +124,7 @@ class Columns:
             return
         bad = (self.tokens < 0) | (self.tokens >= vocabulary) | ~np.isfinite(self.logprobs)
         bad |= self.loss_mask > 1
-        for column in self.roles.values():
+        for column in (*self.roles.values(), *([self.rewards] if self.rewards is not None else [])):
             bad |= ~np.isfinite(column)
         bad[self.offsets[:-1]] |= self.loss_mask[self.offsets[:-1]] != 0
         if not bad.any():
@@ -122,7 +135,8 @@ class Columns:
             f"{self.items[i].key}: position {index - int(self.offsets[i])} has token "
             f"{int(self.tokens[index])} (vocabulary {vocabulary}), mask {int(self.loss_mask[index])}, "
             f"log-prob {float(self.logprobs[index])}",
-            "columns must hold known tokens, finite log-probs and a mask of 0 or 1 that starts with 0",
+            "columns must hold known tokens, finite log-probs and rewards, and a mask of 0 or 1 that starts "
+            "with 0",
         )
 
 

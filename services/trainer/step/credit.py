@@ -67,13 +67,18 @@ def _rewards(
     columns: Columns, index: int, mask: np.ndarray, kl_coefficient: float, reference: np.ndarray | None
 ) -> np.ndarray:
     """float32[n]: a trajectory's scalar at its last trained token, less the weighted KL to the reference at
-    each. reference: float32[total tokens], its log-probs; None where the reward has no KL."""
+    each. reference: float32[total tokens], its log-probs; None where the reward has no KL.
+
+    With rewards of turns the scalar lies where it was earned, and what it has beside them at the last token.
+    """
     item = columns.items[index]
+    span = slice(int(columns.offsets[index]), int(columns.offsets[index + 1]))
     rewards = np.zeros(int(mask.sum()), np.float32)
-    rewards[-1] = item.advantage
+    if columns.rewards is not None:
+        rewards += columns.rewards[span][mask]
+    rewards[-1] += item.advantage - rewards.sum(dtype=np.float64)
     coefficient = kl_coefficient + item.protected_kl
     if coefficient > 0.0 and reference is not None:
-        span = slice(int(columns.offsets[index]), int(columns.offsets[index + 1]))
         # Schulman's k1: log policy - log reference, on tokens that the policy sampled.
         rewards -= coefficient * (columns.logprobs[span] - reference[span])[mask]
     return rewards

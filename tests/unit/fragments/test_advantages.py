@@ -171,7 +171,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named(
         ({"trainer.importance": "other"}, "trainer.importance = 'other' names no fragment"),
         ({"trainer.credit": "other"}, "trainer.credit = 'other' names no fragment"),
         ({"trainer.credit": "gae"}, "'gae' with scheduler.advantage = 'grpo': a critic learns rewards"),
-        ({KEY: "reward", "scheduler.resample": "1"}, "resample = 1"),
+        ({"trainer.turn_rewards": "true"}, "turn_rewards = true with scheduler.advantage = 'grpo'"),
         ({KEY: "reward", "scheduler.resample": "1"}, "resample = 1"),
         ({KEY: "mine:fn", "scheduler.group_size": "1", "scheduler.resample": "1"}, "a group of one"),
         ({"trainer.gae_lambda": "0.5"}, 'gae_lambda = 0.5 with trainer.credit = "discounted"'),
@@ -187,3 +187,9 @@ def test_a_critic_needs_no_group() -> None:
     overrides = {KEY: "reward", "trainer.credit": "gae", "scheduler.group_size": "1"}
     run = load_run(ROOT / "examples" / "tictactoe.toml", list(overrides.items()))
     assert run.scheduler.group_size == 1
+
+
+@pytest.mark.parametrize("advantage", ["reward", "mine:baseline"])
+def test_turns_have_rewards_where_trajectories_are_not_compared(advantage: str) -> None:
+    overrides = {KEY: advantage, "trainer.turn_rewards": "true"}
+    assert load_run(ROOT / "examples" / "tictactoe.toml", list(overrides.items())).trainer.turn_rewards

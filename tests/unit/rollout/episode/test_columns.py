@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earl.episode_contract import SAMPLED_COLUMNS
+from earl.episode_contract import SAMPLED_COLUMNS, published_columns
 from services.rollout.episode.columns import TokenColumns, attempt_name, registry_key
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
@@ -27,6 +27,27 @@ def test_two_turns():
     assert {name: array.dtype.name for name, array in arrays.items()} == SAMPLED_COLUMNS
     assert (columns.prompt_tokens, columns.trained_tokens, columns.turn_tokens) == (3, 3, [5, 2])
     assert (columns.oldest_version, columns.newest_version) == (4, 5)
+
+
+def test_rewards_lie_at_the_last_token_of_the_turn_that_earned_them():
+    columns = TokenColumns()
+    columns.earn(9.0)  # of another seat's opening: no turn of this one has earned it
+    columns.observe([1, 2], version=1)
+    columns.act([7, 8], [-0.5, -0.25], [1, 1])
+    columns.earn(0.5)
+    columns.earn(0.25)
+    columns.observe([3], version=1)
+    columns.earn(-2.0)  # while another seat acts
+    columns.act([6], [-0.5], [1])
+    columns.earn(0.0)
+    columns.observe([4], version=1)
+    columns.act([5], [-0.5], [1])
+    columns.earn(1.0)
+    published = published_columns(turn_rewards=True)
+    arrays = {name: np.full(len(columns), 3, dtype) for name, dtype in published.items()}
+    columns.write(arrays)
+    assert arrays["rewards"].tolist() == [0, 0, 0, -1.25, 0, 0, 0, 1]
+    assert published_columns(turn_rewards=False) == SAMPLED_COLUMNS == dict(list(published.items())[:5])
 
 
 def test_oldest_version_counts_loss_masked_tokens_only():

@@ -158,6 +158,7 @@ async def test_tokens_are_stored_as_generated_and_rewards_add_up():
     assert columns["tokens"].tolist() == [1, *map(ord, "abx.cdy.")]
     assert columns["loss_mask"].tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1]
     assert columns["versions"].tolist() == [3] * 9
+    assert outcome.columns.earned == {4: 0.5, 8: 1.0}
     first, second = policy.requests
     assert (first.request_id, second.request_id, first.session) == ("7/2/1", "7/2/2", "7/2")
     assert second.ids == [1, *map(ord, "abx.cd")]

@@ -38,6 +38,9 @@ async def test_each_seat_has_a_context_rewards_and_metrics_of_its_own():
     assert sessions.seats == 2 and sessions.session.actions == ["x.", "y.", "z."]
     assert (text_of(first), text_of(second)) == ("abx.efz.", "cdy.")
     assert (first.reward, second.reward) == (1.25, -0.5)
+    # Rewards lie at the end of the turn before them, whoever's step it was.
+    earned = [list(each.columns.earned.values()) for each in (first, second)]
+    assert earned == [[0.25, 1.0], [-0.5]]
     assert (first.metrics, second.metrics) == wins
     assert (first.ending, second.ending) == (Ending.OK, Ending.OK)
     asked = [(request.session, request.seed) for request in policy.requests]
