@@ -9,10 +9,10 @@ from earl.errors import IllegalParallelism
 
 # The stages that have a parallelism of their own, in the order in which they work on a trajectory.
 ROLLOUT, REFERENCE, TRAINER = STAGES = ("rollout", "reference", "trainer")
-# The stage of a teacher: it keeps the parallelism that it starts with.
-TEACHER = "teacher"
+# The stages of a teacher and of a reward model: they keep the parallelism that they start with.
+TEACHER, REWARD_MODEL = "teacher", "reward_model"
 # Every stage, as the contract numbers them from 1.
-NUMBERED_STAGES = (*STAGES, TEACHER)
+NUMBERED_STAGES = (*STAGES, TEACHER, REWARD_MODEL)
 # The stages that may draw on one pool of devices, in the order in which records of it count their devices:
 # two numbers in a run without a reference stage.
 POOLED = (ROLLOUT, TRAINER, REFERENCE)

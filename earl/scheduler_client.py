@@ -72,7 +72,7 @@ class SchedulerClient:
         address: str,
         access: Access,
         *,
-        stage: Literal["rollout", "trainer", "reference", "teacher"],
+        stage: Literal["rollout", "trainer", "reference", "teacher", "reward_model"],
         name: str,
         incarnation: int,
         capacity: int,

@@ -18,6 +18,7 @@ from earl.config.plan_check import check_plan
 from earl.config.pool_check import check_pool
 from earl.config.protected import check_protected
 from earl.config.replay_check import check_replay
+from earl.config.reward_model_check import check_reward_model
 from earl.config.run import RunConfig
 from earl.config.teacher_check import check_teacher
 from earl.config.warmup_check import check_record, check_warmup
@@ -51,6 +52,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_teacher(config, elsewhere=elsewhere)
     check_warmup(config)
     check_record(config)
+    check_reward_model(config, elsewhere=elsewhere)
     check_profile(config)
     check_switch(config)
     check_data_plane(config)

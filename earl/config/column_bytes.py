@@ -26,7 +26,7 @@ def column_bytes(config: RunConfig, context_tokens: int) -> int:
 def check_frozen_stages(config: RunConfig) -> None:
     """Raises ConfigError if a stage could wait forever for space in its arena."""
     needed = column_bytes(config, config.planned_context)
-    for role, stage in config.frozen_stages.items():
+    for role, stage in config.column_stages.items():
         if 0 < stage.arena_bytes < needed:
             raise ConfigError(
                 f"{role}.arena_bytes = {stage.arena_bytes} cannot hold the log-probs of scheduler.staleness "

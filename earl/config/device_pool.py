@@ -6,7 +6,7 @@ They are rollout, trainer, and the reference stage where the run has one (`stack
 from __future__ import annotations
 
 from earl.config.run import RunConfig
-from earl.parallelism import POOLED, REFERENCE, ROLLOUT, TEACHER, TRAINER
+from earl.parallelism import POOLED, REFERENCE, REWARD_MODEL, ROLLOUT, TEACHER, TRAINER
 
 
 def pooled_stages(config: RunConfig) -> tuple[str, ...]:
@@ -42,4 +42,5 @@ def _first_devices(config: RunConfig) -> dict[str, int]:
         TRAINER: config.trainer.ranks,
         REFERENCE: reference.dp * reference.tp,
         TEACHER: config.teacher.dp * config.teacher.tp,
+        REWARD_MODEL: config.reward_model.dp * config.reward_model.tp,
     }

@@ -1,4 +1,4 @@
-"""`[reference]` and `[teacher]`: the stages that compute log-probs under a frozen policy."""
+"""`[reference]`, `[teacher]` and `[reward_model]`: the stages of models that never change."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Score = Annotated[
 ]
 
 
-class FrozenStageConfig(ConfigSection):
-    """A stage of dp x tp ranks that compute log-probs of trained tokens under a policy that never changes."""
+class FrozenModelConfig(ConfigSection):
+    """A stage of dp x tp ranks that compute something of each trajectory with a model that never changes."""
 
-    # Replicas of the stage's policy, each of tp processes.
+    # Replicas of the stage's model, each of tp processes.
     #
     # Raise it if trajectories wait for the stage and devices or cores are free.
     dp: int = Field(default=1, ge=1)
@@ -45,15 +45,20 @@ class FrozenStageConfig(ConfigSection):
     #
     # Lower it if the stage runs out of memory; raise it if a GPU is not busy.
     microbatch_tokens: int = Field(default=16_384, ge=64)
+    # host:port at which the stage listens; port 0 takes any free one.
+    #
+    # Change it in a fleet, where other machines connect to the stage; off loopback it needs TLS and a token.
+    bind: str = "127.0.0.1:0"
+
+
+class FrozenStageConfig(FrozenModelConfig):
+    """A stage that computes log-probs of trained tokens under a policy that never changes."""
+
     # Memory of each rank for log-probs that wait for the trainer; 0: what staleness + 1 batches need, and a
     # margin.
     #
     # Leave it at 0; the run file is refused if it is too small.
     arena_bytes: int = Field(default=0, ge=0)
-    # host:port at which the stage listens; port 0 takes any free one.
-    #
-    # Change it in a fleet, where other machines connect to the stage; off loopback it needs TLS and a token.
-    bind: str = "127.0.0.1:0"
 
 
 class ReferenceConfig(FrozenStageConfig):
@@ -122,3 +127,19 @@ class TeacherConfig(FrozenStageConfig):
                 "start the run with `earl train`, or give teacher.score as a number",
             )
         return self.score
+
+
+class RewardModelConfig(FrozenModelConfig):
+    """A learned reward model: it scores each trajectory, in its own parallelism, beside the environment."""
+
+    # Model directory of a sequence classifier with one label, as transformers saves it
+    # (AutoModelForSequenceClassification): a decoder as model.path takes it, and score.weight. It must have
+    # the trained model's tokenizer. Empty: there is none.
+    #
+    # Set it where a model tells better than the environment how good a trajectory is, as in RLHF.
+    path: str = ""
+    # The score of a trajectory, times this, is added to its reward from the environment.
+    #
+    # Raise it if the policy follows the environment's rewards alone; lower it if reward_model_mean rises
+    # while what the policy writes gets worse.
+    coefficient: float = Field(default=1.0, gt=0)

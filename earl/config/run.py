@@ -12,7 +12,13 @@ from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.frozen_schedule import FrozenSchedule, KeptVersions, PinnedSchedule
-from earl.config.frozen_stage import FrozenStageConfig, ReferenceConfig, TeacherConfig
+from earl.config.frozen_stage import (
+    FrozenModelConfig,
+    FrozenStageConfig,
+    ReferenceConfig,
+    RewardModelConfig,
+    TeacherConfig,
+)
 from earl.config.layout_plan import LayoutPlan
 from earl.config.mixture import MixtureEntry, resolve
 from earl.config.model import ModelConfig
@@ -24,7 +30,7 @@ from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfi
 from earl.config.takes import Takes
 from earl.config.trainer import TrainerConfig, WarmupConfig
 from earl.pacing.pace import Pace
-from earl.parallelism import REFERENCE, ROLLOUT, TEACHER, TRAINER, Parallelism
+from earl.parallelism import REFERENCE, REWARD_MODEL, ROLLOUT, TEACHER, TRAINER, Parallelism
 
 # The bound of an episode without scheduler.episode_s: for the environment, and for tokens at a slow pace.
 EPISODE_S = 300.0
@@ -124,6 +130,7 @@ class RunConfig(ConfigSection):
     trainer: TrainerConfig = TrainerConfig()
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     warmup: WarmupConfig = WarmupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -147,8 +154,16 @@ class RunConfig(ConfigSection):
         return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
 
     @property
-    def frozen_stages(self) -> dict[str, FrozenStageConfig]:
-        """The stages of the run that compute log-probs under a frozen policy, by their roles."""
+    def frozen_stages(self) -> dict[str, FrozenModelConfig]:
+        """The stages of the run that compute with a model that never changes, by their roles."""
+        stages: dict[str, FrozenModelConfig] = {**self.column_stages}
+        if self.reward_model.path:
+            stages[REWARD_MODEL] = self.reward_model
+        return stages
+
+    @property
+    def column_stages(self) -> dict[str, FrozenStageConfig]:
+        """The stages among them that make a column of log-probs, by their roles."""
         stages: dict[str, FrozenStageConfig] = {}
         if self.trainer.uses_reference:
             stages[REFERENCE] = self.reference
@@ -156,9 +171,19 @@ class RunConfig(ConfigSection):
             stages[TEACHER] = self.teacher
         return stages
 
-    def frozen_stage(self, role: str) -> FrozenStageConfig:
+    def column_stage(self, role: str) -> FrozenStageConfig:
+        """The section of a role's stage that makes a column."""
+        return {REFERENCE: self.reference, TEACHER: self.teacher}[role]
+
+    def frozen_stage(self, role: str) -> FrozenModelConfig:
         """The section of a role's stage."""
-        return self.teacher if role == TEACHER else self.reference
+        sections = {REFERENCE: self.reference, TEACHER: self.teacher, REWARD_MODEL: self.reward_model}
+        return sections[role]
+
+    @property
+    def score_coefficient(self) -> float:
+        """The weight of the reward model's score in a trajectory's reward; 0 without a reward model."""
+        return self.reward_model.coefficient if self.reward_model.path else 0.0
 
     @property
     def keeps_standby(self) -> bool:

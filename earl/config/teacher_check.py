@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from earl.config.model_check import checkpoint_heads
+from earl.config.given_model import check_devices, check_heads
 from earl.config.run import RunConfig
-from earl.errors import ConfigError, IllegalParallelism
-from earl.parallelism import divisors
+from earl.errors import ConfigError
+from earl.parallelism import TEACHER
 
 # Keys of [teacher] that say nothing without a path.
 NEEDS_PATH = ("rewards", "until", "wean", "score", "episodes")
@@ -29,8 +29,8 @@ def check_teacher(config: RunConfig, *, elsewhere: bool = False) -> None:
                 )
         return
     if not elsewhere:
-        _check_heads(config)
-    _check_devices(config)
+        check_heads(TEACHER, teacher, teacher.path)
+    check_devices(config, TEACHER, teacher.path)
     _check_end(config)
     if config.replay.reuse:
         raise ConfigError(
@@ -38,32 +38,6 @@ def check_teacher(config: RunConfig, *, elsewhere: bool = False) -> None:
             "are kept for a replay have no log-probs of a teacher",
             "remove replay.reuse, or teacher.path",
         )
-
-
-def _check_heads(config: RunConfig) -> None:
-    teacher = config.teacher
-    heads, kv_heads = checkpoint_heads("teacher.path", teacher.path)
-    legal = divisors(heads, kv_heads)
-    if teacher.tp not in legal:
-        raise IllegalParallelism(
-            f"teacher.tp = {teacher.tp} does not divide {teacher.path}'s {heads} heads and {kv_heads} "
-            "key-value heads",
-            f"use one of {', '.join(map(str, legal))}",
-        )
-
-
-def _check_devices(config: RunConfig) -> None:
-    """Raises ConfigError for devices that a teacher cannot compute on."""
-    for key, value in (
-        ("stack.pool_devices", config.stack.pool_devices),
-        ("paced.table", config.paced.table),
-    ):
-        if value:
-            raise ConfigError(
-                f"{key} = {value!r} with teacher.path = {config.teacher.path!r}: a teacher has devices of "
-                "its own, and nobody has measured its pace",
-                f"remove {key}, or teacher.path",
-            )
 
 
 def _check_end(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Makes a run's model directory, and that of its teacher.
+"""Makes a run's model directory, and those of its teacher and reward model.
 
 From model.path: the checkpoint (a package's is converted once, see earl.models.source) is checked and
 linked to, never copied. From model.scratch: random weights (seeded) and a word-level tokenizer, in a
@@ -23,6 +23,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
 from earl.models.partial import partial_path
+from earl.models.scorer import check_scorer
 from earl.models.source import resolve
 from earl.models.spec import SPECIALS, load_spec, spec_of
 from earl.models.tokenizer import Tokenizer, fingerprint, scratch_tokenizer, vocabulary
@@ -42,16 +43,7 @@ def create_model(directory: Path, config: ModelConfig, seed: int, context_tokens
         source = resolve(config.path)
         check_model(source)
         Tokenizer.load(source, config)
-        if directory.is_symlink() and directory.resolve() == source:
-            return directory
-        if directory.is_symlink() or directory.exists():
-            raise ConfigError(
-                f"{directory} exists and is not {source}",
-                "give the run another name, or remove its directory",
-            )
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.symlink_to(source, target_is_directory=True)
-        return directory
+        return _linked(directory, source)
     if not directory.exists():
         positions = config.scratch.max_positions or max(UNKNOWN_TOKENS, context_tokens)
         scratch = config.scratch.model_copy(update={"max_positions": positions})
@@ -61,22 +53,48 @@ def create_model(directory: Path, config: ModelConfig, seed: int, context_tokens
     return directory
 
 
+def _linked(directory: Path, source: Path) -> Path:
+    """Makes `directory` a link to a checkpoint that was checked. Raises ConfigError if it is another's."""
+    if directory.is_symlink() and directory.resolve() == source:
+        return directory
+    if directory.is_symlink() or directory.exists():
+        raise ConfigError(
+            f"{directory} exists and is not {source}",
+            "give the run another name, or remove its directory",
+        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.symlink_to(source, target_is_directory=True)
+    return directory
+
+
 def create_models(directory: Path, config: RunConfig) -> None:
-    """Makes <directory>/model, and <directory>/teacher if the run has one. Raises as `create_model`, and
-    ConfigError for a teacher, or recorded episodes, of another tokenizer."""
+    """Makes <directory>/model, and /teacher and /reward_model beside it if the run has them.
+
+    Raises as `create_model`, and ConfigError for a teacher, a reward model or recorded episodes with another
+    tokenizer.
+    """
     model = create_model(directory / "model", config.model, config.seed, config.context_tokens)
-    if config.teacher.path:
-        teacher = create_model(directory / "teacher", ModelConfig(path=config.teacher.path), config.seed)
-        check_same_tokens(config, model, teacher)
+    if path := config.teacher.path:
+        teacher = create_model(directory / "teacher", ModelConfig(path=path), config.seed)
+        check_same_tokens(config, model, "teacher", path, teacher)
+    if path := config.reward_model.path:
+        source = resolve(path)
+        check_scorer(source)
+        Tokenizer.load(source, ModelConfig(path=path))
+        check_same_tokens(config, model, "reward_model", path, source)
+        _linked(directory / "reward_model", source)
     if config.warmup.episodes:
         check_recorded_tokens(config, model, directory)
 
 
-def check_same_tokens(config: RunConfig, model: Path, teacher: Path) -> None:
-    """Raises ConfigError unless a token id means the same to a run's model and to its teacher."""
+def check_same_tokens(config: RunConfig, model: Path, role: str, path: str, directory: Path) -> None:
+    """Raises ConfigError unless a token id means the same to a run's model and to that of a role.
+
+    path: as the run file names it. directory: where it is.
+    """
     trained = f"model.path = {config.model.path!r}" if config.model.path else "the model from model.scratch"
-    named = f"teacher.path = {config.teacher.path!r}"
-    mine, other = (vocabulary(directory) for directory in (model, teacher))
+    named = f"{role}.path = {path!r}"
+    mine, other = (vocabulary(place) for place in (model, directory))
     if mine != other:
         differing = sorted(
             token for token in mine.keys() | other.keys() if mine.get(token) != other.get(token)
@@ -84,13 +102,13 @@ def check_same_tokens(config: RunConfig, model: Path, teacher: Path) -> None:
         raise ConfigError(
             f"{named} has another tokenizer than {trained}: {len(other)} tokens and {len(mine)}, of which "
             f"{len(differing)} have different ids, such as {differing[0]!r}",
-            "give a teacher with the tokenizer of the trained model",
+            f"give a {role} with the tokenizer of the trained model",
         )
-    if load_spec(teacher).vocab <= max(mine.values(), default=0):
+    if load_spec(directory).vocab <= max(mine.values(), default=0):
         raise ConfigError(
-            f"{named} has embeddings for {load_spec(teacher).vocab} tokens, and the tokenizer that it shares "
-            f"with {trained} has ids up to {max(mine.values())}",
-            "give a teacher that knows all tokens",
+            f"{named} has embeddings for {load_spec(directory).vocab} tokens, and the tokenizer that it "
+            f"shares with {trained} has ids up to {max(mine.values())}",
+            f"give a {role} that knows all tokens",
         )
 
 

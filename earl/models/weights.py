@@ -110,12 +110,17 @@ def check_model(directory: str | Path) -> ModelSpec:
     """
     spec = load_spec(directory)
     Checkpoint(directory).check(spec)
+    check_tokenizer(directory)
+    return spec
+
+
+def check_tokenizer(directory: str | Path) -> None:
+    """Raises ModelNotFound unless the directory has a tokenizer."""
     if not (Path(directory) / "tokenizer.json").is_file():
         raise ModelNotFound(
             f"model directory {str(directory)!r} has no tokenizer.json",
             "save the tokenizer there (AutoTokenizer(...).save_pretrained)",
         )
-    return spec
 
 
 def load_decoder(decoder: Decoder, directory: str | Path) -> None:

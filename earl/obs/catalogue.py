@@ -175,7 +175,7 @@ _ROLLOUT = [
 
 
 def _stage(service: str, what: str) -> list[Metric]:
-    """The metrics that trainer, reference stage and teacher all have."""
+    """The metrics that trainer and frozen models' stages all have."""
     return [
         gauge(f"earl_{service}_policy_version", "Version of the parameters."),
         counter(f"earl_{service}_phase_seconds_total", f"Time of {what}, by phase.", "phase"),
@@ -208,6 +208,9 @@ _STAGES = [
     gauge("earl_teacher_waiting_tokens", "Tokens of trajectories that wait for their log-probs."),
     gauge("earl_teacher_arena_used_ratio", "Used share of the arena of log-probs."),
     *_transfers("teacher"),
+    *_stage("reward_model", "rank 0 of the reward model"),
+    gauge("earl_reward_model_waiting_tokens", "Tokens of trajectories that wait for their score."),
+    *_transfers("reward_model"),
     *_transfers("rollout"),
 ]
 

@@ -4,8 +4,8 @@
     GPUs of this machine                           ┴─► process name ─► device numbers
 
 Stages that name device numbers come first; the others take the lowest numbers that are free, the trainer
-before the rollout workers and those before reference stage and teacher. On a machine without GPUs a device
-is a slot of the processor, of which there are as many as are asked for.
+before the rollout workers and those before reference stage, teacher and reward model. On a machine without
+GPUs a device is a slot of the processor, of which there are as many as are asked for.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
     valkey ──► scheduler ──┐
        └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
-               │           ├──► trainer, reference, teacher
+               │           ├──► trainer, reference, teacher, reward_model
                └► env-0..n │
     model ──► profile ─────┘           scheduler, gateway ──► dashboard
 
 `model` and `profile` are jobs: one makes the run's model directory, the other measures layouts for the
 selector (where it may choose between some), and they end. All others serve until they are
-stopped; trainer, reference stage and rollout workers also end by themselves when the run has ended.
+stopped; trainer, frozen models and rollout workers also end by themselves when the run has ended.
 Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
 The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient or
-trainer.protected_kl above 0), the teacher only where the run has one (teacher.path). A teacher may end before
-the run does: once it no longer counts.
+trainer.protected_kl above 0), teacher and reward model only where the run has one (teacher.path,
+reward_model.path). A teacher may end before the run does: once it no longer counts.
 """
 
 from __future__ import annotations

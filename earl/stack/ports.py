@@ -36,6 +36,7 @@ def binds(config: RunConfig) -> dict[str, str]:
         "trainer.bind": config.trainer.bind,
         "reference.bind": config.reference.bind,
         "teacher.bind": config.teacher.bind,
+        "reward_model.bind": config.reward_model.bind,
         METRICS: config.obs.metrics,
     }
     return {key: bind for key, bind in every.items() if bind}

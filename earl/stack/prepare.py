@@ -35,6 +35,10 @@ TEACHER_NEEDED = (
     "prepare: teacher.path: start the teacher (`python -m services.trainer.teacher`), too, or the run waits "
     "for it\n"
 )
+REWARD_MODEL_NEEDED = (
+    "prepare: reward_model.path: start the reward model (`python -m services.trainer.reward_model`), too, or "
+    "the run waits for it\n"
+)
 BOUND_NEEDED = (
     f"prepare: contexts end at {UNKNOWN_TOKENS} tokens, because the memory of the other machines is not "
     "known here: give rollout.max_context_tokens, or rollout.held_context_tokens\n"
@@ -84,6 +88,8 @@ def main() -> int:
         sys.stderr.write(REFERENCE_NEEDED)
     if config.teacher.path:
         sys.stderr.write(TEACHER_NEEDED)
+    if config.reward_model.path:
+        sys.stderr.write(REWARD_MODEL_NEEDED)
     return 0
 
 

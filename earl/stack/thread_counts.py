@@ -11,7 +11,7 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 
-STAGES = ("rollout", "trainer", "reference", "teacher")
+STAGES = ("rollout", "trainer", "reference", "teacher", "reward_model")
 
 
 def with_threads(config: RunConfig, gpus: int, cores: float, run_json: Path | None = None) -> RunConfig:

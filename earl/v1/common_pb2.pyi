@@ -23,6 +23,7 @@ class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STAGE_REFERENCE: _ClassVar[Stage]
     STAGE_TRAINER: _ClassVar[Stage]
     STAGE_TEACHER: _ClassVar[Stage]
+    STAGE_REWARD_MODEL: _ClassVar[Stage]
 
 class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -56,6 +57,7 @@ STAGE_ROLLOUT: Stage
 STAGE_REFERENCE: Stage
 STAGE_TRAINER: Stage
 STAGE_TEACHER: Stage
+STAGE_REWARD_MODEL: Stage
 ENDING_UNSPECIFIED: Ending
 ENDING_OK: Ending
 ENDING_TRUNCATED: Ending

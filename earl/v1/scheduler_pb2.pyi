@@ -608,16 +608,18 @@ class LeaseReferenceResponse(_message.Message):
     def __init__(self, fence: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReferenceRankItems, _Mapping]]] = ..., stop: _Optional[bool] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class ReferenceResult(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "reference_keys", "reference_offset")
+    __slots__ = ("ticket_id", "attempt", "reference_keys", "reference_offset", "score")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     reference_keys: _containers.RepeatedScalarFieldContainer[str]
     reference_offset: int
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_keys: _Optional[_Iterable[str]] = ..., reference_offset: _Optional[int] = ...) -> None: ...
+    score: float
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_keys: _Optional[_Iterable[str]] = ..., reference_offset: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class CompleteReferenceRequest(_message.Message):
     __slots__ = ("worker", "fence", "results", "lost", "role")

@@ -194,7 +194,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LeaseReference(self, request, context):
-        """Trajectories whose log-probs are wanted, for the stage of a role: the reference stage or the teacher;
+        """Trajectories whose log-probs or scores are wanted, for the stage of a role: reference stage, teacher, reward model;
         waits up to `wait_s`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -283,6 +283,7 @@ class Scheduler:
             batch, tickets, max(1, ranks), config.scheduler.advantage, columns,
             masks_truncated=config.scheduler.truncated == "mask",
             protected_kl=protected_kl(config), teacher_weight=teacher_weight,
+            score_coefficient=config.score_coefficient,
             reference_for=self.loop.ledger.rules.reference_for, kept=self.loop.ledger.replay.sources,
         )  # fmt: skip
         await self.loop.journal.durable()
@@ -346,12 +347,10 @@ class Scheduler:
         self, role: str, worker: WorkerId, fence: int,
         results: Mapping[tuple[int, int], Location], lost: Sequence[tuple[int, int]],
     ) -> int:  # fmt: skip
-        """Takes where a role's columns lie, and what could not be read; the number of results refused."""
+        """Takes what a role has made, and what could not be read; the number of results refused."""
         consumers.require(self.loop.columns, role)
         self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
-        consumers.follow(self.loop.columns, self.loop.ledger)
-        refused, gone = self.loop.columns.complete(role, worker, fence, results, lost)
-        consumers.lose(self.loop.ledger, gone)
+        refused = consumers.complete(self.loop.columns, self.loop.ledger, role, worker, fence, results, lost)
         await self.loop.settled()
         return refused
 

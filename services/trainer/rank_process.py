@@ -35,7 +35,7 @@ def stage_main(stage: str, module: str, about: str | None) -> int:
     """Runs a rank of a stage in this process, which then ends; or starts all ranks and returns their exit
     code.
 
-    stage: "trainer", "reference" or "teacher", also the process's name unless another is given. module: what
+    stage: "trainer", or a frozen model's role, also the process's name unless another is given. module: what
     `python -m` starts; its submodule `service` has the function `serve`. about: for --help. Of a stage that
     draws on a pool, as many processes start as could ever be its ranks; those that are none wait.
     """

@@ -44,6 +44,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "services.trainer.reference": ("services.trainer.reference.service",),
     "services.trainer.teacher": ("services.trainer.teacher.service",),
+    "services.trainer.reward_model": ("services.trainer.reward_model.service",),
     "earl.env.host": ("earl.env.serve",),
     "earl.models": ("earl.models.create",),
     "earl.stack.valkey": ("earl.bus.embedded",),

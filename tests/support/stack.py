@@ -26,7 +26,7 @@ from typing import Any
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
-from earl.models.create import create_model
+from earl.models.create import create_models
 from earl.rpc.audit import AUDIT_FILE
 from earl.stack import plan
 from earl.stack.ports import resolve_bind
@@ -117,7 +117,7 @@ class Stack:
         """
         process = self.processes[name]
         if name == plan.MODEL:
-            create_model(self.directory / "model", self.config.model, self.config.seed)
+            create_models(self.directory, self.config)
             return process
         anew = self._as_launched
         with nullcontext() if anew is True or (anew and name in anew) else preloaded():

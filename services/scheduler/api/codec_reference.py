@@ -1,4 +1,4 @@
-"""Between the columns' values and the messages of the reference stage. Nothing here decides."""
+"""Between the columns' values and the messages of the stages of frozen models. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def encode_lease(
 def decode_results(
     request: scheduler_pb2.CompleteReferenceRequest,
 ) -> tuple[dict[tuple[int, int], Location], list[tuple[int, int]]]:
-    """(where results lie by (ticket, attempt), (ticket, attempt) of what is lost)."""
+    """(results, or where they lie, by (ticket, attempt); (ticket, attempt) of what is lost)."""
     results = {
         (result.ticket_id, result.attempt): Location(
-            tuple(result.reference_keys[:KEYS]), result.reference_offset
+            tuple(result.reference_keys[:KEYS]),
+            result.reference_offset,
+            result.score if result.HasField("score") else None,
         )
         for result in request.results[:RESULTS]
     }

@@ -73,6 +73,7 @@ def split_batch(
     reference_for: Collection[str] | None = (),
     kept: RangeSet = NO_TICKETS,
     teacher_weight: float = 0.0,
+    score_coefficient: float = 0.0,
 ) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
@@ -81,14 +82,15 @@ def split_batch(
     masks_truncated: rewards of truncated trajectories count in their groups, their tokens in no loss.
     protected_kl: by the label of an environment, the weight of the KL on its tokens; of others it is 0.
     reference_for: labels of the environments whose sequences have reference log-probs, None for all; those of
-    replays lie with their columns. kept: tickets whose columns later batches may replay.
+    replays lie with their columns. kept: tickets whose columns later batches may replay. score_coefficient:
+    of the reward model's scores, which rewards are raised by.
     Raises ConfigError and FragmentError for a fragment that cannot be had, or that fails.
     """
     numbers = [*batch.tickets, *batch.replays]
     members = [tickets[number] for number in numbers]
     columns_of = {number: _columns_of(columns, number) for number in numbers}
     results = [ticket.result or EpisodeResult() for ticket in members]
-    advantages = _advantages(batch, members, results, advantage)
+    advantages = _advantages(batch, members, results, advantage, score_coefficient)
     masks = masks_truncated and batch.purpose is Purpose.TRAIN
     masked = [masks and result.ending is EpisodeEnding.TRUNCATED for result in results]
     items = [
@@ -129,7 +131,11 @@ def _columns_of(columns: Mapping[str, Mapping[int, Location]], number: int) -> t
 
 
 def _advantages(
-    batch: Batch, members: Sequence[Ticket], results: Sequence[EpisodeResult], name: str
+    batch: Batch,
+    members: Sequence[Ticket],
+    results: Sequence[EpisodeResult],
+    name: str,
+    score_coefficient: float,
 ) -> list[float]:
     if batch.purpose is not Purpose.TRAIN:
         return [1.0] * len(members)
@@ -138,7 +144,7 @@ def _advantages(
         groups.setdefault((ticket.group, ticket.seat), []).append(index)
     outcomes = [
         GroupOutcomes(
-            tuple(results[index].reward for index in indices),
+            tuple(results[index].trained_reward(score_coefficient) for index in indices),
             tuple(results[index].trained_tokens for index in indices),
         )
         for indices in groups.values()
@@ -183,15 +189,15 @@ def summary(
     return figures
 
 
-# Reward, win, tokens, turns, trained tokens, truncated, oldest version, metrics of one trajectory: plain
-# tuples, because every trajectory of a run has one.
-_Row = tuple[float, float, int, int, int, bool, int, Mapping[str, float]]
+# Reward, win, tokens, turns, trained tokens, truncated, oldest version, metrics, score of one trajectory:
+# plain tuples, because every trajectory of a run has one.
+_Row = tuple[float, float, int, int, int, bool, int, Mapping[str, float], float | None]
 
 
 def _row(result: EpisodeResult) -> _Row:
     truncated = result.ending is EpisodeEnding.TRUNCATED
     counts = (result.total_tokens, result.turns, result.trained_tokens)
-    return result.reward, result.win, *counts, truncated, result.oldest_version, result.metrics
+    return result.reward, result.win, *counts, truncated, result.oldest_version, result.metrics, result.score
 
 
 def _replay_figures(batch: Batch, replays: Sequence[EpisodeResult]) -> dict[str, float]:
@@ -224,7 +230,7 @@ def _seat_figures(rows: Sequence[_Row], seats: Sequence[int]) -> dict[str, float
 
 def _figures(batch: Batch, rows: Sequence[_Row], *, masks: bool) -> dict[str, float]:
     """The figures of trajectories, at least one. masks: no token of a truncated one is trained on."""
-    rewards, wins, tokens, turns, trained, truncated, oldest, reported = zip(*rows, strict=True)
+    rewards, wins, tokens, turns, trained, truncated, oldest, reported, scored = zip(*rows, strict=True)
     in_loss = sum(trained)
     if masks and any(truncated):
         in_loss -= sum(count for count, ended in zip(trained, truncated, strict=True) if ended)
@@ -237,10 +243,12 @@ def _figures(batch: Batch, rows: Sequence[_Row], *, masks: bool) -> dict[str, fl
             metrics.setdefault(name.replace(".", "_"), []).append(value)
     metrics.pop("win", None)
     count = len(rows)
+    scores = [score for score in scored if score is not None]
     return {
         "sequences": float(count),
         "reward_mean": sum(rewards) / count,
         "win_rate": sum(wins) / count,
+        **({"reward_model_mean": sum(scores) / len(scores)} if scores else {}),
         "tokens": float(sum(tokens)),
         "trained_tokens": float(in_loss),
         "length_mean": sum(tokens) / count,

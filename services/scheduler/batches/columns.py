@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.scheduler.state.workers import WorkerId
 
@@ -32,7 +32,7 @@ from services.scheduler.state.workers import WorkerId
 class TrajectoryRef:
     """One attempt's outcome: its group, the registry key of its sampled columns, its lengths in tokens.
 
-    unread_by: roles whose stages make no column of it.
+    unread_by: roles whose stages have nothing to do with it, or no more: it is the same trajectory.
     """
 
     ticket_id: int
@@ -41,15 +41,24 @@ class TrajectoryRef:
     descriptor_key: str
     total_tokens: int
     trained_tokens: int
-    unread_by: frozenset[str] = frozenset()
+    unread_by: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The place of columns: from element `offset` on in what these registry keys hold together."""
+    """The place of columns: from element `offset` on in what these registry keys hold together.
+
+    score: in their place, of a role that makes a number of a whole trajectory.
+    """
 
     keys: tuple[str, ...]
     offset: int = 0
+    score: float | None = None
+
+    @property
+    def filled(self) -> bool:
+        """Returns whether it leads to anything."""
+        return bool(self.keys) or self.score is not None
 
 
 # The location of columns without elements.
@@ -221,7 +230,7 @@ class ColumnRegistry:
         current = worker == work.worker and fence == work.fence
         for (number, attempt), location in results.items():
             held = work.leased.get(number)
-            if current and held is not None and held.attempt == attempt and location.keys:
+            if current and held is not None and held.attempt == attempt and location.filled:
                 del work.leased[number]
                 work.done[number] = location
                 self._judge(number)

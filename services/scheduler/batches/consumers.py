@@ -9,22 +9,24 @@ Pure. The trainer's consumption is the ledger's: ready (waiting), planned (lease
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 
-from earl.errors import LedgerError
-from earl.parallelism import REFERENCE, TRAINER
+from earl.errors import FragmentError, LedgerError
+from earl.parallelism import REFERENCE, REWARD_MODEL, TRAINER
 from services.scheduler.batches.columns import (
     ColumnLease,
     ColumnProgress,
     ColumnRegistry,
+    Location,
     TrajectoryRef,
 )
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.tickets import Purpose, Ticket, TicketState
 from services.scheduler.state.workers import WorkerId
 
-# Roles that read nothing of an environment without a KL to the reference policy.
-UNREFERENCED = frozenset({REFERENCE})
+# Roles that read nothing of an environment without a KL to the reference policy; nothing of what is scored.
+UNREFERENCED, SCORED = frozenset({REFERENCE}), frozenset({REWARD_MODEL})
 
 
 def require(columns: ColumnRegistry, role: str) -> None:
@@ -33,7 +35,7 @@ def require(columns: ColumnRegistry, role: str) -> None:
         raise LedgerError(
             f"nothing in this run needs what a {role} stage makes",
             "trainer.kl_coefficient or protected_kl > 0 asks for a reference stage, teacher.path for a "
-            "teacher; without them start none",
+            "teacher, reward_model.path for a reward model; without them start none",
         )
 
 
@@ -72,6 +74,42 @@ def lease(
     return leased
 
 
+def complete(
+    columns: ColumnRegistry,
+    ledger: Ledger,
+    role: str,
+    worker: WorkerId,
+    fence: int,
+    results: Mapping[tuple[int, int], Location],
+    lost: Iterable[tuple[int, int]],
+) -> int:
+    """Takes what a stage has made, scores into the ledger, and what it could not read.
+
+    Returns how many results are refused. Raises FragmentError for a score that is not finite, and LedgerError
+    for what the role does not make, having changed nothing.
+    """
+    for (number, _), made in results.items():
+        if made.filled and (made.score is None) == (role == REWARD_MODEL):
+            raise LedgerError(
+                f"the role {role} reports a {'column' if made.score is None else 'score'} of ticket {number}",
+                "run scheduler and stages of one version",
+            )
+        if made.score is not None and not math.isfinite(made.score):
+            raise FragmentError(
+                f"the role {role} gives the trajectory of ticket {number} the score {made.score}: the column "
+                "score must have finite numbers",
+                "its weights are damaged, or its dtype is too narrow",
+            )
+    follow(columns, ledger)
+    refused, gone = columns.complete(role, worker, fence, results, lost)
+    done = columns.locations(role, (number for number, _ in results))
+    for (number, attempt), location in results.items():
+        if location.score is not None and done.get(number) == location:
+            ledger.score(number, attempt, location.score)
+    lose(ledger, gone)
+    return refused
+
+
 def must_wait(columns: ColumnRegistry, ledger: Ledger) -> bool:
     """Returns whether the planned batch lacks a column that can still come."""
     batch = ledger.tables.batch
@@ -106,7 +144,7 @@ def _trajectory(ticket: Ticket | None, reference_for: Collection[str] | None) ->
     if ticket.state not in (TicketState.READY, TicketState.PLANNED):
         return None
     result = ticket.result
-    read = reference_for is None or ticket.environment in reference_for
+    unread = frozenset() if reference_for is None or ticket.environment in reference_for else UNREFERENCED
     return TrajectoryRef(
         ticket.id,
         ticket.attempt,
@@ -114,5 +152,5 @@ def _trajectory(ticket: Ticket | None, reference_for: Collection[str] | None) ->
         result.descriptor_key,
         result.total_tokens,
         result.trained_tokens,
-        frozenset() if read else UNREFERENCED,
+        unread | SCORED if result.score is not None else unread,
     )

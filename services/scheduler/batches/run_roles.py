@@ -27,7 +27,7 @@ class RunRoles:
     """The roles of one run, beside its ledger."""
 
     def __init__(self, config: RunConfig, ledger: Ledger, columns: ColumnRegistry) -> None:
-        self._roles = tuple(config.frozen_stages)
+        self._roles = tuple(config.column_stages)
         self._rule = WeaningRule.of(config)
         self._ledger, self._columns = ledger, columns
         if ledger.tables.run.weaned:

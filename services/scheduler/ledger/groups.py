@@ -46,10 +46,13 @@ def can_spare(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:
     return least < len(tables.groups[Purpose.TRAIN][ticket.group])
 
 
-def has_signal(members: Iterable[Ticket]) -> bool:
-    """Returns whether the rewards of any seat differ, so that some advantage is not 0."""
+def has_signal(members: Iterable[Ticket], score_coefficient: float = 0.0) -> bool:
+    """Returns whether the rewards of any seat differ, so that some advantage is not 0.
+
+    score_coefficient: of the reward model's scores.
+    """
     rewards: dict[int, list[float]] = {}
     for member in members:
         if member.result is not None:
-            rewards.setdefault(member.seat, []).append(member.result.reward)
+            rewards.setdefault(member.seat, []).append(member.result.trained_reward(score_coefficient))
     return any(max(values) - min(values) >= SMALLEST_SPREAD for values in rewards.values())

@@ -116,6 +116,12 @@ class Ledger:
         elif self.tables.batch is not None:
             self.tables.batch.lose(number)
 
+    def score(self, number: int, attempt: int, score: float) -> None:
+        """Notes the reward model's score of what this attempt sampled, if that is still wanted."""
+        ticket = self.tables.tickets.get(number)
+        if ticket is not None and ticket.attempt == attempt and ticket.result is not None:
+            self.tables.change(ticket, result=replace(ticket.result, score=score))
+
     def record_elapsed(self, elapsed_s: float) -> None:
         """Notes for how long the run has worked, all its lives together."""
         self.tables.run.elapsed_s = elapsed_s

@@ -152,7 +152,7 @@ class ReplayMemory:
         results = [ticket.result for ticket in members if ticket.result is not None]
         if len(results) < len(members) or not any(result.trained_tokens for result in results):
             return False
-        return has_signal(members) or not self._rules.replay_needs_signal
+        return not self._rules.replay_needs_signal or has_signal(members, self._rules.score_coefficient)
 
     def _evict_worn(self, version: int) -> None:
         """Evicts, with the batch of a version, what the next one may not train again."""

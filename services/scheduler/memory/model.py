@@ -17,10 +17,10 @@ from earl.config.trainer import TrainerConfig
 from earl.errors import ConfigError
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
-from earl.parallelism import REFERENCE, TEACHER, Parallelism
+from earl.parallelism import REFERENCE, REWARD_MODEL, TEACHER, Parallelism
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts, MicrobatchRows, ceil_div
-from services.scheduler.memory.reference import ReferenceNumbers, reference_memory
+from services.scheduler.memory.reference import ReferenceNumbers, reference_memory, score_memory
 from services.scheduler.memory.rollout import RolloutNumbers, rollout_memory
 from services.scheduler.memory.trainer import LoraShape, TrainerNumbers, trainer_memory
 
@@ -208,7 +208,8 @@ def _frozen(
         # Each of tp ranks takes its slice of the positions (ReferencePolicy).
         batch = replace(batch, trained_rows=ceil_div(batch.trained_rows, parallelism.tp))
     how = ReferenceNumbers(device=device, item_bytes=ITEM_BYTES[config.trainer_dtype], **asdict(batch))
-    return reference_memory(ModelNumbers.of(spec, parallelism.tp, parallelism.pp), how)
+    numbers = ModelNumbers.of(spec, parallelism.tp, parallelism.pp)
+    return score_memory(numbers, how) if role == REWARD_MODEL else reference_memory(numbers, how)
 
 
 _STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, MemoryLoad, Device], MemoryParts]] = {
@@ -216,4 +217,5 @@ _STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, MemoryLoad, Devi
     "trainer": _trainer,
     REFERENCE: partial(_frozen, REFERENCE),
     TEACHER: partial(_frozen, TEACHER),
+    REWARD_MODEL: partial(_frozen, REWARD_MODEL),
 }

@@ -40,6 +40,11 @@ def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     return largest((_forward(model, how), _logprobs(model, how)))
 
 
+def score_memory(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
+    """The forward pass of a model that gives one number for each sequence: it has no log-probs."""
+    return _forward(model, how)
+
+
 def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """One block's (module.py): norm, attention or MLP, in addition to the residual stream."""
     hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate

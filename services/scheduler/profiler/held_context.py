@@ -66,7 +66,7 @@ def held_context(
     if given is not None and given < most:
         page = _page_tokens(config, spec, on_gpus)
         most, reason = max(1, int(given) // page * page), f"rollout.kv_tokens = {config.rollout.kv_tokens:,}"
-    for role, stage in config.frozen_stages.items():
+    for role, stage in config.column_stages.items():
         if stage.arena_bytes and (of_arena := stage.arena_bytes // LEASE_BYTES) < most:
             most, reason = of_arena, f"{role}.arena_bytes = {stage.arena_bytes:,}"
     if (paced := _paced_tokens(widest)) < most:

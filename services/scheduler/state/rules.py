@@ -108,6 +108,8 @@ class Rules:
     replay_capacity: int = 0
     # Groups whose rewards are all equal teach nothing: their advantages are 0.
     replay_needs_signal: bool = True
+    # Weight of the reward model's score in a reward; 0 without one.
+    score_coefficient: float = _key("score_coefficient", 0.0)
     # The longest predicted responses of a batch are leased first.
     longest_first: bool = False
     # The environments, at least one.

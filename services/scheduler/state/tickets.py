@@ -102,6 +102,12 @@ class EpisodeResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     metrics: dict[str, float] = {}
     message: str = ""
     turn_tokens: list[int] = []
+    # By the run's reward model; None while there is none. No worker reports it.
+    score: float | None = None
+
+    def trained_reward(self, score_coefficient: float) -> float:
+        """The reward that advantages are made of: the environment's, and the score times its weight."""
+        return self.reward + score_coefficient * (self.score or 0.0)
 
     @property
     def win(self) -> float:

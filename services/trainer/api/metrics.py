@@ -1,4 +1,4 @@
-"""The metrics of GET /metrics of rank 0, of the trainer, the reference stage or the teacher."""
+"""The metrics of GET /metrics of rank 0, of the trainer or of a frozen model's stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAUGES = {
 
 
 def figures(activity: Activity, service: str) -> Iterator[Sample]:
-    """Samples of a stage's activity. service: "trainer", "reference" or "teacher".
+    """Samples of a stage's activity. service: "trainer", "reference", "teacher" or "reward_model".
 
     The computing thread writes what is read here, always whole values.
     """

@@ -41,7 +41,7 @@ def make_reference_mesh(group: Group, dp: int, tp: int) -> ReferenceMesh:
     if group.size != dp * tp:
         raise ConfigError(
             f"the stage has {group.size} processes, its dp x tp = {dp} x {tp}",
-            "start `python -m services.trainer.reference` or `.teacher`, which starts as many as it needs",
+            "start `python -m services.trainer.reference` or its like, which starts as many as it needs",
         )
     replica, slice_ = divmod(group.rank, tp)
     if tp == 1:

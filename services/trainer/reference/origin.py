@@ -1,6 +1,6 @@
 """The frozen policy of a role, where it comes from, and how it is kept.
 
-    teacher:                <run>/teacher
+    teacher, reward model:  <run>/teacher, <run>/reward_model
     reference, no warm-up:  <run>/model
     reference, warm-up:     the version it ended with ─ data plane ─► each rank's slices
         and, whole, by rank 0                         └─ data plane ─► <run>/reference/step-<version>
@@ -26,7 +26,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.errors import CheckpointError
 from earl.models.spec import ModelSpec
 from earl.models.weights import save_checkpoint
-from earl.parallelism import REFERENCE, TEACHER
+from earl.parallelism import REFERENCE
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.reference.policy import ReferencePolicy
 
@@ -37,7 +37,7 @@ READ_SLACK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The frozen policy of a role: the one that reinforcement learning starts from, or the teacher.
+    """The frozen model of a role: the policy that reinforcement learning starts from, or one that was given.
 
     version: its number, 0 if it is no version of the run. directory: where it is, or will be, on disk.
     given: it is there when the run begins. model: the directory with its sizes.
@@ -51,8 +51,8 @@ class Origin:
     @classmethod
     def of(cls, config: RunConfig, run_dir: Path, role: str = REFERENCE) -> Origin:
         model = run_dir / "model"
-        if role == TEACHER:
-            return cls(0, run_dir / "teacher", True, run_dir / "teacher")
+        if role != REFERENCE:
+            return cls(0, run_dir / role, True, run_dir / role)
         version = config.warmup.batches + 1
         if not config.warmup.batches:
             return cls(version, model, True, model)

@@ -10,7 +10,7 @@ so that a sequence's bits do not depend on what else is computed or where the sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,12 +122,16 @@ class ReferencePolicy:
         0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite, and
         OutOfMemory if there is none for the smallest micro-batches, or on one of several ranks.
         """
+        self._measured(sequences, lambda: self._fill(sequences, box, into))
+
+    def _measured(self, sequences: Sequence[MaskedTrajectory], compute: Callable[[], None]) -> None:
+        """Computes with these sequences, at their pace and within memory. Raises OutOfMemory."""
         self._paced.begin()
         total_tokens = sum(len(sequence.tokens) for sequence in sequences)
         self._paced.check(len(sequences), total_tokens)
         # With several ranks, the others wait for this one within the pass.
         self._bound.within_memory(
-            lambda: self._fill(sequences, box, into),
+            compute,
             lambda: len(self._bins(sequences)),
             lambda: self.tensor.size == 1,
         )

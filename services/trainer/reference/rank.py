@@ -2,7 +2,7 @@
 
     lease ─► each replica reads its trajectories' tokens and masks from the rollout arenas
           ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the scheduler
-    and the trainer's ranks read the slices straight from these arenas.
+    and the trainer's ranks read the slices straight from these arenas; or scores ─► the scheduler.
     switch: the same ranks in another parallelism · reform: other processes are the ranks (stage/reform.py)
 
 Promise: what cannot be read is reported lost, what finds no room waits; nothing of a rank that died
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -28,13 +27,18 @@ from earl.errors import DataPlaneError, OutOfMemory
 from earl.obs import tracing
 from earl.parallelism import REFERENCE
 from services.trainer.ranks.activity import READING, gather_report
-from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
+from services.trainer.reference.outputs import StageOutput
 from services.trainer.reference.parallelism_change import ReferenceChange, canary_logprobs
-from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
+from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, trainable
 from services.trainer.reference.rank0 import ReferenceRank0
-from services.trainer.reference.reference_client import LogprobColumn, ReferenceItem, decode_lease
+from services.trainer.reference.reference_client import (
+    LogprobColumn,
+    ReferenceItem,
+    SequenceScore,
+    decode_lease,
+)
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
 from services.trainer.stage.reform import Reform, begin_reform
@@ -44,7 +48,6 @@ log = logging.getLogger(__name__)
 
 LOADING, COMPUTING = "loading", "computing"
 READ_SLACK_S = 10.0
-CALL_S = 30.0
 # Leases that the rate is taken over: single ones differ with the sequences that happened to wait.
 MEASURED = 16
 
@@ -57,7 +60,7 @@ class ReferenceRank:
         resources: RankResources,
         mesh: ReferenceMesh,
         policy: ReferencePolicy,
-        logprobs: LogprobStore,
+        output: StageOutput,
         origin: Origin,
         rank0: ReferenceRank0 | None,
         role: str = REFERENCE,
@@ -68,14 +71,11 @@ class ReferenceRank:
         self._activity = resources.activity
         self._mesh = mesh
         self._policy = policy
-        self._logprobs = logprobs
+        self._output = output
         self._origin = origin
         self._rank0 = rank0
         self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._loaded = False
-        # Names what this life of the stage publishes.
-        self._life = self._group.broadcast(secrets.token_hex(8).encode()).decode()
-        self._leases = 0
         # (tokens, device-seconds) of the last leases.
         self._computed: deque[tuple[int, float]] = deque(maxlen=MEASURED)
         self.reform: Reform | None = None
@@ -110,7 +110,7 @@ class ReferenceRank:
         # On every rank: one that is not told what may be freed would fill up and stall the others.
         self._io.check()
         # The tokens that every rank has space for: any of them may get them all.
-        free = self._group.gather(str(self._logprobs.free_tokens).encode())
+        free = self._group.gather(str(self._output.free_tokens).encode())
         credit_tokens = min(int(tokens) for tokens in free)
         return self._rank0.next_command(self._loaded, credit_tokens) if self._rank0 is not None else b""
 
@@ -167,7 +167,7 @@ class ReferenceRank:
     def _compute(self, body: bytes) -> None:
         lease = decode_lease(body)
         began_ns = time.time_ns()
-        self._leases += 1
+        self._output.begin()
         items = lease.ranks[self._mesh.replica]
         with self._activity.phase(READING):
             trajectories = self._read(items)
@@ -179,7 +179,7 @@ class ReferenceRank:
         placed, fits = True, True
         with self._activity.phase(COMPUTING):
             try:
-                placed = not kept or self._put_logprobs(kept)
+                placed = not kept or self._output.put(self._mesh, self._policy, kept)
             except OutOfMemory as error:
                 # With several ranks of a replica, the others are in the middle of the pass.
                 if self._mesh.tensor.size > 1:
@@ -189,17 +189,17 @@ class ReferenceRank:
         seconds = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
         # A rank without a sequence of this lease adds nothing.
         device_s = float(self._group.sum(seconds)[0])
-        self._io.run(self._logprobs.publish(), CALL_S)
+        self._output.publish()
         full, given_up = self._gathered([] if placed else [0]), self._gathered([] if fits else [0])
         report = gather_report(self._group, self._dispatcher.totals.values())
         self._activity.transfers, self._activity.devices = report.transfers, report.devices
         if self._rank0 is None:
             return
-        results: dict[ReferenceItem, LogprobColumn] = {}
+        results: dict[ReferenceItem, LogprobColumn | SequenceScore] = {}
         for replica, leased in enumerate(lease.ranks):
             if not full[replica] and not given_up[replica]:
                 usable = [item for index, item in enumerate(leased) if index not in lost[replica]]
-                results |= self._columns(replica, usable)
+                results |= self._output.results(self._mesh, replica, usable)
         gone = [
             item
             for replica, leased in enumerate(lease.ranks)
@@ -209,27 +209,16 @@ class ReferenceRank:
         attributes = {"version": self._origin.version, "sequences": len(results)}
         for item in results if tracing.active() else ():
             parent = self._tickets.parent(item.ticket_id)
-            tracing.record(f"{self._role} logprobs", parent, began_ns, time.time_ns(), attributes)
+            tracing.record(f"{self._role} {self._output.what}", parent, began_ns, time.time_ns(), attributes)
         self._computed.append((sum(item.total_tokens for item in results), device_s))
         tokens, busy_s = map(sum, zip(*self._computed, strict=True))
         self._activity.gauges |= {
             # While all ranks compute.
             "tokens_per_s": self._group.size * tokens / max(busy_s, 1e-9),
-            "arena_used_fraction": self._logprobs.used_fraction,
             "memory_fraction": report.memory_fraction,
+            **self._output.gauges,
         }
         self._rank0.complete(lease.fence, results, gone)
-
-    def _columns(self, replica: int, items: Sequence[ReferenceItem]) -> dict[ReferenceItem, LogprobColumn]:
-        """Locates the log-probs of this lease's items, end to end in what the replica's ranks hold."""
-        tp = self._mesh.tensor.size
-        ranks = range(replica * tp, replica * tp + tp)
-        keys = tuple(logprob_key(self._life, self._leases, rank, self._role) for rank in ranks)
-        columns, offset = {}, 0
-        for item in items:
-            columns[item] = LogprobColumn(keys, offset)
-            offset += item.total_tokens
-        return columns
 
     def _gathered(self, mine: list[int]) -> list[set[int]]:
         """Returns for each replica the union of what its ranks name. A collective."""
@@ -279,19 +268,6 @@ class ReferenceRank:
             elif isinstance(outcome, BaseException):
                 raise outcome
         return [not isinstance(outcome, BaseException) for outcome in outcomes]
-
-    def _put_logprobs(self, trajectories: Sequence[MaskedTrajectory]) -> bool:
-        """Computes this rank's log-probs into its arena; returns whether there was space. A collective."""
-        tensor = self._mesh.tensor
-        loss_mask = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
-        box = slices(loss_mask, tensor.size)[tensor.rank]
-        name = logprob_key(self._life, self._leases, self._group.rank, self._role)
-        keys = [trajectory.key for trajectory in trajectories]
-        array = self._io.run(self._logprobs.reserve(name, keys, len(loss_mask), box), CALL_S)
-        # Ranks of a replica compute together, those without space too.
-        into = np.empty(box.size, np.float32) if array is None else array
-        self._policy.logprobs(trajectories, box, into)
-        return array is not None
 
 
 def _read_of(keys: list[str], tokens: np.ndarray, loss_mask: np.ndarray, rows: np.ndarray) -> SequenceRead:

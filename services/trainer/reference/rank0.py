@@ -18,6 +18,7 @@ from services.trainer.reference.reference_client import (
     LogprobColumn,
     ReferenceClient,
     ReferenceItem,
+    SequenceScore,
 )
 from services.trainer.stage.commands import RankCommand
 from services.trainer.stage.rank_resources import RankResources
@@ -106,7 +107,10 @@ class ReferenceRank0:
         return offer
 
     def complete(
-        self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
+        self,
+        fence: int,
+        results: Mapping[ReferenceItem, LogprobColumn | SequenceScore],
+        lost: Sequence[ReferenceItem],
     ) -> None:
         """Reports the outcome of a lease to the scheduler."""
         refused = self._io.run(self._leases.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)

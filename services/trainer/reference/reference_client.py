@@ -1,4 +1,4 @@
-"""The scheduler's client of a frozen policy's stage: leases of sequences whose log-probs are needed."""
+"""The scheduler's client of a frozen model's stage: leases of sequences, and what is made of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from earl.v1 import scheduler_pb2
 
 @dataclass(frozen=True, slots=True)
 class ReferenceItem:
-    """One trajectory whose log-probs are wanted; `key` is of its columns."""
+    """One trajectory whose log-probs or score are wanted; `key` is of its columns."""
 
     ticket_id: int
     attempt: int
@@ -26,6 +26,13 @@ class LogprobColumn:
 
     keys: tuple[str, ...]
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceScore:
+    """The number that a role without a column gives to a trajectory; finite."""
+
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,20 @@ class ReferenceClient:
         return LeaseOffer(data, answer.waiting_tokens, answer.stop)
 
     async def complete(
-        self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
+        self,
+        fence: int,
+        results: Mapping[ReferenceItem, LogprobColumn | SequenceScore],
+        lost: Sequence[ReferenceItem],
     ) -> int:
-        """Reports where log-probs lie and which trajectories are unreadable; returns how many it refused."""
+        """Reports where log-probs lie, or scores, and which trajectories are unreadable; returns how many
+        results it refused."""
         worker = self._scheduler.worker
         request = scheduler_pb2.CompleteReferenceRequest(worker=worker, fence=fence, role=self._role)
-        for item, column in results.items():
-            fill(request.results.add(reference_keys=column.keys, reference_offset=column.offset), item)
+        for item, made in results.items():
+            if isinstance(made, SequenceScore):
+                fill(request.results.add(score=made.value), item)
+            else:
+                fill(request.results.add(reference_keys=made.keys, reference_offset=made.offset), item)
         for item in lost:
             fill(request.lost.add(descriptor_key=item.key), item)
         return (await self._scheduler.call("CompleteReference", request)).refused

@@ -1,4 +1,4 @@
-"""A rank of a frozen policy's stage, reference or teacher: starts the parts in order, stops them in reverse.
+"""A rank of a frozen model's stage: starts the parts in order, stops them in reverse.
 
     formation ─► group ─► policy ─► (weights) ─► loop ─► (the next formation)
                    └─ the first time: bus, data plane, arena, on rank 0 also server and membership; they stay
@@ -17,8 +17,9 @@ from earl.bus.published import last_published
 from earl.config.column_bytes import column_bytes
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_growth import arena_growth
+from earl.models.scorer import load_scorer_spec
 from earl.models.spec import load_spec
-from earl.parallelism import REFERENCE, Parallelism
+from earl.parallelism import REFERENCE, REWARD_MODEL, Parallelism
 from earl.stack.device_split import device_split
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.formations import Formation, Formations
@@ -29,10 +30,12 @@ from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reference.logprob_store import LogprobStore
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.origin import Origin
+from services.trainer.reference.outputs import LogprobOutput, ScoreOutput, StageOutput
 from services.trainer.reference.parallelism_change import check_reference_mesh
 from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
+from services.trainer.reference.scorer import FrozenScorer
 from services.trainer.stage.formed_process import FormedProcess, possible_ranks, work_in_formations
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageName, StageRank0
@@ -70,8 +73,11 @@ class FormedReference:
         self._formed, self._config = formed, formed.config
         self._role: StageName = role
         self._origin = Origin.of(formed.config, formed.run_dir, role)
-        self._spec = load_spec(self._origin.model)
+        self._scores = role == REWARD_MODEL
+        self._spec = (load_scorer_spec if self._scores else load_spec)(self._origin.model)
+        # None in a stage that makes no column.
         self._logprobs: LogprobStore | None = None
+        self._opened = False
         self._rank0: ReferenceRank0 | None = None
 
     def work(self, formation: Formation) -> Parallelism | None:
@@ -81,11 +87,14 @@ class FormedReference:
         group = formed.group(formation)
         with formed.phase(SwitchPhase.MODEL):
             mesh = make_reference_mesh(group, formation.parallelism.dp, formation.parallelism.tp)
-            policy = ReferencePolicy(self._spec, mesh.tensor, group.device, self._config, self._role)
+            make = FrozenScorer if self._scores else ReferencePolicy
+            policy = make(self._spec, mesh.tensor, group.device, self._config, self._role)
             resources = formed.resources(group)
-        logprobs = self._open(resources, mesh)
+        self._open(resources, mesh)
         rank0 = self._rank0
-        rank = ReferenceRank(resources, mesh, policy, logprobs, self._origin, rank0, self._role)
+        rank = ReferenceRank(
+            resources, mesh, policy, self._output(resources), self._origin, rank0, self._role
+        )
         with formed.phase(SwitchPhase.LOADING):
             rank.load()
         following = formed.takes_over(formation, group, mesh.parallelism, rank.canary_logprobs)
@@ -97,22 +106,32 @@ class FormedReference:
         group.close()
         return following
 
-    def _open(self, resources: RankResources, mesh: ReferenceMesh) -> LogprobStore:
-        """This process's log-probs, and on rank 0 its server and membership; opened the first time."""
-        if self._logprobs is not None:
-            return self._logprobs
-        config, given, io = self._config, self._config.frozen_stage(self._role), resources.io
-        size_bytes = given.arena_bytes or 2 * column_bytes(config, config.planned_context)
-        longest_bytes = 0 if given.arena_bytes else 2 * column_bytes(config, config.context_tokens)
-        store = io.run(resources.open_store(size_bytes, arena_growth(longest_bytes)), OPEN_S)
-        resources.stack.callback(lambda: io.run(store.close(), CLOSE_S))
-        self._logprobs = LogprobStore(store, self._role)
+    def _output(self, resources: RankResources) -> StageOutput:
+        if self._logprobs is None:
+            return ScoreOutput(resources.group)
+        return LogprobOutput(resources.group, resources.io, self._logprobs, self._role)
+
+    def _open(self, resources: RankResources, mesh: ReferenceMesh) -> None:
+        """Opens this process's log-probs, and on rank 0 its server and membership; the first time."""
+        if self._opened:
+            return
+        self._opened, io = True, resources.io
+        if not self._scores:
+            self._logprobs = self._open_logprobs(resources)
         after = io.run(resources.bus.last_id(), OPEN_S)
         if resources.group.leads:
             switches = SwitchRequests(mesh.parallelism, self._check)
             self._rank0 = _serve_rank0(resources, switches, self._origin, after, self._role)
         io.spawn(_follow(resources.bus, after, self._logprobs, self._rank0))
-        return self._logprobs
+
+    def _open_logprobs(self, resources: RankResources) -> LogprobStore:
+        config, io = self._config, resources.io
+        given = config.column_stage(self._role).arena_bytes
+        size_bytes = given or 2 * column_bytes(config, config.planned_context)
+        longest_bytes = 0 if given else 2 * column_bytes(config, config.context_tokens)
+        store = io.run(resources.open_store(size_bytes, arena_growth(longest_bytes)), OPEN_S)
+        resources.stack.callback(lambda: io.run(store.close(), CLOSE_S))
+        return LogprobStore(store, self._role)
 
     def _check(self, parallelism: Parallelism) -> None:
         """Raises IllegalParallelism for what the stage cannot become."""
@@ -137,11 +156,11 @@ def _serve_rank0(
     return rank0
 
 
-async def _follow(bus: Bus, after: str, logprobs: LogprobStore, rank0: ReferenceRank0 | None) -> None:
+async def _follow(bus: Bus, after: str, logprobs: LogprobStore | None, rank0: ReferenceRank0 | None) -> None:
     """Frees the log-probs of what was trained or dropped, and tells rank 0 of publications. Never returns."""
     async for _, event in bus.follow(after):
         fact = event.WhichOneof("fact")
-        if fact == "batch_committed":
+        if fact == "batch_committed" and logprobs is not None:
             await logprobs.free(event.batch_committed.descriptor_keys)
         elif fact == "weights_published" and rank0 is not None:
             published = event.weights_published

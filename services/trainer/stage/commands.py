@@ -24,7 +24,7 @@ class RankCommand(Enum):
     FINISH = b"F"
     # The trainer: other processes are its ranks from here on (a SwitchCommand).
     REFORM = b"M"
-    # Reference stage and teacher: log-probs of a lease; read the weights (their keys); forget the weights.
+    # Frozen models: log-probs or scores of a lease; read the weights (their keys); forget the weights.
     COMPUTE = b"C"
     READ = b"R"
     VOID = b"V"

@@ -46,7 +46,7 @@ SLACK_S = 5.0
 FAREWELL_S = 2.0
 
 T = TypeVar("T")
-StageName = Literal["trainer", "reference", "teacher"]
+StageName = Literal["trainer", "reference", "teacher", "reward_model"]
 
 
 class StageRank0:

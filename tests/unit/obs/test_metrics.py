@@ -23,7 +23,7 @@ from services.trainer.ranks.activity import Activity
 from tests.support.certificates import certified
 from tests.support.gateway_world import World
 
-SERVICES = ("rpc", "scheduler", "gateway", "rollout", "trainer", "reference", "teacher")
+SERVICES = ("rpc", "scheduler", "gateway", "rollout", "trainer", "reference", "teacher", "reward_model")
 
 
 def families(samples):

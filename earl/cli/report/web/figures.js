@@ -16,6 +16,7 @@ const CARDS = [
   ["training", "Clipped and capped", "Fractions of a batch’s tokens.", [["clip_fraction", "clipped"], ["truncated_fraction", "weight capped"]], share],
   ["training", "KL to the reference", "In nats a token.", [["kl_reference", "KL"]], number],
   ["training", "KL to the teacher", "In nats a token; 0 once it has no weight.", [["kl_teacher", "KL"]], number],
+  ["training", "Score of the reward model", "Mean of a batch.", [["reward_model_mean", "score"]], number],
   ["training", "Weight of the teacher", "Of a batch, 0 to 1.", [["teacher_weight", "weight"]], number],
   ["training", "Reference log-probs", "Trajectories left for later batches, after each step. Where many wait, so do batches.", [["stages.reference.waiting", "waiting"], ["stages.reference.done", "done"]], number],
   ["training", "Recent episode lengths", "Tokens of whole recent episodes.", [["episode_tokens.p95", "95th percentile"], ["episode_tokens.mean", "mean"], ["episode_tokens.p50", "median"]], number],

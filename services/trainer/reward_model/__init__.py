@@ -1,0 +1,1 @@
+"""The reward model: a frozen classifier that scores trajectories, served as the reference stage is."""
