@@ -85,14 +85,16 @@ LIMITATIONS = (
     ),
     Limitation(
         "the stages' parallelisms are not chosen together",
-        "partly",
-        "A run divides a pool's devices between rollout and trainer by what it measures; within its devices "
-        "each stage decides by itself. earl replay decides for several stages together.",
+        "yes",
+        "In a run with one pool of devices, the division between stages and the layout of each stage are one "
+        "decision. earl replay decides for stages together that take turns on the same devices.",
         (
             "tests/unit/scheduler/parallelism/test_split_loop.py::"
             "test_devices_follow_the_work_and_the_decision_is_written_down",
+            "tests/unit/scheduler/parallelism/test_split_loop.py::"
+            "test_devices_and_layouts_are_decided_together_and_written_down",
             "tests/unit/scheduler/parallelism/test_device_moves.py::"
-            "test_the_giver_takes_back_what_the_other_could_not_take",
+            "test_a_roll_back_brings_devices_and_replicas_back",
             f"{SHARED}test_the_policy_keeps_its_promises_for_all_stages_at_once",
         ),
     ),

@@ -5,8 +5,10 @@ They are rollout, trainer, and the reference stage where the run has one (`stack
 
 from __future__ import annotations
 
+import math
+
 from earl.config.run import RunConfig
-from earl.parallelism import POOLED, REFERENCE, REWARD_MODEL, ROLLOUT, TEACHER, TRAINER
+from earl.parallelism import POOLED, REFERENCE, REWARD_MODEL, ROLLOUT, TEACHER, TRAINER, Parallelism
 
 
 def pooled_stages(config: RunConfig) -> tuple[str, ...]:
@@ -19,11 +21,23 @@ def first_devices(config: RunConfig) -> dict[str, int]:
     return {stage: _first_devices(config)[stage] for stage in pooled_stages(config)}
 
 
+def first_layouts(config: RunConfig) -> dict[str, Parallelism]:
+    """The parallelism that each stage of the pool begins with, by the run file."""
+    rollout, reference = config.rollout, config.reference
+    layouts = {
+        ROLLOUT: Parallelism(rollout.workers * rollout.engines, rollout.tp),
+        TRAINER: config.trainer.parallelism,
+        REFERENCE: Parallelism(reference.dp, reference.tp),
+    }
+    return {stage: layouts[stage] for stage in pooled_stages(config)}
+
+
 def fewest_devices(config: RunConfig) -> dict[str, int]:
-    """The devices that each stage of the pool keeps in any case: those of one replica."""
-    trainer = config.trainer
-    devices = {ROLLOUT: config.rollout.tp, TRAINER: trainer.tp * trainer.cp, REFERENCE: config.reference.tp}
-    return {stage: devices[stage] for stage in pooled_stages(config)}
+    """The devices that each stage of the pool keeps in any case: those of one replica, or one where a profile
+    decides which replica."""
+    if config.selects_layouts:
+        return dict.fromkeys(pooled_stages(config), 1)
+    return {stage: math.prod(layout.replica) for stage, layout in first_layouts(config).items()}
 
 
 def most_devices(config: RunConfig, stage: str) -> int:

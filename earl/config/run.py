@@ -249,9 +249,10 @@ class RunConfig(ConfigSection):
 
     @property
     def selects_layouts(self) -> bool:
-        """Returns whether layouts may change within a stage without being told: not in a run with a pool,
-        where devices move between stages."""
-        return self.scheduler.selector == "on" and not self.stack.pool_devices
+        """Returns whether layouts may change within a stage without being told: in a run with a pool, where
+        devices move between stages, only by a profile that its file names."""
+        scheduler = self.scheduler
+        return scheduler.selector == "on" and (not self.stack.pool_devices or bool(scheduler.profile))
 
     @property
     def mixture(self) -> tuple[MixtureEntry, ...]:

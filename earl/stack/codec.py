@@ -131,7 +131,8 @@ def decode_move(move: scheduler_pb2.DeviceMove) -> DeviceMoveState:
         return {stage: count for stage, count in devices.items() if count}
 
     before, after, holds = map(division, (move.before, move.after, move.holds))
-    return from_message(DeviceMoveState, move, before=before, after=after, holds=holds)
+    layouts = dict(move.layouts)
+    return from_message(DeviceMoveState, move, before=before, after=after, holds=holds, layouts=layouts)
 
 
 def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> EvaluationStatus:

@@ -113,6 +113,7 @@ class DeviceMoveState:
 
     before, after: devices by stage, in the order of POOLED. holds: what each has for sure. phase: "giving",
     "given", "taking", "returning" or "ended". stall_s: for which the ranks of giver and taker stood still.
+    layouts: by stage, of what each has for sure, as far as it is known.
     """
 
     number: int
@@ -125,6 +126,7 @@ class DeviceMoveState:
     message: str
     stall_s: float
     seconds: float
+    layouts: Mapping[str, str]
 
     @property
     def running(self) -> bool:

@@ -968,7 +968,14 @@ class DeviceSplit(_message.Message):
     def __init__(self, rollout: _Optional[int] = ..., trainer: _Optional[int] = ..., reference: _Optional[int] = ...) -> None: ...
 
 class DeviceMove(_message.Message):
-    __slots__ = ("number", "before", "after", "holds", "reason", "phase", "rolled_back", "message", "stall_s", "seconds")
+    __slots__ = ("number", "before", "after", "holds", "reason", "phase", "rolled_back", "message", "stall_s", "seconds", "layouts")
+    class LayoutsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -979,6 +986,7 @@ class DeviceMove(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     number: int
     before: DeviceSplit
     after: DeviceSplit
@@ -989,4 +997,5 @@ class DeviceMove(_message.Message):
     message: str
     stall_s: float
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., before: _Optional[_Union[DeviceSplit, _Mapping]] = ..., after: _Optional[_Union[DeviceSplit, _Mapping]] = ..., holds: _Optional[_Union[DeviceSplit, _Mapping]] = ..., reason: _Optional[str] = ..., phase: _Optional[str] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+    layouts: _containers.ScalarMap[str, str]
+    def __init__(self, number: _Optional[int] = ..., before: _Optional[_Union[DeviceSplit, _Mapping]] = ..., after: _Optional[_Union[DeviceSplit, _Mapping]] = ..., holds: _Optional[_Union[DeviceSplit, _Mapping]] = ..., reason: _Optional[str] = ..., phase: _Optional[str] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., layouts: _Optional[_Mapping[str, str]] = ...) -> None: ...

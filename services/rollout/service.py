@@ -130,7 +130,8 @@ def pool_devices(
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     shared_gpus = len(visible.split(",")) if config.stack.share and visible else 0
     most = most_devices(config, ROLLOUT) if config.stack.pool_devices else 0
-    return PoolDevices(base, rollout.engines, spec, shared_gpus, most=most)
+    begins = device_split(config, run_dir)[ROLLOUT] if config.stack.pool_devices else None
+    return PoolDevices(base, rollout.engines, spec, shared_gpus, most=most, begins=begins)
 
 
 def standby_processes(config: RunConfig, devices: PoolDevices) -> StandbyProcesses | None:
@@ -177,10 +178,11 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 
 def as_divided(config: RunConfig, run_dir: Path) -> RunConfig:
-    """The run file with as many engines as rollout's part of the pool holds. Raises ConfigError."""
+    """The run file with as many of its engines as rollout's part of the pool holds, whatever those that it
+    begins with are. Raises ConfigError."""
     if not config.stack.pool_devices:
         return config
-    engines = device_split(config, run_dir)[ROLLOUT] // config.rollout.tp
+    engines = max(1, device_split(config, run_dir)[ROLLOUT].devices // config.rollout.tp)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": engines})})
 
 

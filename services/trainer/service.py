@@ -42,8 +42,7 @@ from services.trainer.trainer import TrainerRank
 def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
     """Runs one rank until the run has ended or `requests.stop` is set. Raises EarlError for what failed."""
     settle(config)
-    first = config.trainer.parallelism.over(device_split(config, run_dir)[TRAINER])
-    assert first is not None, "a division is one of whole replicas"
+    first = device_split(config, run_dir)[TRAINER]
     formations = Formations.open(first, pooled=config.stack.pool_devices > 0)
     with ExitStack() as stack:
         formed = FormedProcess(stack, config.trainer.device, config, run_dir, name, requests)

@@ -57,7 +57,7 @@ def test_devices_move_while_both_stages_work(tmp_path: Path):
         assert (there["before"], there["after"]) == (counts(3, 1), counts(1, 3))
         assert there["holds"] == counts(1, 3) and 0 < there["stall_s"] <= there["seconds"]
         kept = json.loads((launched.run_directory / "devices.json").read_text())
-        assert kept == counts(1, 3)
+        assert kept == counts(1, 3) | {"replicas": {"rollout": "tp1", "trainer": "tp1"}}
         refused = move(launched, "1", "rollout", "trainer")
         assert refused.returncode != 0 and "keeps one device" in refused.stderr
         back = moved(launched, "1", "trainer", "rollout")
@@ -99,6 +99,39 @@ def test_a_run_divides_its_devices_by_what_it_measures(tmp_path: Path):
         assert json.loads(done.stdout)["splits"] == splits[-1:], done.stderr
 
 
+def test_a_run_reaches_a_division_that_needs_other_replicas(tmp_path: Path):
+    lines = ["stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s"]
+    # Two devices of the trainer do in one replica what eight do apart.
+    for stage, cp, rate in (("rollout", 1, 20_000), ("trainer", 1, 100), ("trainer", 2, 400)):
+        lines += [f"{stage},1,1,{cp},1,{tokens},{load},{rate}" for tokens in (16, 128) for load in (8, 64)]
+    table = tmp_path / "pace.csv"
+    table.write_text("\n".join(lines) + "\n")
+    with launch_in(tmp_path, forked=True) as launched:
+        given = POOLED | {"scheduler__selector": "on", "scheduler__steps": "12", "paced__table": str(table)}
+        code, figures = launched.start(**given, scheduler__profile=str(table)).finish()
+        assert code == 0, launched.said
+        assert_ledger_adds_up(figures)
+        assert figures["dropped"] == 0
+        moves = [json.loads(line) for line in (launched.run_directory / "moves.jsonl").open()]
+        assert moves and not any(move["rolled_back"] for move in moves)
+        assert moves[-1]["holds"] == counts(2, 2)
+        assert moves[-1]["layouts"] == {"rollout": "dp2", "trainer": "cp2"}
+        kept = json.loads((launched.run_directory / "devices.json").read_text())
+        assert kept == counts(2, 2) | {"replicas": {"rollout": "tp1", "trainer": "cp2"}}
+        splits = [json.loads(line) for line in (launched.run_directory / "splits.jsonl").open()]
+        best = next(
+            each for each in splits[0]["candidates"] if each["rollout"] == splits[0]["best"]["rollout"]
+        )
+        assert best["layouts"]["trainer"] == "cp2"
+        metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+        trained = [line for line in metrics if line["phase"] == "train"]
+        assert [line["step"] for line in trained] == list(range(1, 13)), "every step once"
+        assert (trained[-1]["parallelism"]["trainer"]["dp"], trained[-1]["parallelism"]["trainer"]["cp"]) == (
+            1,
+            2,
+        )
+
+
 def test_devices_of_the_reference_stage_move_while_all_stages_work(tmp_path: Path):
     with launch_in(tmp_path, forked=True) as launched:
         launched.start(**REFERRED).until(r"\] train [1-9]")
@@ -106,7 +139,8 @@ def test_devices_of_the_reference_stage_move_while_all_stages_work(tmp_path: Pat
         assert not there["rolled_back"], there
         assert (there["before"], there["after"]) == (counts(3, 1, 2), counts(4, 1, 1))
         assert 0 < there["stall_s"] <= there["seconds"]
-        assert json.loads((launched.run_directory / "devices.json").read_text()) == counts(4, 1, 1)
+        kept = json.loads((launched.run_directory / "devices.json").read_text())
+        assert kept == counts(4, 1, 1) | {"replicas": dict.fromkeys(counts(1, 1, 1), "tp1")}
         refused = move(launched, "1", "reference", "trainer")
         assert refused.returncode != 0 and "keeps one device" in refused.stderr
         back = moved(launched, "2", "rollout", "reference")

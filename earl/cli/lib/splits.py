@@ -48,11 +48,17 @@ def split_lines(line: Mapping[str, Any]) -> Iterator[str]:
         marks = [name for name in ("here", "best") if line[name] == devices]
         note = f"  ({', '.join(marks)})" if marks else ""
         counts = ", ".join(f"{stage} {count:>3}" for stage, count in devices.items())
-        yield f"  {counts}: {candidate['step_s']:.2f} s a step{note}"
+        layouts = _layouts_text(candidate.get("layouts", {}))
+        yield f"  {counts}: {candidate['step_s']:.2f} s a step{layouts}{note}"
     if line["held"]:
         yield f"  not carried out: {line['held']}"
     elif line["move"]:
         yield f"  carried out by move {line['move']}"
+
+
+def _layouts_text(layouts: Mapping[str, str]) -> str:
+    """The layouts that a division assumes in words; "" where no profile knows them."""
+    return " with " + ", ".join(f"{stage} {layout}" for stage, layout in layouts.items()) if layouts else ""
 
 
 def _seconds_text(line: Mapping[str, Any], stages: Sequence[str], key: str) -> str:

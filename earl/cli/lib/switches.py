@@ -82,10 +82,15 @@ def switch_text(switch: StageSwitch[Any], *, runs: bool = False) -> str:
 
 def move_text(move: DeviceMoveState) -> str:
     """A move of devices in words, for example "rollout 6 → 5, trainer 2 → 3 in 4.20 s, the trainer stood
-    still for 1.31 s (move 3)"."""
+    still for 1.31 s (move 3)". Layouts of more than replicas of one device: "trainer 2 → 4 as dp2·cp2"."""
     before, after = move.before, move.after
     changed = [stage for stage in before if before[stage] != after[stage]]
     change = ", ".join(f"{stage} {before[stage]} → {after[stage]}" for stage in changed)
+    if not move.running and not move.rolled_back:
+        change = ", ".join(
+            f"{stage} {before[stage]} → {after[stage]}{_as_layout(move.layouts.get(stage, ''))}"
+            for stage in changed
+        )
     if move.running:
         return f"devices are moving: {change} ({move.phase}, move {move.number}): {move.reason}"
     if move.rolled_back:
@@ -93,6 +98,11 @@ def move_text(move: DeviceMoveState) -> str:
     ranks = " and ".join(f"the {name}" for stage, name in RANKS.items() if stage in changed)
     stall = f", {ranks} stood still for {move.stall_s:.2f} s" if move.stall_s else ""
     return f"{change} in {move.seconds:.2f} s{stall} (move {move.number})"
+
+
+def _as_layout(layout: str) -> str:
+    """A layout behind its number of devices: "" where it is replicas of one device, or not known."""
+    return f" as {layout}" if layout and math.prod(Parallelism.parse(layout).replica) > 1 else ""
 
 
 def devices_text(devices: Mapping[str, int]) -> str:

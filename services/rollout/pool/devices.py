@@ -37,7 +37,8 @@ class PoolDevices:
 
     Which devices an engine takes: `engine_device`, with shared_gpus. most: devices that the pool may ever
     have, where some come from the trainer or go there; 0: it keeps its own. moved: devices that came since
-    the beginning, less those that went.
+    the beginning, less those that went. begins: the parallelism that it begins with, where a former worker
+    had another one than the configuration has.
     Example: PoolDevices(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
     """
 
@@ -47,21 +48,22 @@ class PoolDevices:
     shared_gpus: int = 0
     most: int = 0
     moved: int = 0
+    begins: Parallelism | None = None
 
     @property
     def initial(self) -> Parallelism:
-        """The parallelism of the configuration."""
-        return Parallelism(self.engines, self.base.tp)
+        """The parallelism that the pool begins with."""
+        return self.begins or Parallelism(self.engines, self.base.tp)
 
     @property
     def count(self) -> int:
         """The number of devices now."""
         return self.initial.devices + self.moved
 
-    def resized(self, running: Parallelism, parallelism: Parallelism) -> PoolDevices:
-        """The pool with as many devices as another parallelism has, where devices come and go; only in the
-        replicas that run. Raises IllegalParallelism for more devices than there are."""
-        if not self.most or parallelism.replica != running.replica:
+    def resized(self, parallelism: Parallelism) -> PoolDevices:
+        """The pool with as many devices as another parallelism has, where devices come and go. Raises
+        IllegalParallelism for more devices than there are."""
+        if not self.most:
             return self
         if parallelism.devices > self.most:
             raise IllegalParallelism(

@@ -308,8 +308,7 @@ class EnginePool:
         Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
         ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.
         """
-        devices = self._devices.resized(self.parallelism, command.parallelism)
-        devices.check(command.parallelism)
+        self._devices.resized(command.parallelism).check(command.parallelism)
         if self.asleep:
             raise ReshapeRefused(
                 f"the engines of {self._devices.base.name} sleep while the trainer works",
@@ -345,7 +344,7 @@ class EnginePool:
                 epoch=command.epoch, parallelism=new, message=f"its parallelism is {new} already"
             )
 
-        if self._devices.most and new.devices != old.devices:
+        if self._devices.most and new.devices != old.devices and new.replica == old.replica:
             return await self._resize(command)
 
         def warm(stats: Sequence[EngineStats]) -> bool:
@@ -366,11 +365,13 @@ class EnginePool:
         self._fill_standby()
         self._rates = switch.rates
         if not outcome.rolled_back:
-            self.epoch = command.epoch
+            # With other devices, where they came or went with the replacement.
+            self._devices, self.epoch = self._devices.resized(new), command.epoch
+            self.router.resized(new, self._devices)
         return outcome
 
     async def _resize(self, command: SwitchCommand) -> SwitchOutcome:
-        devices = self._devices.resized(self.parallelism, command.parallelism)
+        devices = self._devices.resized(command.parallelism)
         context = self._devices.longest_context(command.parallelism.tp)
         canary = Canary(f"canary {command.epoch}", self._devices.model.vocab, context)
         change = PoolResize(command, self.router, devices, canary, self._publish_lock, self._reading)

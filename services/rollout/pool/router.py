@@ -261,7 +261,7 @@ class RequestRouter:
         )
 
     def resized(self, parallelism: Parallelism, devices: PoolDevices) -> None:
-        """Engines like the others have joined or left."""
+        """The pool has other devices, whose engines are in use."""
         self.parallelism, self._devices = parallelism, devices
         self._changes.tell()
 

@@ -234,4 +234,5 @@ def encode_move(move: DeviceMove) -> scheduler_pb2.DeviceMove:
         name: scheduler_pb2.DeviceSplit(**by_stage(division))
         for name, division in (("before", move.before), ("after", move.after), ("holds", move.holds))
     }
-    return to_message(scheduler_pb2.DeviceMove, move, phase=move.phase.value, **divisions)
+    layouts = {stage: str(layout) for stage, layout in move.held_layouts.items()}
+    return to_message(scheduler_pb2.DeviceMove, move, phase=move.phase.value, layouts=layouts, **divisions)

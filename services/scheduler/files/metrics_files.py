@@ -152,6 +152,7 @@ class RunReport:
                 "by": move.by.value,
                 "step": move.step,
                 **devices,
+                "layouts": {stage: str(layout) for stage, layout in move.held_layouts.items()},
                 "reason": move.reason,
                 "rolled_back": move.rolled_back,
                 "message": move.message,
@@ -161,7 +162,9 @@ class RunReport:
             }
         )
         begin_ns = now_ns - int(move.seconds * 1e9)
-        self.spans("device moves", [BusySpan(division_text(move.holds), begin_ns, now_ns)])
+        self.spans(
+            "device moves", [BusySpan(division_text(move.holds, move.held_replicas), begin_ns, now_ns)]
+        )
 
     def evaluations(self, evaluations: Collection[EvaluationRecord], time_s: float) -> None:
         """Writes those that are finished and not yet written with these results; they are too dear to be lost

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from earl.config.device_pool import pooled_stages
+from earl.config.device_pool import most_devices, pooled_stages
 from earl.config.layout_plan import KEY, PLANNED_STAGES
 from earl.config.run import RunConfig
 from earl.errors import EarlError, LedgerError
@@ -66,24 +66,31 @@ class ParallelismController:
         self._switch_ended = Wakeup()
         stages = pooled_stages(config)
         moves = DeviceMoves(tables, self.switching, config.switch, config.stack.pool_devices, stages)
-        self.pool = DevicePool(moves, self.switching, self.layouts, directory, report, self._switch_ended)
+        most = {stage: most_devices(config, stage) for stage in stages}
+        self.pool = DevicePool(
+            moves, self.switching, self.layouts, directory, report, self._switch_ended, most
+        )
         self._devices = ReportedDevices(tables.workers)
-        # Devices of a pool move between stages instead of layouts that change within them.
-        pooled, mode = config.stack.pool_devices > 0, config.scheduler.selector
-        switching = None if pooled else self.switching
-        self.selector = SelectorLoop.open(config, directory, monitor, switching, self._devices.of)
+        self.selector = SelectorLoop.open(
+            config, directory, monitor, self.switching, self._devices.of, self.pool.is_moving
+        )
+        self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self.splits: SplitLoop | None = None
-        if pooled and mode != "static":
-            first_cost_s = config.scheduler.switch_cost_s
+        if config.stack.pool_devices and (mode := config.scheduler.selector) != "static":
             self.splits = SplitLoop(
-                self.pool, directory, first_cost_s, carries_out=mode == "on", pinned=self._any_pinned
+                self.pool,
+                directory,
+                config.scheduler.switch_cost_s,
+                carries_out=mode == "on",
+                pinned=self._any_pinned,
+                weighed=self.selector.weighed,
+                slots=self._device_slots,
             )
         self._monitor = monitor
         self._tables = tables
         self._report = report
         self._durable = durable
         self._selects = config.selects_layouts
-        self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._traced = tickets_of(config)
         self._planned_stages = () if config.layout_plan is None else PLANNED_STAGES
         self.switching.follow_plan(self._planned_stages)
@@ -113,9 +120,12 @@ class ParallelismController:
     def committed(self, step: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """A training step is done: decides for the next one, and carries it out unless this is the last."""
         self._devices.refresh()
-        self.selector.step(step, observed, now=now, last=last)
-        if self.splits is not None:
-            self.splits.step(step, observed, now=now, last=last)
+
+        def divide() -> None:
+            if self.splits is not None:
+                self.splits.step(step, observed, now=now, last=last)
+
+        self.selector.step(step, observed, now=now, last=last, divide=divide)
         self.driver.wake()
 
     def heartbeat(

@@ -4,6 +4,8 @@
                └─ failed: ENDED, rolled back         └─ failed ─► RETURNING: the giver takes them back
                                                                       └────────────► ENDED, rolled back
 
+Giver and taker may get other replicas with their devices, and have the former ones again after a roll-back.
+
 Promise: at no time do all stages together have more devices than the pool. A stage gets devices only after
 the other's worker has reported that it gave them up, and after `holds` tells so, which a stage that is
 started again begins with. A stage is judged by the devices that its worker reports, so that one which died
@@ -16,17 +18,17 @@ Time is an argument (monotonic seconds). All but clocks is in the tables.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from msgspec.structs import replace
 
 from earl.config.scheduler import SwitchConfig
-from earl.errors import EarlError, LedgerError
-from earl.parallelism import Division
+from earl.errors import EarlError, IllegalParallelism, LedgerError
+from earl.parallelism import Division, Parallelism, Replica
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.device_move import DeviceMove, MovePhase, by_stage, division_text
+from services.scheduler.state.device_move import DeviceMove, MovePhase, by_stage, division_text, stage_text
 from services.scheduler.state.switch_records import By
 
 # Moves whose cost is remembered.
@@ -74,8 +76,13 @@ class DeviceMoves:
         """Devices of each stage, as its worker reports them; 0 for a stage without one."""
         return tuple(map(self._has, self.stages))
 
-    def ask(self, after: Division, *, by: By, reason: str, now: float, step: int = 0) -> DeviceMove | None:
+    def ask(
+        self, after: Division, *, by: By, reason: str, now: float, step: int = 0,
+        replicas: Mapping[str, Replica] | None = None,
+    ) -> DeviceMove | None:  # fmt: skip
         """Begins a move to another division; None if the stages have it.
+
+        replicas: of giver and taker afterwards; a stage that is not named keeps those that it has.
 
         Raises LedgerError (no pool, no worker, a move or a switch in progress, more devices than there are)
         and IllegalParallelism.
@@ -106,6 +113,11 @@ class DeviceMoves:
                 f"{division_text(after)}, from {division_text(before)}, is no move",
                 "one stage takes devices, which another one gives or which are idle",
             )
+        former = {
+            stage: running.replica
+            for stage in self.stages
+            if (running := self._switching.running(stage)) is not None
+        }
         move = DeviceMove(
             number=(move.number if move is not None else 0) + 1,
             before=before,
@@ -114,7 +126,11 @@ class DeviceMoves:
             by=by,
             reason=reason,
             step=step,
+            replicas_before=former,
+            replicas_after=former | dict(replicas or {}),
         )
+        for stage in move.changes:
+            self._check_replica(move, stage)
         if self._switching.stage(move.taker).switch is not None:
             raise LedgerError(f"{move.taker} is switching", "wait until that has ended: earl parallelism")
         self._began_s = now
@@ -219,9 +235,20 @@ class DeviceMoves:
 
     # --- within -----------------------------------------------------------------------------
 
+    def _check_replica(self, move: DeviceMove, stage: str) -> None:
+        devices = self._of(move.after, stage)
+        replica = move.replica(stage, devices)
+        if replica is not None and Parallelism(1, *replica).over(devices) is None:
+            raise IllegalParallelism(
+                f"{devices} devices of {stage} cannot be split into replicas of {Parallelism(1, *replica)}",
+                "move as many as a replica has, or several times that",
+            )
+
     def _resize(self, move: DeviceMove, stage: str, devices: int, now: float) -> int:
         reason = f"move {move.number}: {move.reason}"
-        switch = self._switching.resize(stage, devices, by=move.by, reason=reason, now=now, step=move.step)
+        switch = self._switching.resize(
+            stage, devices, move.replica(stage, devices), by=move.by, reason=reason, now=now, step=move.step
+        )
         return switch.epoch
 
     def _change(self, move: DeviceMove, now: float, **fields: object) -> None:
@@ -282,6 +309,10 @@ def _is_done(move: DeviceMove | None) -> TypeGuard[DeviceMove]:
 
 
 def moved_text(move: DeviceMove) -> str:
-    """A move in words: "rollout 6 → 5, trainer 2 → 3"."""
+    """A move in words: "rollout 6 → 5, trainer 2 → 4 as dp2·cp2"."""
     before, after = by_stage(move.before), by_stage(move.after)
-    return ", ".join(f"{stage} {before[stage]} → {after[stage]}" for stage in move.changes)
+    return ", ".join(
+        f"{stage} {stage_text(before[stage], move.replicas_before.get(stage))} → "
+        f"{stage_text(after[stage], move.replicas_after.get(stage))}"
+        for stage in move.changes
+    )

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
 from earl.errors import LedgerError
-from earl.parallelism import Division, Parallelism
+from earl.parallelism import Division, Parallelism, Replica
 from earl.stack.device_split import keep_split
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.parallelism.device_moves import DeviceMoves, moved_text
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class DevicePool:
-    """Carries out the moves of a run. ended: told of each that has ended."""
+    """Carries out the moves of a run. ended: told of each that has ended. most: devices that a stage has
+    processes for."""
 
     def __init__(
         self,
@@ -38,12 +40,13 @@ class DevicePool:
         directory: Path,
         report: RunReport,
         ended: Wakeup,
+        most: Mapping[str, int],
     ) -> None:
         self.moves = moves
         self._switching, self._layouts, self._directory = switching, layouts, directory
-        self._report, self._ended = report, ended
+        self._report, self._ended, self._most = report, ended, most
         # What devices.json holds, as far as this process knows.
-        self._kept: Division | None = None
+        self._kept: tuple[Division, dict[str, Replica]] | None = None
         self._warned = False
 
     def after(self, giver: str, taker: str, devices: int) -> Division:
@@ -63,25 +66,52 @@ class DevicePool:
     def ask(
         self, after: Division, *, now: float, by: By = By.OPERATOR,
         reason: str = "an operator asked for it", step: int = 0,
+        replicas: Mapping[str, Replica] | None = None,
     ) -> DeviceMove | None:  # fmt: skip
-        """Begins a move to another division. Raises as DeviceMoves.ask, and IllegalParallelism for numbers of
-        devices that a stage cannot have."""
+        """Begins a move to another division. replicas: of giver and taker afterwards, where they change.
+
+        Raises as DeviceMoves.ask, and IllegalParallelism for numbers of devices that a stage cannot have.
+        """
         for stage, count in zip(self.moves.stages, after, strict=True):
             running = self._switching.running(stage)
             if running is not None and count > 0:
-                self._layouts.check(stage, [count], 0, Parallelism(1, *running.replica))
-        return self.moves.ask(after, by=by, reason=reason, now=now, step=step)
+                replica = (replicas or {}).get(stage, running.replica)
+                self._layouts.check(stage, [count], 0, Parallelism(1, *replica))
+        return self.moves.ask(after, by=by, reason=reason, now=now, step=step, replicas=replicas)
+
+    def is_moving(self, stage: str) -> bool:
+        """Returns whether a move in progress changes the devices of a stage."""
+        move = self.moves.move
+        return move is not None and move.running and stage in move.changes
+
+    def running(self) -> dict[str, Parallelism]:
+        """The parallelism of the pool's stages; without those that have no worker."""
+        known = {stage: self._switching.running(stage) for stage in self.moves.stages}
+        return {stage: running for stage, running in known.items() if running is not None}
+
+    @property
+    def is_switching(self) -> bool:
+        """Returns whether a switch of one of the stages is in progress."""
+        return any(self._switching.stage(stage).switch is not None for stage in self.moves.stages)
+
+    def switches(self) -> tuple[int, ...]:
+        """Numbers of the last switches of all stages: they differ once anything was changed."""
+        return tuple(self._switching.stage(stage).epoch for stage in self.moves.stages)
+
+    def counts(self, stage: str) -> list[int]:
+        """The numbers of devices that a stage could have, in some layout."""
+        most = min(self._most[stage], self.moves.pool - len(self.moves.stages) + 1)
+        return [count for count in range(1, most + 1) if self._layouts.legal(stage, [count])]
 
     def splits(self) -> list[Division]:
         """The divisions of the whole pool that all stages can have, in the replicas that they have now."""
         pool, stages = self.moves.pool, self.moves.stages
         possible = [
-            [count for count in range(1, pool - len(stages) + 2) if self._can_have(stage, count)]
-            for stage in stages
+            [count for count in self.counts(stage) if self.can_have(stage, count)] for stage in stages
         ]
         return [division for division in product(*possible) if sum(division) == pool]
 
-    def _can_have(self, stage: str, devices: int) -> bool:
+    def can_have(self, stage: str, devices: int) -> bool:
         """Returns whether a stage can have so many devices in its present replicas."""
         running = self._switching.running(stage)
         return running is not None and any(
@@ -113,14 +143,14 @@ class DevicePool:
         """Brings devices.json to what the stages have for sure; False, with a warning, while it cannot be
         written: a move waits until it can."""
         move = self.moves.move
-        if move is None or move.holds == self._kept:
+        if move is None or (kept := (move.holds, move.held_replicas)) == self._kept:
             return True
         try:
-            keep_split(self._directory, by_stage(move.holds))
+            keep_split(self._directory, by_stage(move.holds), move.held_replicas)
         except OSError as error:
             if not self._warned:
                 log.warning("moves of devices wait, devices.json cannot be written: %s", error)
             self._warned = True
             return False
-        self._kept, self._warned = move.holds, False
+        self._kept, self._warned = kept, False
         return True

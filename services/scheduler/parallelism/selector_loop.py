@@ -5,8 +5,10 @@
                                   │    └── Switching: target, what switches cost, what is barred
       profile (scheduler.profile, or what `earl profile` kept for this model and machine)
 
-A decision is carried out if its stage is free: not pinned, and no other switch in progress. Without a
-Switching nothing is carried out, and each policy continues from what it chose last.
+A decision is carried out if its stage is free: not pinned, no other switch in progress, and no devices of it
+moving. In a run with a pool the division of devices is decided before, by what the same policies know of
+every number of devices (split_loop.py). Without a Switching nothing is carried out, and each policy continues
+from what it chose last.
 
 Promise: a decision delays the loop by what it takes to compute, which is measured and logged (and a
 roll-back once, by that of the MOST_PAST decisions before it); a stage whose profile has no answer is left
@@ -19,17 +21,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from earl.config.device_pool import pooled_stages
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
 from earl.models.spec import load_spec
 from earl.obs.metrics import LineFile, read_lines
-from earl.parallelism import ROLLOUT, STAGES, Parallelism
+from earl.parallelism import ROLLOUT, STAGES, Parallelism, Replica
 from services.scheduler.memory.stage_devices import StageDevices
 from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.parallelism import decision_log
@@ -39,6 +42,7 @@ from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.profile.rows import dump, parse
 from services.scheduler.profiler.facts import cache_of
 from services.scheduler.selector.corrected_profile import LimitedTable
+from services.scheduler.selector.decision import LayoutCandidate
 from services.scheduler.selector.earl_policy import EarlPolicy
 from services.scheduler.selector.stage_policies import Observed, SelectorVerdict, Stages
 from services.scheduler.state.switch_records import By
@@ -60,7 +64,7 @@ class SelectorLoop:
     """Decides for the stages of a run. last: the latest verdict by stage; stages without a profile have none.
 
     switching: carries decisions out. search: finds a profile, once training has begun, in a thread of its
-    own. policies: those of a profile's text and name.
+    own. policies: those of a profile's text and name. moving: whether devices of a stage move.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class SelectorLoop:
         switching: Switching | None = None,
         search: Callable[[], Profile | None] | None = None,
         policies: Callable[[str, str], Stages] = lambda text, name: Stages({}),
+        moving: Callable[[str], bool] = lambda stage: False,
     ) -> None:
         self.last: dict[str, SelectorVerdict] = {}
         self._directory = directory
@@ -77,6 +82,7 @@ class SelectorLoop:
         self._switching = switching
         self._search = search
         self._policies = policies
+        self._moving = moving
         self._search_result: Future[Profile | None] | None = None
         self._make: Callable[[], Stages] = lambda: Stages({})
         self._stages = self._make()
@@ -94,10 +100,11 @@ class SelectorLoop:
         monitor: Monitor,
         switching: Switching | None = None,
         devices: Callable[[str], StageDevices] = lambda stage: StageDevices(),
+        moving: Callable[[str], bool] = lambda stage: False,
     ) -> SelectorLoop:
         """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile.
 
-        devices: of a stage, as its workers have reported them.
+        devices: of a stage, as its workers have reported them. moving: whether devices of a stage move.
         """
         mode, profile = config.scheduler.selector, config.scheduler.profile
         selector = cls(
@@ -106,6 +113,7 @@ class SelectorLoop:
             switching if mode == "on" else None,
             search=None if profile or mode == "static" else partial(kept_profile, config, directory),
             policies=partial(stages_of, config, directory, devices),
+            moving=moving,
         )
         if profile and mode != "static":
             selector.begin(*read_profile(profile))
@@ -127,19 +135,39 @@ class SelectorLoop:
             self._monitor.remember(mean_tokens)
         self._file = LineFile(self._directory / decision_log.NAME)
 
-    def step(self, committed: int, observed: StepFigures, *, now: float, last: bool = False) -> None:
+    def step(
+        self,
+        committed: int,
+        observed: StepFigures,
+        *,
+        now: float,
+        last: bool = False,
+        divide: Callable[[], None] = lambda: None,
+    ) -> None:
         """Training step `committed` is done: decides for the next one and writes it down.
 
         now: in monotonic seconds, by which switches begin and layouts are barred. last: there will be no next
-        one, and nothing is carried out.
+        one, and nothing is carried out. divide: decides the division of a pool of devices, after all stages
+        were decided for and before that is carried out.
         """
         self._take_profile()
         if self._decided > committed:
             # Rolled back: the steps since, and what was decided for them, have not been.
             self._restore(committed + 1)
-        for stage in sorted(self._stages.names & observed.stages.keys()):
-            self._decide(stage, committed + 1, observed, now, carried_out=not last)
+        stages = sorted(self._stages.names & observed.stages.keys())
+        decided = [self._decide(stage, committed + 1, observed, now) for stage in stages]
+        divide()
+        for made in decided:
+            if made is not None:
+                self._conclude(made, observed, now, carried_out=not last)
         self._decided = committed + 1
+
+    def weighed(
+        self, stage: str, counts: Sequence[int], slots: float
+    ) -> Mapping[int, Sequence[LayoutCandidate]]:
+        """The layouts of a stage on each of several numbers of devices, as its policy weighs them after the
+        last step; none without a profile. slots: sequences that a device of it works on at once."""
+        return self._stages.weigh_each(stage, counts, slots)
 
     def relieve(self, observed: StepFigures, *, now: float) -> bool:
         """A sequence waits for engines that hold it: decides for rollout at once, for the step in progress.
@@ -148,7 +176,9 @@ class SelectorLoop:
         """
         if self._switching is None or ROLLOUT not in self._stages.names & observed.stages.keys():
             return False
-        self._decide(ROLLOUT, max(1, self._decided), observed, now, must_fit=True)
+        made = self._decide(ROLLOUT, max(1, self._decided), observed, now)
+        if made is not None:
+            self._conclude(made, observed, now, must_fit=True)
         return True
 
     def block(self, parallelism: Parallelism, context_tokens: float) -> None:
@@ -203,16 +233,9 @@ class SelectorLoop:
     # --- decisions --------------------------------------------------------------------------
 
     def _decide(
-        self,
-        stage: str,
-        step: int,
-        observed: StepFigures,
-        now: float,
-        *,
-        carried_out: bool = True,
-        must_fit: bool = False,
-    ) -> None:
-        assert self._file is not None
+        self, stage: str, step: int, observed: StepFigures, now: float
+    ) -> tuple[SelectorVerdict, float] | None:
+        """(the verdict, seconds that it took); None where the profile has no answer."""
         load = observed.stages[stage]
         was = Observed(observed.running[stage], load.workload, load.tokens_per_device_s)
         began_s = time.perf_counter()
@@ -225,10 +248,25 @@ class SelectorLoop:
         except EarlError as error:
             if self._is_new(stage, ""):
                 log.warning("nothing is decided for %s: %s", stage, error)
-            return
+            return None
         took_s = time.perf_counter() - began_s
         if took_s > SLOW_S:
             log.warning("deciding for %s took %.1f ms, for which every call waited", stage, took_s * 1e3)
+        return verdict, took_s
+
+    def _conclude(
+        self,
+        made: tuple[SelectorVerdict, float],
+        observed: StepFigures,
+        now: float,
+        *,
+        carried_out: bool = True,
+        must_fit: bool = False,
+    ) -> None:
+        """Carries a verdict out, if it is to be, and writes it down."""
+        assert self._file is not None
+        verdict, took_s = made
+        stage, step = verdict.stage, verdict.decision.step
         before = self.last.get(stage)
         if before is None or before.decision.after != verdict.decision.after:
             log.info("step %d: %s", step, verdict.sentence)
@@ -254,6 +292,8 @@ class SelectorLoop:
             return 0, ""
         if self._switching.stage(stage).pinned:
             return 0, f"{stage} is pinned"
+        if self._moving(stage):
+            return 0, "its devices are moving"
         try:
             switch = self._switching.ask(
                 stage, verdict.chosen.replica, by=By.SELECTOR, reason=decision.reason, now=now,
@@ -301,6 +341,11 @@ def stages_of(
     devices: of a stage, as its workers have reported them.
     """
     rows, layouts = parse(text, name), LegalLayouts(config, directory)
+
+    def legal(stage: str, devices: int) -> set[Replica]:
+        return {layout.replica for layout in layouts.legal(stage, [devices])}
+
+    pooled = pooled_stages(config) if config.stack.pool_devices else ()
     tables = {
         stage: LimitedTable(
             rows,
@@ -309,6 +354,8 @@ def stages_of(
             holds=layouts.holds(stage),
             longest=layouts.longest,
             fits=None if config.pace is None else partial(config.pace.fits, stage),
+            # A stage of a pool is one worker, and has now these devices, now others.
+            legal=partial(legal, stage) if stage in pooled else None,
         )
         for stage in sorted({row.stage for row in rows})
     }

@@ -2,10 +2,13 @@
 
     commit ─► StepFigures ─► work of a batch ─► SplitPolicy.decide ─► DevicePool.ask, splits.jsonl
 
+With a profile of its stages the decision is about divisions and layouts together: the layouts of each stage
+on every number of devices come from its policy in the selector's loop, and a move changes both.
+
 Rollout's work is that of its engines while they generated, so that devices which wait count as free: over
-DONE_STEPS steps, since episodes end in waves. A step in which devices moved is no measure of either division,
-and is left out. Promise: no decision ends the
-run; what cannot be carried out is logged, once for each reason. Time is an argument (monotonic seconds).
+DONE_STEPS steps, since episodes end in waves. A step in which devices moved, or a stage got another layout,
+is no measure of either, and is left out. Promise: no decision ends the run; what cannot be carried out is
+logged, once for each reason. Time is an argument (monotonic seconds).
 """
 
 from __future__ import annotations
@@ -13,17 +16,18 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from earl.errors import EarlError
 from earl.obs.metrics import LineFile
-from earl.parallelism import ROLLOUT
+from earl.parallelism import ROLLOUT, Parallelism, Replica
 from services.scheduler.monitor.workload import DoneWork, ObservedWorkload, StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
-from services.scheduler.selector.split_policy import SplitPolicy, SplitVerdict, SplitWork
+from services.scheduler.selector.division_layouts import DivisionLayouts, StageOptions, Weighed
+from services.scheduler.selector.split_policy import Split, SplitPolicy, SplitVerdict, SplitWork
 from services.scheduler.state.device_move import by_stage
 from services.scheduler.state.switch_records import By
 
@@ -40,7 +44,9 @@ class SplitLoop:
     """Decides how the stages of a pool divide its devices. last: the latest verdict; None before the first.
 
     first_cost_s: of a move, before one was measured. carries_out: whether devices follow the decisions.
-    pinned: whether an operator keeps a stage as it is.
+    pinned: whether an operator keeps a stage as it is. weighed: the layouts of a stage on numbers of devices,
+    for so many sequences that a device of it works on at once; none without a profile. slots: those of
+    rollout.
     """
 
     def __init__(
@@ -51,12 +57,18 @@ class SplitLoop:
         *,
         carries_out: bool,
         pinned: Callable[[], bool] = lambda: False,
+        weighed: Callable[[str, Sequence[int], float], Weighed] = lambda stage, counts, slots: {},
+        slots: float = math.inf,
     ) -> None:
         self.last: SplitVerdict | None = None
         self._pool, self._first_cost_s = pool, first_cost_s
         self._carries_out, self._pinned = carries_out, pinned
+        self._weighed, self._slots = weighed, slots
         # Made once all stages work, of the divisions that they can have.
         self._policy: SplitPolicy | None = None
+        # Rollout's replica, and the last switches of all stages, at the end of the last step.
+        self._replica: Replica | None = None
+        self._switches = pool.switches()
         self._done: deque[DoneWork] = deque(maxlen=DONE_STEPS)
         self._file = LineFile(directory / NAME)
         # The last move that a step knew of, and whether it was running then.
@@ -66,20 +78,26 @@ class SplitLoop:
 
     def step(self, committed: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """Training step `committed` is done: decides for the next one. last: there will be none."""
-        moves = self._pool.moves
-        if (rollout := observed.stages.get(ROLLOUT)) is not None and rollout.done is not None:
+        moves, running = self._pool.moves, self._pool.running()
+        here, moved = moves.devices, self._disturbed()
+        present = running[ROLLOUT].replica if ROLLOUT in running else self._replica
+        former, self._replica = self._replica, present
+        if former is not None and former != present:
+            # Device-seconds of another replica are no measure of this one.
+            self._done.clear()
+        elif (rollout := observed.stages.get(ROLLOUT)) is not None and rollout.done is not None:
             self._done.append(rollout.done)
         work = work_of(observed, moves.stages, rollout_device_s(self._done))
-        here, moved = moves.devices, self._disturbed()
         if self._policy is None and all(here):
             self._policy = SplitPolicy(self._pool.splits())
-        if self._policy is None or work is None or moved:
+        if self._policy is None or work is None or moved or len(running) < len(here):
             if self._policy is not None and moved:
                 self._policy.begin()
             return
         costs_s = moves.costs_s
         cost_s = median(costs_s) if costs_s else self._first_cost_s
-        verdict = self.last = self._policy.decide(committed, here, work, cost_s)
+        layouts = self._layouts(running)
+        verdict = self.last = self._policy.decide(committed, here, work, cost_s, layouts)
         number, held = 0, ""
         if verdict.moves and self._carries_out and not last:
             number, held = self._carry_out(verdict, committed + 1, now)
@@ -88,18 +106,36 @@ class SplitLoop:
     def close(self) -> None:
         self._file.close()
 
+    def _layouts(self, running: Mapping[str, Parallelism]) -> DivisionLayouts | None:
+        """The layouts of all stages on any number of devices; None if no stage has a profile."""
+        known: list[StageOptions] = []
+        profiled = False
+        for stage in self._pool.moves.stages:
+            counts = self._pool.counts(stage)
+            weighed = self._weighed(stage, counts, self._slots if stage == ROLLOUT else math.inf)
+            options = StageOptions.of(running[stage], weighed)
+            profiled = profiled or options is not None
+            kept = [count for count in counts if self._pool.can_have(stage, count)]
+            known.append(options or StageOptions.kept(running[stage], kept))
+        return DivisionLayouts(tuple(known), self._pool.moves.pool) if profiled else None
+
     def _disturbed(self) -> bool:
-        """Returns whether devices moved in the step that has ended."""
-        move, before = self._pool.moves.move, self._known
+        """Returns whether devices moved, or a layout changed, in the step that has ended."""
+        move, before, switches = self._pool.moves.move, self._known, self._switches
         self._known = None if move is None else (move.number, move.running)
-        return self._known != before or (move is not None and move.running)
+        self._switches = self._pool.switches()
+        running = self._pool.is_switching or (move is not None and move.running)
+        return self._known != before or self._switches != switches or running
 
     def _carry_out(self, verdict: SplitVerdict, step: int, now: float) -> tuple[int, str]:
         """(number of the move that carries the decision out, 0 if none does; the reason)."""
         if self._pinned():
             return 0, "a stage of the pool is pinned"
         try:
-            move = self._pool.ask(verdict.after, by=By.SELECTOR, reason=verdict.sentence, now=now, step=step)
+            move = self._pool.ask(
+                verdict.after, by=By.SELECTOR, reason=verdict.sentence, now=now, step=step,
+                replicas=None if verdict.layouts is None else verdict.layouts.replicas(verdict.after),
+            )  # fmt: skip
         except EarlError as error:
             if error.message not in self._logged:
                 self._logged.add(error.message)
@@ -140,14 +176,22 @@ def encode(
     verdict: SplitVerdict, stages: Sequence[str], step: int, cost_s: float, move: int, held: str
 ) -> dict[str, Any]:
     """A decision as splits.jsonl has it. move: number of the move that carries it out, 0 for none; held: why
-    none does. Of many candidates those that are quickest, and the division in use."""
+    none does. Of many candidates those that are quickest, and the division in use, each with its layouts
+    where a profile knows them."""
     quickest = sorted(verdict.candidates, key=lambda split: verdict.candidates[split])[:CANDIDATES]
+
+    def layouts(split: Split) -> dict[str, dict[str, str]]:
+        known = () if verdict.layouts is None else verdict.layouts.layouts(split)
+        texts = {stage: str(layout) for stage, layout in zip(stages, known, strict=False)}
+        return {"layouts": texts} if texts else {}
+
     return {
         "step": step,
         "here": by_stage(verdict.here),
         "best": by_stage(verdict.best),
         "after": by_stage(verdict.after),
         "moves": verdict.moves,
+        "urgent": verdict.urgent,
         "move": move,
         "held": held,
         **{f"{stage}_device_s": round(s, 4) for stage, s in zip(stages, verdict.measured, strict=False)},
@@ -157,7 +201,7 @@ def encode(
         "threshold_s": round(verdict.threshold_s, 4),
         "cost_s": round(cost_s, 4),
         "candidates": [
-            {**by_stage(split), "step_s": round(seconds, 4)}
+            {**by_stage(split), "step_s": round(seconds, 4), **layouts(split)}
             for split, seconds in verdict.candidates.items()
             if split in quickest or split == verdict.here
         ],

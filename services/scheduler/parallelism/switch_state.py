@@ -94,6 +94,8 @@ class Switching:
         if record.switch is None:
             return self.running(stage)
         back = record.switch.rolled_back or record.switch.by is By.REALIGN
+        if record.switch.resizes and not back:
+            return record.switch.target
         replica = record.replica if back else record.switch.target.replica
         if replica is None:
             return None
@@ -142,9 +144,10 @@ class Switching:
         return self._begin(stage, former, together(after), by, reason, now, step)
 
     def resize(
-        self, stage: str, devices: int, *, by: By, reason: str, now: float, step: int = 0
-    ) -> SwitchRecord:
-        """Begins to give a stage so many devices, in the replicas that it has.
+        self, stage: str, devices: int, replica: Replica | None = None, *, by: By, reason: str, now: float,
+        step: int = 0,
+    ) -> SwitchRecord:  # fmt: skip
+        """Begins to give a stage so many devices, in such replicas; None: in those that it has.
 
         Raises LedgerError (not one worker, another switch in progress) and IllegalParallelism.
         """
@@ -154,10 +157,11 @@ class Switching:
                 f"{stage} has {len(workers)} workers, or is switching", "wait until one works, and no more"
             )
         before = parallelism_of(workers[0])
-        after = before.over(devices)
+        replica = replica or before.replica
+        after = Parallelism(1, *replica).over(devices)
         if after is None:
             raise IllegalParallelism(
-                f"{devices} devices cannot be split into replicas of {name_of(before.replica)}",
+                f"{devices} devices cannot be split into replicas of {name_of(replica)}",
                 "move as many as a replica has, or several times that",
             )
         self._tables.change_stage(stage, replica=before.replica)
@@ -221,7 +225,7 @@ class Switching:
         self._fail(command.stage, command.worker, command.incarnation, reason, now)
         # Written so that NaN counts as too far apart.
         agrees = outcome.max_logprob_difference <= self._limits.logprob_tolerance
-        if not agrees and switch.by is not By.REALIGN and not switch.resizes:
+        if not agrees and switch.by is not By.REALIGN and switch.changes_replica:
             bad = {**self.stage(command.stage).bad, name_of(switch.target.replica): reason}
             self._tables.change_stage(command.stage, bad=bad)
 
@@ -328,6 +332,9 @@ class Switching:
         elif realigns and running is not None and not record.pinned:
             # All workers have the same replica, though not the stage's former one: the stage takes theirs.
             replica = running.replica
+        elif switch.resizes and running == switch.target:
+            # It was carried out after all: only the answer is missing.
+            replica = switch.target.replica
         last = record.last if realigns else switch
         self._tables.change_stage(stage, switch=None, last=last, replica=replica, costs_s=costs_s)
         ended = SwitchEnded(stage, switch)
@@ -373,7 +380,7 @@ class Switching:
         if switch.by is By.REALIGN:
             pause_s = min(2 * self._paused.get(worker, (0.0, retry_s / 2))[1], LONGEST_PAUSE * retry_s)
             self._paused[worker] = now + pause_s, pause_s
-        elif not switch.resizes:
+        elif switch.changes_replica:
             self._avoided[stage, name_of(switch.target.replica)] = now + retry_s, message
 
     def _waiting_for(self, command: WorkerCommand) -> SwitchRecord | None:

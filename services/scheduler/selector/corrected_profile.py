@@ -6,10 +6,11 @@ hold a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 
+from earl.errors import ConfigError
 from earl.parallelism import Parallelism, Replica
 from services.scheduler.profile.refine import Refinement
 from services.scheduler.profile.rows import ProfileRow
@@ -23,7 +24,7 @@ class LimitedTable(ProfileTable):
     holds: the longest sequence in tokens that a parallelism's engines hold, None where nothing bounds it.
     longest: that a run can have at all. most: sequences that a run can have at once. fits: whether a layout's
     devices hold a length at a concurrency of the pool, where they are simulated and their memory is that of a
-    table; None: they do.
+    table; None: they do. legal: the replicas that so many devices can have; None: all that divide them.
 
     Raises ConfigError if there are no rows.
     """
@@ -38,16 +39,32 @@ class LimitedTable(ProfileTable):
         longest: float = float("inf"),
         fits: Callable[[Parallelism, float, float], bool] | None = None,
         most: float = float("inf"),
+        legal: Callable[[int], Collection[Replica]] | None = None,
     ) -> None:
         super().__init__(rows, stage, model, bound=(longest, most))
         self._refinement = Refinement()
         self._factors: dict[tuple[Parallelism, float, float], float] = {}
         self._holds = holds
         self._longest = longest
+        self._legal = legal
         self._fits = fits or (lambda layout, context_tokens, concurrency: True)
         self._barred: Mapping[Replica, str] = {}
         # By replica, the shortest sequence that waited because its engines could not hold it.
         self._blocked: dict[Replica, float] = {}
+
+    def candidates(self, devices: int) -> tuple[Parallelism, ...]:
+        """Layouts of so many devices that a run can have. Raises ConfigError if nothing can."""
+        layouts = super().candidates(devices)
+        if self._legal is None:
+            return layouts
+        legal = self._legal(devices)
+        possible = tuple(layout for layout in layouts if layout.replica in legal)
+        if not possible:
+            raise ConfigError(
+                f"{self.stage} can have none of the profile's layouts on {devices} devices",
+                "profile others, or give another number of devices",
+            )
+        return possible
 
     def unlearned(self) -> LimitedTable:
         """The same profile and bounds before anything was observed, barred or blocked."""

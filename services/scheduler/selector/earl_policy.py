@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from earl.errors import ConfigError
 from services.scheduler.selector import headroom
@@ -72,6 +73,12 @@ class EarlPolicy:
 
     def observe(self, workload: Workload) -> None:
         self._guard.observe(workload)
+
+    def weigh_each(self, counts: Sequence[int], slots: float) -> Mapping[int, Sequence[LayoutCandidate]]:
+        """The layouts on each of several numbers of devices, weighed as `decide` does, for the same headroom
+        on all of them; none before anything was observed. slots: as in MemoryGuard.weigh_each."""
+        last = self._guard.last
+        return {} if last is None else self._guard.weigh_each(counts, last, slots)
 
     def settle(self, parallelism: LayoutChoice) -> None:
         """Sets the stage's actual layout: a switch failed and was rolled back, or somebody else made one."""

@@ -9,18 +9,24 @@ the device-seconds of a batch and D its devices. (The reference stage computes a
 are played and the trainer trains the batch before.) The threshold is the rule of switch_threshold.py, for
 renting or buying of which the end is not known.
 
+With a profile, each stage has in every division the layout that fits and is quickest there (DivisionLayouts),
+and W is what that layout needs by the ratio of the profile. A division in which a stage can no longer hold
+what is expected is left at once, for the quickest that holds it.
+
 A move has one giver and one taker. A division that differs in three stages is two moves away: the one that
 gains most is made first, and the other is decided after the steps that follow.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from earl.parallelism import POOLED, Division
+from earl.parallelism import POOLED, Division, Parallelism
+from services.scheduler.selector.division_layouts import DivisionLayouts
 from services.scheduler.selector.switch_threshold import ERROR
 from services.scheduler.selector.work_trend import STEPS, expected
 
@@ -46,7 +52,8 @@ class SplitVerdict:
     after: the division that one move leads to, best or on the way there. measured: in the last step; work:
     expected of the steps that the decision is for. candidates: seconds of a step in every division. steps:
     for how many in a row the best has been the quicker; lost_s: in those by staying; threshold_s: what that
-    must exceed.
+    must exceed. urgent: a stage can no longer hold what is expected. layouts: of the stages in every
+    division; None without a profile.
     """
 
     here: Split
@@ -59,17 +66,26 @@ class SplitVerdict:
     steps: int = 0
     lost_s: float = 0.0
     threshold_s: float = 0.0
+    urgent: bool = False
+    layouts: DivisionLayouts | None = None
+
+    def text(self, split: Split) -> str:
+        """A division in words, with its layouts where they are known."""
+        return split_text(split, () if self.layouts is None else self.layouts.layouts(split))
 
     @property
     def sentence(self) -> str:
         """The decision with its reason."""
-        here, best = split_text(self.here), split_text(self.best)
+        here, best = self.text(self.here), self.text(self.best)
+        if self.urgent:
+            first = "" if self.after == self.best else f", first to {self.text(self.after)}"
+            return f"goes to {best} at once{first}: in no layout of {here} fits what is expected"
         if self.best == self.here:
             return f"stays with {here}: no other division of the devices is predicted to be quicker"
         saving_s = self.candidates[self.here] - self.candidates[self.best]
         compared = f"{self.lost_s:.2f} s lost in {self.steps} steps, {saving_s:.2f} s of the next"
         if self.moves:
-            first = "" if self.after == self.best else f", first to {split_text(self.after)}"
+            first = "" if self.after == self.best else f", first to {self.text(self.after)}"
             return f"goes to {best}{first}: {compared}, more than the {self.threshold_s:.2f} s of a move"
         return (
             f"stays with {here}: {best} is quicker, but {compared}; a move must save {self.threshold_s:.2f} s"
@@ -77,12 +93,13 @@ class SplitVerdict:
 
 
 class SplitPolicy:
-    """Decides after every step. splits: the divisions that the stages can have."""
+    """Decides after every step. splits: the divisions that the stages can have in the replicas that they
+    have, where no profile knows others."""
 
     def __init__(self, splits: Sequence[Split]) -> None:
         self._splits = tuple(splits)
-        # (step, work) of those that were measured.
-        self._works: deque[tuple[int, SplitWork]] = deque(maxlen=STEPS)
+        # (step, work, the layouts that it was measured in) of those that were measured.
+        self._works: deque[tuple[int, SplitWork, tuple[Parallelism, ...]]] = deque(maxlen=STEPS)
         # For how many steps in a row a division has been quicker than the present one, and what those lost.
         self._better: dict[Split, tuple[int, float]] = {}
 
@@ -90,16 +107,18 @@ class SplitPolicy:
         """Another division is in use: what was lost by the former one no longer counts."""
         self._better = {}
 
-    def decide(self, step: int, here: Split, work: SplitWork, cost_s: float) -> SplitVerdict:
-        """Decides after a step in the division `here` that took so much work. cost_s: of a move.
+    def decide(
+        self, step: int, here: Split, work: SplitWork, cost_s: float, layouts: DivisionLayouts | None = None
+    ) -> SplitVerdict:
+        """Decides after a step in the division `here` that took so much work. cost_s: of a move. layouts: of
+        the stages in `here` and in other divisions, by a profile.
 
         Steps ascend; those that are no measure are left out.
         """
-        self._works.append((step, work))
-        coming = SplitWork(
-            *(expected([(number, each[stage]) for number, each in self._works]) for stage in range(len(here)))
-        )
-        candidates = {split: step_s(coming, split) for split in dict.fromkeys((here, *self._splits))}
+        self._works.append((step, work, () if layouts is None else layouts.running))
+        coming = self._expected(len(here), layouts)
+        splits = self._splits if layouts is None else layouts.divisions()
+        candidates = {split: step_s(coming, split, layouts) for split in dict.fromkeys((here, *splits))}
         now_s = candidates[here]
         better: dict[Split, tuple[int, float]] = {}
         for split, seconds in candidates.items():
@@ -109,15 +128,16 @@ class SplitPolicy:
         self._better = better
         # Quickest first; some are more than two moves away.
         ranked = sorted(candidates, key=lambda split: candidates[split])
-        quickest = next(split for split in ranked if first_moves(here, split, ranked))
-        alike = [
-            split
-            for split in ranked
-            if candidates[split] <= candidates[quickest] * (1 + ROUNDING) and first_moves(here, split, ranked)
-        ]
+        reached = [split for split in ranked if first_moves(here, split, ranked)]
+        urgent = False
+        if layouts is not None and not layouts.fits(here):
+            fitting = [split for split in reached if layouts.fits(split)]
+            urgent, reached = bool(fitting), fitting or reached
+        quickest = candidates[reached[0]]
+        alike = [split for split in reached if candidates[split] <= quickest * (1 + ROUNDING)]
         best = min(alike, key=lambda split: (moves_between(here, split), devices_moved(here, split)))
         if best == here:
-            return SplitVerdict(here, here, work, coming, candidates, here)
+            return SplitVerdict(here, here, work, coming, candidates, here, layouts=layouts)
         # If two gain alike, the one with the fewest devices to move in all, and afterwards.
         after = min(
             first_moves(here, best, ranked),
@@ -127,16 +147,42 @@ class SplitPolicy:
                 devices_moved(split, best),
             ),
         )
+        if urgent:
+            return SplitVerdict(
+                here, best, work, coming, candidates, after, moves=True, urgent=True, layouts=layouts
+            )
         steps, lost_s = better[best]
         threshold_s = moves_between(here, best) * cost_s + ERROR * now_s
         return SplitVerdict(
-            here, best, work, coming, candidates, after, lost_s > threshold_s, steps, lost_s, threshold_s
-        )
+            here, best, work, coming, candidates, after, lost_s > threshold_s, steps, lost_s, threshold_s,
+            layouts=layouts,
+        )  # fmt: skip
+
+    def _expected(self, stages: int, layouts: DivisionLayouts | None) -> SplitWork:
+        """The work to expect in the layouts in use: what was measured in others is scaled to them."""
+
+        def points(stage: int) -> list[tuple[int, float]]:
+            factors = [
+                1.0 if layouts is None or not former else layouts.stages[stage].scaled(former[stage])
+                for _, _, former in self._works
+            ]
+            return [
+                (step, work[stage] * factor)
+                for (step, work, _), factor in zip(self._works, factors, strict=True)
+            ]
+
+        return SplitWork(*(expected(points(stage)) for stage in range(stages)))
 
 
-def step_s(work: SplitWork, split: Split) -> float:
-    """Seconds of a step in a division: all stages work at once, and the slowest one decides."""
-    return max(seconds / devices for seconds, devices in zip(work, split, strict=False))
+def step_s(work: SplitWork, split: Split, layouts: DivisionLayouts | None = None) -> float:
+    """Seconds of a step in a division: all stages work at once, and the slowest one decides.
+
+    work: in the layouts in use; layouts: of the division, if they may be others.
+    """
+    relative = (1.0,) * len(split) if layouts is None else layouts.relative(split)
+    return max(
+        seconds * factor / devices for seconds, devices, factor in zip(work, split, relative, strict=False)
+    )
 
 
 def first_moves(here: Split, there: Split, splits: Sequence[Split]) -> list[Split]:
@@ -164,6 +210,10 @@ def devices_moved(here: Split, there: Split) -> int:
     return sum(max(0, after - before) for before, after in zip(here, there, strict=True))
 
 
-def split_text(split: Split) -> str:
-    """A division in words: "rollout 6, trainer 2"."""
-    return ", ".join(f"{stage} {devices}" for stage, devices in zip(POOLED, split, strict=False))
+def split_text(split: Split, layouts: Sequence[Parallelism] = ()) -> str:
+    """A division in words: "rollout 6, trainer 2", with layouts "rollout 6 as dp3·tp2, trainer 2"."""
+    parts = [f"{stage} {devices}" for stage, devices in zip(POOLED, split, strict=False)]
+    for place, layout in enumerate(layouts):
+        if math.prod(layout.replica) > 1:
+            parts[place] += f" as {layout}"
+    return ", ".join(parts)

@@ -13,7 +13,13 @@ from typing import Protocol
 
 from earl.parallelism import Parallelism, Replica
 from services.scheduler.selector.corrected_profile import LimitedTable
-from services.scheduler.selector.decision import Decision, LayoutChoice, SelectorPolicy, Workload
+from services.scheduler.selector.decision import (
+    Decision,
+    LayoutCandidate,
+    LayoutChoice,
+    SelectorPolicy,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,11 @@ class CorrectedPolicy(SelectorPolicy, Protocol):
         """Sets the cost of a switch."""
         ...
 
+    def weigh_each(self, counts: Sequence[int], slots: float) -> Mapping[int, Sequence[LayoutCandidate]]:
+        """The layouts on each of several numbers of devices, for the same headroom on all of them. slots:
+        sequences that a device works on at once."""
+        ...
+
 
 class Stages:
     """The policies of all stages.
@@ -139,6 +150,13 @@ class Stages:
             policy.price(cost_s)
         if stage in self._tables:
             self._tables[stage].bar(barred)
+
+    def weigh_each(
+        self, stage: str, counts: Sequence[int], slots: float
+    ) -> Mapping[int, Sequence[LayoutCandidate]]:
+        """The layouts of a stage on each of several numbers of devices, as its policy weighs them after what
+        it observed last; none where nothing was decided for it yet."""
+        return self._policies[stage].weigh_each(counts, slots) if stage in self._policies else {}
 
     def block(self, stage: str, layout: Parallelism, context_tokens: float) -> None:
         """A sequence of so many tokens waited, because no engine of that layout could hold it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
-from earl.parallelism import POOLED, Division
+from earl.parallelism import POOLED, Division, Parallelism, Replica
 from services.scheduler.state.switch_records import By
 
 
@@ -27,6 +29,8 @@ class DeviceMove(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     holds: what each has for sure, as it is to begin if it is started again. epoch: of the switch of a stage
     that carries the present phase out. rolled_back: it did not end as asked, and message gives the reason.
     stall_s: for which the ranks of giver and taker stood still. seconds: from the request to the end.
+    replicas_before, replicas_after: (tp, cp, pp) of each stage's replicas; without any in records of runs
+    whose moves kept them.
     """
 
     number: int
@@ -42,6 +46,30 @@ class DeviceMove(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     message: str = ""
     stall_s: float = 0.0
     seconds: float = 0.0
+    replicas_before: dict[str, Replica] = {}
+    replicas_after: dict[str, Replica] = {}
+
+    def replica(self, stage: str, devices: int) -> Replica | None:
+        """Returns the replica of a stage that has so many devices, before or after the move; None if the
+        record does not tell."""
+        moved = stage in self.changes and devices == by_stage(self.after)[stage]
+        return (self.replicas_after if moved else self.replicas_before).get(stage)
+
+    @property
+    def held_replicas(self) -> dict[str, Replica]:
+        """The replicas of the stages with what they have for sure, as far as the record tells."""
+        known = {stage: self.replica(stage, devices) for stage, devices in by_stage(self.holds).items()}
+        return {stage: replica for stage, replica in known.items() if replica is not None}
+
+    @property
+    def held_layouts(self) -> dict[str, Parallelism]:
+        """The parallelism of the stages with what they have for sure, as far as the record tells."""
+        devices = by_stage(self.holds)
+        layouts = {
+            stage: Parallelism(1, *replica).over(devices[stage])
+            for stage, replica in self.held_replicas.items()
+        }
+        return {stage: layout for stage, layout in layouts.items() if layout is not None}
 
     @property
     def changes(self) -> dict[str, int]:
@@ -79,6 +107,16 @@ def by_stage(division: Division) -> dict[str, int]:
     return dict(zip(POOLED, division, strict=False))
 
 
-def division_text(division: Division) -> str:
-    """A division in words: "rollout 6, trainer 2"."""
-    return ", ".join(f"{stage} {devices}" for stage, devices in by_stage(division).items())
+def division_text(division: Division, replicas: Mapping[str, Replica] | None = None) -> str:
+    """A division in words: "rollout 6, trainer 2", with layouts "rollout 6 as dp3·tp2, trainer 2"."""
+    known = replicas or {}
+    return ", ".join(
+        f"{stage} {stage_text(devices, known.get(stage))}" for stage, devices in by_stage(division).items()
+    )
+
+
+def stage_text(devices: int, replica: Replica | None) -> str:
+    """A stage's part of a division in words: "6"; if a replica has several devices, "6 as dp3·tp2"."""
+    if replica is None or math.prod(replica) == 1:
+        return str(devices)
+    return f"{devices} as {Parallelism(1, *replica).over(devices) or Parallelism(1, *replica)}"

@@ -37,7 +37,7 @@ class SwitchRecord(StageSwitch[Degrees]):
     """One change of a stage's parallelism. before, after: of a REALIGN, of the workers that differ.
 
     step: that the selector decided for; 0 if it did not. commanded: incarnation by name, of workers that have
-    not answered yet. resizes: the stage, of one worker, gets more or fewer devices, in the same replicas.
+    not answered yet. resizes: the stage, of one worker, gets more or fewer devices.
     """
 
     by: By
@@ -63,6 +63,11 @@ class SwitchRecord(StageSwitch[Degrees]):
     def former(self) -> Parallelism:
         """The former parallelism, over all workers."""
         return Parallelism(*self.before)
+
+    @property
+    def changes_replica(self) -> bool:
+        """Returns whether replicas have another parallelism afterwards: not only more or fewer of them."""
+        return self.target.replica != self.former.replica
 
     def goal(self, present: Parallelism) -> Parallelism | None:
         """The parallelism that a worker should have; None if its devices cannot be split so."""

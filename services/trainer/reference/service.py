@@ -48,12 +48,8 @@ def serve_role(role: StageName, config: RunConfig, run_dir: Path, name: str, req
     """
     section = config.frozen_stage(role)
     settle_frozen(config, section.threads)
-    first = Parallelism(section.dp, section.tp)
     pooled = config.stack.pool_devices > 0
-    if pooled:
-        divided = first.over(device_split(config, run_dir)[role])
-        assert divided is not None, "a division is one of whole replicas"
-        first = divided
+    first = device_split(config, run_dir)[role] if pooled else Parallelism(section.dp, section.tp)
     formations = Formations.open(first, pooled=pooled)
     with ExitStack() as stack:
         formed = FormedProcess(stack, section.device, config, run_dir, name, requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from earl.config.check import check_pool
 from earl.config.device_pool import most_devices, pooled_stages
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
+from earl.parallelism import Parallelism
 from earl.stack.device_split import FILE, device_split, keep_split
 from earl.stack.plan import profiles
 
@@ -56,6 +58,11 @@ def test_a_selector_moves_devices_of_a_pool_and_changes_layouts_elsewhere():
     selects = {**POOL, "scheduler": {"selector": "on"}}
     check_pool(config(**selects))
     assert not config(**selects).selects_layouts and not profiles(config(**selects))
+    by_profile = config(**{**selects, "scheduler": {"selector": "on", "profile": "profile.csv"}})
+    assert by_profile.selects_layouts and not profiles(by_profile)
+    # A profile may choose a smaller replica for the others: this stage then has more devices.
+    tp2 = by_profile.model_copy(update={"rollout": config(rollout={"engines": 3, "tp": 2}).rollout})
+    assert most_devices(tp2, "trainer") == 7
     assert config(rollout={"engines": 2}).selects_layouts and profiles(config(rollout={"engines": 2}))
 
 
@@ -102,21 +109,33 @@ def test_what_cannot_have_a_pool_is_refused_with_a_remedy(sections, message, rem
 
 def test_a_stage_begins_with_what_it_had_last(tmp_path: Path):
     pooled = config(**POOL)
-    assert device_split(pooled, tmp_path) == {"rollout": 6, "trainer": 2}
-    keep_split(tmp_path, {"rollout": 3, "trainer": 5})
-    assert device_split(pooled, tmp_path) == {"rollout": 3, "trainer": 5}
+    assert device_split(pooled, tmp_path) == {"rollout": Parallelism(6), "trainer": Parallelism(2)}
+    keep_split(tmp_path, {"rollout": 3, "trainer": 5}, {})
+    assert device_split(pooled, tmp_path) == {"rollout": Parallelism(3), "trainer": Parallelism(5)}
     # Without a pool the file says nothing.
-    assert device_split(config(), tmp_path) == {"rollout": 1, "trainer": 1}
+    assert device_split(config(), tmp_path) == {"rollout": Parallelism(), "trainer": Parallelism()}
+
+
+def test_a_stage_begins_in_the_replicas_that_it_had_last(tmp_path: Path):
+    pooled = config(**POOL)
+    keep_split(tmp_path, {"rollout": 4, "trainer": 4}, {"rollout": (2, 1, 1), "trainer": (1, 2, 1)})
+    assert device_split(pooled, tmp_path) == {"rollout": Parallelism(2, 2), "trainer": Parallelism(2, cp=2)}
+    for split, replicas in (({"rollout": 3, "trainer": 4}, {"rollout": "tp2"}), ({"rollout": 4}, "tp2")):
+        (tmp_path / FILE).write_text(json.dumps(split | {"replicas": replicas}))
+        with pytest.raises(ConfigError, match="no division of 8 devices"):
+            device_split(pooled, tmp_path)
 
 
 def test_a_reference_stage_begins_with_what_it_had_last(tmp_path: Path):
     pooled = config(**REFERRED)
-    keep_split(tmp_path, {"rollout": 2, "trainer": 4, "reference": 6})
-    assert device_split(pooled, tmp_path) == {"rollout": 2, "trainer": 4, "reference": 6}
+    keep_split(tmp_path, {"rollout": 2, "trainer": 4, "reference": 6}, {})
+    assert device_split(pooled, tmp_path) == {
+        "rollout": Parallelism(1, 2), "trainer": Parallelism(4), "reference": Parallelism(3, 2),
+    }  # fmt: skip
     # A file of a version whose reference stage kept its own devices.
-    keep_split(tmp_path, {"rollout": 4, "trainer": 4})
-    assert device_split(pooled, tmp_path) == {"rollout": 4, "trainer": 4, "reference": 4}
-    keep_split(tmp_path, {"rollout": 4, "trainer": 3, "reference": 5})
+    keep_split(tmp_path, {"rollout": 4, "trainer": 4}, {})
+    assert device_split(pooled, tmp_path)["reference"] == Parallelism(2, 2)
+    keep_split(tmp_path, {"rollout": 4, "trainer": 3, "reference": 5}, {})
     with pytest.raises(ConfigError, match="no division of 12 devices"):
         device_split(pooled, tmp_path)
 

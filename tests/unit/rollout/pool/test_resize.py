@@ -87,6 +87,34 @@ async def test_an_engine_that_joined_is_replaced_when_it_dies():
         assert pool.live == 3 and len(made) == 4
 
 
+async def test_a_pool_gets_other_replicas_together_with_its_devices():
+    async with generating(most=4) as (pool, made, turns):
+        outcome = await pool.reparallelize(command(1, Parallelism(1, 4)))
+        assert not outcome.rolled_back, outcome.message
+        assert (pool.parallelism, pool.epoch, pool.live) == (Parallelism(1, 4), 1, 1)
+        assert [engine.gone.is_set() for engine in made] == [True, True, False]
+        # From here on four devices are its own: fewer come with other replicas, or with the same.
+        with pytest.raises(IllegalParallelism, match="more than the 4 devices"):
+            await pool.reparallelize(command(2, Parallelism(3, 2)))
+        assert not (await pool.reparallelize(command(2, Parallelism(3)))).rolled_back
+        assert not (await pool.reparallelize(command(3, Parallelism(2)))).rolled_back
+        assert (pool.parallelism, pool.live) == (Parallelism(2), 2)
+        await assert_whole(turns)
+
+
+async def test_devices_and_replicas_are_rolled_back_together():
+    async with generating(most=4) as (pool, made, turns):
+
+        def prepare(engine):
+            engine.answer.set()
+            engine.skew = 1.0
+
+        made.prepare = prepare
+        outcome = await pool.reparallelize(command(1, Parallelism(2, 2)))
+        assert outcome.rolled_back and (pool.parallelism, pool.live) == (Parallelism(2), 2)
+        await assert_whole(turns)
+
+
 async def test_what_a_pool_cannot_become_is_refused():
     async with generating(most=3) as (pool, _, turns):
         for parallelism in (Parallelism(4), Parallelism(1, 4), Parallelism(3, 1, 2)):

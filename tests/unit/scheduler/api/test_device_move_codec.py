@@ -42,6 +42,17 @@ def test_a_move_of_three_stages_tells_who_changes():
     assert ended.cost_s == pytest.approx(2.0 + 1 / 8)
 
 
+def test_a_move_that_changed_replicas_names_the_layouts():
+    before, after = {"rollout": (1, 1, 1), "trainer": (1, 1, 1)}, {"rollout": (1, 1, 1), "trainer": (1, 2, 1)}
+    changed = msgspec.structs.replace(
+        TWO, after=(4, 4), holds=(4, 4), replicas_before=before, replicas_after=after
+    )
+    move = decode_move(encode_move(changed))
+    assert move.layouts == {"rollout": "dp4", "trainer": "dp2·cp2"}
+    assert move_text(move).startswith("rollout 6 → 4, trainer 2 → 4 as dp2·cp2 in 4.00 s")
+    assert decode_move(encode_move(TWO)).layouts == {}
+
+
 def test_a_scheduler_of_before_knew_two_stages():
     old = scheduler_pb2.DeviceMove(number=1, phase="ended", before={"rollout": 3, "trainer": 1})
     assert decode_move(old).before == {"rollout": 3, "trainer": 1}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import POOLED, Division, Parallelism
@@ -26,7 +27,7 @@ NUMBERS = {"rollout": 1, "trainer": 3, "reference": 2}
 
 @dataclass
 class Worker:
-    """The one process of a stage. tp: of its replicas; it has no part of a command that it did not get."""
+    """The one process of a stage. tp: of its replicas."""
 
     stage: str
     devices: int
@@ -38,6 +39,10 @@ class Worker:
     @property
     def parallelism(self) -> Parallelism:
         return Parallelism(self.devices // self.tp, self.tp)
+
+    def obey(self, command: WorkerCommand) -> None:
+        self.devices, self.tp = command.switch.parallelism.devices, command.switch.parallelism.tp
+        self.epoch = command.switch.epoch
 
 
 class World:
@@ -72,8 +77,9 @@ class World:
         )  # fmt: skip
         self.ledger.membership.join(member, self.now)
 
-    def ask(self, *devices: int) -> DeviceMove | None:
-        return self.moves.ask(devices, by=By.OPERATOR, reason="why", now=self.now)
+    def ask(self, *devices: int, **tps: int) -> DeviceMove | None:
+        replicas = {stage: (tp, 1, 1) for stage, tp in tps.items()}
+        return self.moves.ask(devices, by=By.OPERATOR, reason="why", now=self.now, replicas=replicas)
 
     def commands(self) -> list[WorkerCommand]:
         """The commands of now; stored, as the driver does it."""
@@ -90,7 +96,7 @@ class World:
         if not worker.alive or worker.incarnation != command.incarnation:
             return
         if not failure:
-            worker.devices, worker.epoch = command.switch.parallelism.devices, command.switch.epoch
+            worker.obey(command)
         self.switching.answered(
             command,
             SwitchOutcome(
@@ -111,6 +117,7 @@ class World:
         worker.incarnation, worker.alive, worker.epoch = worker.incarnation + 1, True, 0
         if move is not None:
             worker.devices = by_stage(move.holds)[stage]
+            worker.tp = move.held_replicas[stage][0]
         self.join(worker)
 
     def settle(self, failing: str = "") -> None:
@@ -124,6 +131,10 @@ class World:
     @property
     def devices(self) -> Division:
         return tuple(self.workers[stage].devices for stage in self.stages)
+
+    @property
+    def tps(self) -> tuple[int, ...]:
+        return tuple(self.workers[stage].tp for stage in self.stages)
 
 
 def test_devices_go_to_the_trainer_and_back():
@@ -151,6 +162,60 @@ def test_devices_go_to_the_trainer_and_back():
     world.ask(7, 1)
     world.settle()
     assert world.devices == (7, 1) and world.ended[-1].number == 2
+
+
+def test_a_move_changes_replicas_together_with_devices():
+    world = World()
+    move = world.ask(4, 4, rollout=2, trainer=4)
+    assert move is not None and moved_text(move) == "rollout 6 → 4 as dp2·tp2, trainer 2 → 4 as tp4"
+    [command] = world.commands()
+    assert command.switch.parallelism == Parallelism(2, 2)
+    assert move.held_layouts == {"rollout": Parallelism(6), "trainer": Parallelism(2)}
+    world.tell(command)
+    world.commands()
+    assert world.moves.move is not None
+    assert world.moves.move.held_layouts == {"rollout": Parallelism(2, 2), "trainer": Parallelism(2)}
+    world.settle()
+    assert not world.ended[-1].rolled_back and (world.devices, world.tps) == ((4, 4), (2, 4))
+    assert world.ended[-1].held_layouts == {"rollout": Parallelism(2, 2), "trainer": Parallelism(1, 4)}
+    # Those that are not named keep what they have, and nothing is corrected afterwards.
+    world.ask(2, 6, trainer=1)
+    world.settle()
+    assert (world.devices, world.tps) == ((2, 6), (2, 1)) and not world.commands()
+
+
+@pytest.mark.parametrize("failing", ["rollout", "trainer"])
+def test_a_roll_back_brings_devices_and_replicas_back(failing: str):
+    world = World()
+    world.ask(4, 4, rollout=2, trainer=4)
+    world.settle(failing=failing)
+    assert world.ended[-1].rolled_back and (world.devices, world.tps) == ((6, 2), (1, 1))
+    assert world.ended[-1].held_layouts == {"rollout": Parallelism(6), "trainer": Parallelism(2)}
+    # The replica that failed is not chosen for a while.
+    tp = {"rollout": 2, "trainer": 4}[failing]
+    assert (tp, 1, 1) in world.switching.barred(failing, world.now)
+
+
+def test_a_scheduler_that_starts_again_takes_the_replicas_of_a_move_from_its_record():
+    world = World()
+    world.ask(4, 4, rollout=2, trainer=4)
+    world.tell(world.commands()[0])
+    world.commands()
+    world.image.apply(world.ledger.tables.take_changes())
+    world.restart()
+    world.settle()
+    assert (world.devices, world.tps) == ((4, 4), (2, 4))
+
+
+def test_a_record_without_replicas_is_continued_in_those_that_the_stages_have():
+    world = World(tp=2)
+    world.ask(4, 4)
+    world.tell(world.commands()[0])
+    move = world.moves.move
+    assert move is not None
+    world.ledger.tables.change_move(replace(move, replicas_before={}, replicas_after={}))
+    world.settle()
+    assert (world.devices, world.tps) == ((4, 4), (2, 1)) and world.ended[-1].held_layouts == {}
 
 
 def test_a_giver_that_fails_keeps_its_devices():
@@ -293,15 +358,20 @@ class Moves(RuleBasedStateMachine):
         self.world = World(rollout, trainer, reference=reference)
         self.open: list[WorkerCommand] = []
 
-    @rule(giver=st.sampled_from(POOLED), taker=st.sampled_from(POOLED), devices=st.integers(1, POOL))
-    def ask(self, giver: str, taker: str, devices: int) -> None:
+    @rule(
+        giver=st.sampled_from(POOLED),
+        taker=st.sampled_from(POOLED),
+        devices=st.integers(1, POOL),
+        tps=st.dictionaries(st.sampled_from(POOLED), st.sampled_from([1, 2, 4])),
+    )
+    def ask(self, giver: str, taker: str, devices: int, tps: dict[str, int]) -> None:
         after = by_stage(self.world.moves.devices)
         if giver not in after or taker not in after:
             return
         after[giver], after[taker] = after[giver] - devices, after[taker] + devices
         try:
-            self.world.ask(*after.values())
-        except LedgerError:
+            self.world.ask(*after.values(), **tps)
+        except (LedgerError, IllegalParallelism):
             pass
         self.turn()
 
@@ -321,7 +391,7 @@ class Moves(RuleBasedStateMachine):
         command = self.open.pop()
         worker = self.world.workers[command.stage]
         if worker.alive and worker.incarnation == command.incarnation:
-            worker.devices, worker.epoch = command.switch.parallelism.devices, command.switch.epoch
+            worker.obey(command)
             member = self.world.ledger.tables.workers[command.stage]
             self.world.switching.reported(member, worker.parallelism, worker.epoch)
 
@@ -366,6 +436,9 @@ class Moves(RuleBasedStateMachine):
         move = world.moves.move
         assert move is None or not move.running
         assert move is None or world.devices == move.holds, (world.devices, move)
+        if move is not None:
+            held = tuple(replica[0] for replica in move.held_replicas.values())
+            assert world.tps == held, (world.tps, move)
 
 
 TestMoves = Moves.TestCase

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workload import DoneWork, ObservedWorkload, StepFigures
 from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.parallelism.split_loop import SplitLoop, rollout_device_s, work_of
-from services.scheduler.selector.decision import Workload
+from services.scheduler.selector.decision import LayoutCandidate, Workload
+from services.scheduler.state.switch_records import By
 from services.scheduler.wakeup import Wakeup
 from tests.unit.scheduler.parallelism.test_device_moves import POOL, World
 
@@ -45,7 +47,8 @@ class Deciding:
         )
         report: Any = SimpleNamespace(moved=lambda *_: None)
         world = self.world
-        self.pool = DevicePool(world.moves, world.switching, layouts, directory, report, Wakeup())
+        most: dict[str, int] = dict.fromkeys(world.stages, world.pool)
+        self.pool = DevicePool(world.moves, world.switching, layouts, directory, report, Wakeup(), most)
         self.loop = SplitLoop(
             self.pool, directory, 1.0, **({"carries_out": True, "pinned": lambda: self.pinned} | options)
         )
@@ -111,6 +114,52 @@ def test_an_observer_moves_nothing(tmp_path: Path):
     deciding.step(60.0, 20.0)
     assert deciding.pool.moves.move is None and deciding.lines[-1]["moves"]
     deciding.loop.close()
+
+
+def test_devices_and_layouts_are_decided_together_and_written_down(tmp_path: Path):
+    def weighed(stage: str, counts: Sequence[int], slots: float) -> dict[int, list[LayoutCandidate]]:
+        assert slots == (16.0 if stage == "rollout" else math.inf)
+        layouts = {count: [(Parallelism(count), 100.0)] for count in counts}
+        if stage == "rollout":
+            layouts[2].append((Parallelism(1, 2), 400.0))
+        return {
+            count: [LayoutCandidate(layout, rate, None, True, 1 / rate) for layout, rate in known]
+            for count, known in layouts.items()
+        }
+
+    deciding = Deciding(tmp_path, weighed=weighed, slots=16.0)
+    deciding.step(40.0, 60.0)
+    move = deciding.pool.moves.move
+    assert move is not None and move.after == (2, 6)
+    assert move.replicas_after == {"rollout": (2, 1, 1), "trainer": (1, 1, 1)}
+    [line] = deciding.lines
+    best = next(each for each in line["candidates"] if each["rollout"] == 2)
+    assert best["layouts"] == {"rollout": "tp2", "trainer": "dp6"} and not line["urgent"]
+    assert "rollout   2, trainer   6: 10.00 s a step with rollout tp2, trainer dp6  (best)" in "\n".join(
+        split_lines(line)
+    )
+    assert deciding.pool.is_moving("rollout") and deciding.pool.is_moving("trainer")
+    deciding.world.settle()
+    assert (deciding.world.devices, deciding.world.tps) == ((2, 6), (2, 1))
+    deciding.step(40.0, 60.0)
+    # What rollout did in its former layout is no measure of the present one; then nothing is better.
+    for _ in range(4):
+        deciding.step(10.0, 60.0)
+    assert deciding.lines[-1]["rollout_device_s"] == 10.0 and not deciding.lines[-1]["moves"]
+    assert deciding.world.devices == (2, 6) and not deciding.pool.is_moving("rollout")
+    deciding.loop.close()
+
+
+def test_a_step_in_which_a_layout_changed_is_no_measure(deciding: Deciding):
+    deciding.step(40.0, 40.0)
+    world = deciding.world
+    world.switching.ask("rollout", (2, 1, 1), by=By.OPERATOR, reason="why", now=world.now)
+    deciding.step(99.0, 1.0)
+    world.settle()
+    deciding.step(99.0, 1.0)
+    assert [line["step"] for line in deciding.lines] == [2]
+    deciding.step(40.0, 40.0)
+    assert deciding.lines[-1]["rollout_device_s"] == 40.0
 
 
 def test_a_reference_stage_is_measured_too_and_the_move_that_gains_most_is_made_first(tmp_path: Path):
