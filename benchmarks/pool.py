@@ -18,19 +18,16 @@ from benchmarks.growing_context import one_run
 from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.paced_growth import interval_figures, runs_ratio
+from benchmarks.pool_layouts import compare_layouts
+from benchmarks.pool_runs import kept_figures, middle, run_figures
 from benchmarks.record.checkout import ROOT
 from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted
-from earl.cli.compare.figures import MeasuredFigure, over_pace
-from earl.cli.lib.splits import read_splits
-from earl.cli.report.curves import TRAIN
-from earl.cli.report.data import RecordedRun
 from earl.cli.run.launch import overrides_of
 from earl.config.load import Override, load_run
 from earl.config.paced_check import paced_text
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed
-from earl.obs.metrics import read_lines
 from services.scheduler.selector.split_policy import Split, SplitWork, step_s
 
 app = typer.Typer(add_completion=False)
@@ -43,7 +40,10 @@ MEASURED_CODE = (
     "earl/stack",
     "earl/pacing",
     "examples/pool.toml",
+    "examples/pool_layouts.toml",
     "benchmarks/pool.py",
+    "benchmarks/pool_layouts.py",
+    "benchmarks/pool_runs.py",
 )
 RUN_FILE = ROOT / "examples" / "pool.toml"
 COMPARES = (
@@ -72,21 +72,34 @@ OURS = "pool"
 LONGEST = 1.15
 # Static divisions that later rounds repeat.
 REPEATED = 2
+# Rounds where nobody says how many.
+REPETITIONS, LAYOUTS_REPETITIONS = 3, 2
 
 
 @app.command(
     cls=RecordedOverridableCommand,
-    epilog="Any key of examples/pool.toml: --section.key VALUE, e.g. --scheduler.steps 40",
+    epilog="Any key of examples/pool.toml (with --layouts: pool_layouts.toml): --section.key VALUE, "
+    "e.g. --scheduler.steps 40",
 )
 def pool(
     ctx: typer.Context,
-    repetitions: Annotated[int, typer.Option(min=2, help="Runs of the pool and of its best rivals.")] = 3,
+    repetitions: Annotated[
+        int | None,
+        typer.Option(min=2, help="Runs of the pool and of its best rivals: 3, with --layouts 2."),
+    ] = None,
+    layouts: Annotated[
+        bool,
+        typer.Option("--layouts", help="Divisions and layouts decided together, against divisions alone."),
+    ] = False,
     runs_dir: Annotated[str, typer.Option(help="Directory of runs instead of the run file's.")] = "",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
     """Compare devices that move between rollout and trainer with every static division of them."""
     given = overrides_of(ctx, runs_dir=runs_dir)
+    if layouts:
+        compare_layouts(given, repetitions or LAYOUTS_REPETITIONS, results, as_json=as_json)
+        return
     config = load_run(RUN_FILE, given)
     ways = ways_of(config)
     runs: list[dict[str, Any]] = []
@@ -112,7 +125,11 @@ def pool(
             done = [run["train_s"] for run in runs if run["whole"] and run["way"] != OURS]
             once(way, 0, *([("scheduler.train_limit_s", f"{LONGEST * min(done):.0f}")] if done else []))
         kept = [OURS, *quickest(runs)]
-        turns = [(way, number) for number in range(1, repetitions) for way in kept[:: (-1) ** number]]
+        turns = [
+            (way, number)
+            for number in range(1, repetitions or REPETITIONS)
+            for way in kept[:: (-1) ** number]
+        ]
         for way, number in counted("runs of the pool and of its best rivals", turns):
             once(way, number)
 
@@ -141,34 +158,6 @@ def split_text(split: Split) -> str:
     return f"{split[0]}:{split[1]}"
 
 
-def run_figures(run: RecordedRun) -> dict[str, Any]:
-    """The figures of a run. whole: every step was trained; works: of each step that was measured."""
-    ends_s = dict(run.points("time_s", phase=TRAIN))
-    moves = list(read_lines(run.directory / "moves.jsonl"))
-    result = run.result
-    late = over_pace(run)
-    account = [float(result.get(name, 0)) for name in ("trained", "evaluated", "dropped", "live")]
-    return {
-        "directory": run.directory.name,
-        "steps": len(ends_s),
-        "whole": len(ends_s) == run.config.scheduler.steps,
-        "train_s": round(max(ends_s.values()) - min(ends_s.values()), 3) if ends_s else None,
-        "tokens": sum(value for _, value in run.points("tokens", phase=TRAIN)),
-        "over_pace": late.value if isinstance(late, MeasuredFigure) else None,
-        "lost": sum(ending.get("out_of_memory", 0) for ending in run.endings) + result.get("dropped", 0),
-        "unaccounted": abs(result.get("issued", 0) - sum(account)) if result else None,
-        "moves": [
-            {key: move[key] for key in ("step", "before", "after", "holds", "stall_s", "seconds")}
-            | {"rolled_back": bool(move.get("rolled_back"))}
-            for move in moves
-        ],
-        "works": [
-            [line["step"], line["rollout_device_s"], line["trainer_device_s"]]
-            for line in read_splits(run.directory)
-        ],
-    }
-
-
 def quickest(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The static divisions that were quickest in round 1, REPEATED at most."""
     whole = [run for run in runs if run["whole"] and run["way"] != OURS]
@@ -193,8 +182,6 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
     bound = limit([runs[i] for i in of[best].values()], best) if best else None
     gain = ratio["value"] if ratio else None
-    shares = [run["over_pace"] for run in runs if run["over_pace"] is not None]
-    unaccounted = [run["unaccounted"] for run in runs]
     figures: dict[str, Any] = {
         **interval_figures("vs_best_static", ratio or None),
         "best_static": best,
@@ -205,17 +192,9 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "moves": [len(runs[i]["moves"]) for i in of.get(OURS, {}).values()],
         "move_s": middle([move["seconds"] for run in runs for move in run["moves"]]),
         "move_stall_s": middle([move["stall_s"] for run in runs for move in run["moves"]]),
-        "over_pace_max": max(shares, default=None),
-        # One that is stopped drops what is in progress.
-        "lost_max": float(max((run["lost"] for run in runs if run["whole"]), default=0)),
-        "unaccounted_max": None if None in unaccounted else float(max(unaccounted, default=0)),
-        "rolled_back_max": float(sum(move["rolled_back"] for run in runs for move in run["moves"])),
+        **kept_figures(runs),
     }
     return {**figures, "missed": missed_goals(figures, GOALS)}
-
-
-def middle(values: Sequence[float]) -> float | None:
-    return round(statistics.median(values), 3) if values else None
 
 
 def limit(runs: Sequence[Mapping[str, Any]], way: str) -> float | None:

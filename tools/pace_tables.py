@@ -9,6 +9,8 @@ slow-link   A table of ours: small devices whose link is slow, so that tensor pa
 compute-bound
             A table of ours for one pool of eight devices. Whatever the number of a stage's devices, each of
             rollout generates as many tokens a second; one of the trainer trains as many, fewer of long ones.
+long-wide   A table of ours for one pool of eight devices. Replicas of one device are the quickest for short
+            sequences and slow down where these grow long; those of two devices hardly do.
 
 A row's `source` says which of the two its rate is. Without --write only differences are printed; exit code 1
 if there are any.
@@ -108,7 +110,27 @@ def compute_bound() -> Iterator[Row]:
         yield ("trainer", 8, 1, 1, 1, length, 8 * 16, f"{10_200 / (1 + length / 64):.4g}", "formula")
 
 
-TEXTS = {"fig3": fig3, "slow-link": slow_link, "compute-bound": compute_bound}
+# Long sequences slow a replica down once they are longer than so many tokens, by its number of devices.
+ROOMY = {1: 256, 2: 1024}
+# The part of its speed that a device has in such a replica.
+ALONE = {1: 1.0, 2: 0.7}
+
+
+def long_wide() -> Iterator[Row]:
+    """Eight devices that change between rollout and trainer, as replicas of one device or two. Exchanging
+    with the other costs a device of two 30 % of its speed; sequences longer than a replica has space for are
+    computed in parts, which costs more the longer they are."""
+    for wide in (1, 2):
+        for length in LENGTHS:
+            factor = ALONE[wide] / (1 + (length / ROOMY[wide]) ** 2)
+            for share in SHARES[3:]:
+                first = ("rollout", 8 // wide, wide, 1, 1, length)
+                yield (*first, 8 // wide * share, f"{400 * factor:.4g}", "formula")
+            rate = 16_000 / (1 + length / 64) * factor
+            yield ("trainer", 8 // wide, 1, wide, 1, length, 8 // wide * 16, f"{rate:.4g}", "formula")
+
+
+TEXTS = {"fig3": fig3, "slow-link": slow_link, "compute-bound": compute_bound, "long-wide": long_wide}
 
 
 def main() -> int:

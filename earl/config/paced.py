@@ -13,7 +13,7 @@ from earl.errors import ConfigError
 from earl.pacing.pace import Pace, PaceScale
 from earl.pacing.table import PaceTable
 
-PACKAGED = ("fig3", "slow-link", "compute-bound")
+PACKAGED = ("fig3", "slow-link", "compute-bound", "long-wide")
 _TABLES = Path(pacing.__file__).parent / "tables"
 
 
@@ -23,9 +23,9 @@ class PacedConfig(ConfigSection):
     The run's times are then those of the table's devices, not of this machine (docs/paced.md).
     """
 
-    # The table that paces the devices: "fig3" (the paper's), "slow-link" or "compute-bound" (EARL's own), or
-    # a CSV file with the columns of a profile. Empty: devices are real. Stages without rows run at the
-    # machine's own speed.
+    # The table that paces the devices: "fig3" (the paper's), "slow-link", "compute-bound" or "long-wide"
+    # (EARL's own), or a CSV file with the columns of a profile. Empty: devices are real. Stages without rows
+    # run at the machine's own speed.
     #
     # Set it to try layouts of devices that you do not have; every time and rate of the run is then simulated.
     table: str = ""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.growing_context import EXAMPLE
-from benchmarks.pool import OURS, RUN_FILE, limit, quickest, run_figures, summary, ways_of
+from benchmarks.pool import OURS, RUN_FILE, limit, quickest, summary, ways_of
+from benchmarks.pool_runs import run_figures
 from earl.cli.report.data import RecordedRun
 from earl.config.load import load_run
 from earl.errors import ConfigError
