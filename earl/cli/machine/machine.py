@@ -14,7 +14,7 @@ from typing import Any
 
 from earl.cli.machine.findings import Finding
 from earl.config.auto_dtype import described, emulated_keys
-from earl.config.frozen_stage import FrozenStageConfig
+from earl.config.frozen_stage import FrozenModelConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.run import RunConfig
 from earl.config.trainer import TrainerConfig
@@ -124,7 +124,7 @@ def of_threads(here: Machine, config: RunConfig) -> Finding:
     cores = min(here.cores, here.quota or here.cores)
     config = with_threads(config, int(gpu), cores)
     rollout, trainer = config.rollout, config.trainer
-    stages: list[tuple[str, RolloutConfig | TrainerConfig | FrozenStageConfig, int]] = [
+    stages: list[tuple[str, RolloutConfig | TrainerConfig | FrozenModelConfig, int]] = [
         ("rollout", rollout, rollout.workers * rollout.engines * rollout.tp),
         ("trainer", trainer, trainer.ranks),
     ]
