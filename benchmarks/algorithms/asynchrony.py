@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.algorithms.at_steps import StepAction, kill, switch
 from benchmarks.algorithms.bounded_run import bounded_run
 from benchmarks.algorithms.command import BASE
 from benchmarks.algorithms.small_demo import small_demo
+from benchmarks.algorithms.step_actions import StepAction, kill, switch
 from benchmarks.goals import missed_goals
 from benchmarks.learning import published
 from benchmarks.options import RESULTS, AsJson, Results

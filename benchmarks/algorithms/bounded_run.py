@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.algorithms.at_steps import StepAction, StepActions
+from benchmarks.algorithms.step_actions import StepAction, StepActions
 from earl.config.run import RunConfig
 from earl.stack.rundir import run_path, to_toml
 

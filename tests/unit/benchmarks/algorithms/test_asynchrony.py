@@ -17,8 +17,8 @@ from benchmarks.algorithms.asynchrony import (
     step_seconds,
     summary,
 )
-from benchmarks.algorithms.at_steps import StepAction, StepActions
 from benchmarks.algorithms.small_demo import small_demo
+from benchmarks.algorithms.step_actions import StepAction, StepActions
 from earl.errors import ProcessFailed
 from earl.parallelism import ROLLOUT, TRAINER
 
