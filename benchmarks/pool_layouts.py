@@ -108,7 +108,7 @@ def compare_layouts(given: Sequence[Override], repetitions: int, results: Path, 
         "settings": config.model_dump(mode="json", exclude={"name", "runs_dir"}, exclude_defaults=True),
     }
     with published(
-        "division-layouts", about, runs, lambda _: layouts_summary(runs), results, as_json=as_json
+        "pool-layouts", about, runs, lambda _: layouts_summary(runs), results, as_json=as_json
     ):
         works = step_works(once(JOINT, 0))
         once(APART, 0)
