@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from earl.config.layout_plan import LayoutPlan
 from earl.config.scheduler import SwitchConfig
-from earl.errors import EngineError
+from earl.errors import EngineError, VersionGone
 from earl.parallelism import ROLLOUT, Parallelism
 from earl.reparallelize import SwitchCommand, ended_switch
 from earl.switch_figures import StageSwitch
@@ -41,10 +41,12 @@ class PlannedLayouts:
         self._ended = ended
         self._epoch = 0
 
-    async def bring(self, version: int) -> None:
+    async def bring(self, version: int, needed: Callable[[], bool]) -> None:
         """Returns when the engines have the version's layout; no turn may run meanwhile.
 
-        Raises EngineError if they do not get it, and what EnginePool.reparallelize raises.
+        needed: whether the trainer still keeps the version. Raises VersionGone if it does not and new engines
+        could not read it, EngineError if they do not get it otherwise, and what EnginePool.reparallelize
+        raises.
         """
         before, after = self._pool.parallelism, self._plan.layout_at(ROLLOUT, version)
         if before == after:
@@ -53,7 +55,12 @@ class PlannedLayouts:
         reason = self._plan.reason(ROLLOUT, version)
         tolerance = self._limits.logprob_tolerance
         command = SwitchCommand(self._epoch, after, self._limits, tolerance, reason, time.monotonic())
-        outcome = await self._pool.reparallelize(command)
+        outcome = await self._pool.reparallelize(command, needed)
+        if outcome.rolled_back and not needed():
+            # Nobody's: other workers have played its episodes.
+            raise VersionGone(
+                f"version {version} is not kept any more: {outcome.message}", "take a newer ticket"
+            )
         self._ended(ended_switch(before, command, outcome))
         if outcome.rolled_back:
             raise EngineError(

@@ -34,7 +34,8 @@ class VersionHolder:
 
     needed: the versions that the trainer keeps readable while a version is trained. oldest_first: turns are
     taken by version. spans: of loads; None where nobody asks when engines were busy. arrange: prepares
-    engines that have a version for its episodes; None where there is nothing to do.
+    engines that have a version for its episodes, and gets whether the trainer keeps it; None where there is
+    nothing to do.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class VersionHolder:
         *,
         oldest_first: bool = False,
         spans: BusySpans | None = None,
-        arrange: Callable[[int], Awaitable[None]] | None = None,
+        arrange: Callable[[int, Callable[[], bool]], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
         self._needed = needed
@@ -150,7 +151,7 @@ class VersionHolder:
                     self._spans.add("load", started_ns, time.time_ns())
             await asyncio.sleep(RETRY_S)
         if self._arrange is not None:
-            await self._arrange(version)
+            await self._arrange(version, lambda: version in self._needed(self.published))
         # Otherwise it was given up meanwhile, and so were those who asked for it.
         if version <= self.published:
             self.version, self._last = version, publication
