@@ -303,11 +303,11 @@ class EnginePool:
     # --- switches -----------------------------------------------------------------------------
 
     async def reparallelize(
-        self, command: SwitchCommand, wanted: Callable[[], bool] = lambda: True
+        self, command: SwitchCommand, awaited: Callable[[], bool] = lambda: True
     ) -> SwitchOutcome:
         """Brings the pool to the command's parallelism; the outcome has the reason if that failed.
 
-        wanted: while the version in use cannot be read, whether that or a newer one is still waited for.
+        awaited: while the version in use cannot be read, whether that or a newer one is still waited for.
         Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
         ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.
         """
@@ -326,7 +326,7 @@ class EnginePool:
                     "send the command again when that has ended",
                 )
             self._refuse_short(command.parallelism)
-            return asyncio.create_task(self._reparallelize(command, wanted), name=f"switch {command.epoch}")
+            return asyncio.create_task(self._reparallelize(command, awaited), name=f"switch {command.epoch}")
 
         return await asyncio.shield(self._commands.accept(command, begin))
 
@@ -339,7 +339,7 @@ class EnginePool:
                 "wait until it has ended, or raise rollout.kv_tokens",
             )
 
-    async def _reparallelize(self, command: SwitchCommand, wanted: Callable[[], bool]) -> SwitchOutcome:
+    async def _reparallelize(self, command: SwitchCommand, awaited: Callable[[], bool]) -> SwitchOutcome:
         old, new = self.parallelism, command.parallelism
         if new == old:
             self.epoch = command.epoch
@@ -361,7 +361,7 @@ class EnginePool:
             publish_lock=self._publish_lock,
             reading=self._reading,
             warm=warm,
-            wanted=wanted,
+            awaited=awaited,
             lost=self._fail,
         )
         switch = PoolSwitch(command, parts, self._rates)

@@ -48,7 +48,7 @@ class SwitchParts:
 
     new: engines of the parallelism that was asked for, not started. publish_lock: while it is held no weights
     reach the pool, so that both sides have one version. reading: keeps a version readable for so many
-    seconds. warm: whether the new engines fit next to the old ones, whose stats it gets. wanted: whether the
+    seconds. warm: whether the new engines fit next to the old ones, whose stats it gets. awaited: whether the
     weights in use, while they cannot be read, or newer ones in their place are still to be waited for. lost:
     called with the error that ends the pool.
     """
@@ -59,7 +59,7 @@ class SwitchParts:
     publish_lock: asyncio.Lock
     reading: Callable[[int, float], AbstractAsyncContextManager[None]]
     warm: Callable[[Sequence[EngineStats]], bool]
-    wanted: Callable[[], bool]
+    awaited: Callable[[], bool]
     lost: Callable[[BaseException], None]
 
 
@@ -343,7 +343,7 @@ class PoolSwitch:
                     async with self._bounded(SwitchStage.LOAD):
                         return await self._load()
                 except (VersionGone, PeerLost) as error:
-                    if not self._parts.wanted():
+                    if not self._parts.awaited():
                         raise
                     log.info("version %d cannot be read: %s", self._old.target.version, error)
             # The old engines are about to get newer weights.
