@@ -105,6 +105,7 @@ def test_ranks_in_a_layout_train_what_one_trains(outcome: Outcome) -> None:
         outcome.compare(name, layout)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_every_layout_of_four_ranks_trains_what_one_trains(outcome: Outcome) -> None:
     outcome.run(REST)
