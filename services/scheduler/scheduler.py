@@ -25,6 +25,7 @@ from earl.worker_report import BusySpan, LiveSequence, SequenceMove
 from services.scheduler.batches import batch_plan, consumers
 from services.scheduler.batches.columns import ColumnLease, Location
 from services.scheduler.ledger import evaluation, phases
+from services.scheduler.ledger.groups import episode_places
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
@@ -198,7 +199,8 @@ class Scheduler:
         """
         self.loop.ledger.membership.mark_alive(*worker, time.monotonic())
         verdicts: dict[int, tuple[TicketVerdict, str]] = {}
-        for places in self._episodes(results):
+        numbers = [attempt.ticket_id for attempt, _ in results]
+        for places in episode_places(self.loop.ledger.tables, numbers):
             reports = [results[place] for place in places]
             tickets = [self.loop.ledger.tables.tickets.get(attempt.ticket_id) for attempt, _ in reports]
             first = all(ticket is not None and ticket.state is TicketState.LEASED for ticket in tickets)
@@ -220,17 +222,6 @@ class Scheduler:
         await self.loop.settled()
         self.loop.recorder.evaluated(self.loop.ledger, self.loop.elapsed_s)
         return [verdicts[place] for place in range(len(results))]
-
-    def _episodes(self, results: Sequence[tuple[Attempt, EpisodeResult]]) -> list[list[int]]:
-        """The places of results that belong to one episode, and are judged together."""
-        episodes: dict[tuple[str, int], list[int]] = {}
-        for place, (attempt, _) in enumerate(results):
-            ticket = self.loop.ledger.tables.tickets.get(attempt.ticket_id)
-            key = ("result", place)
-            if ticket is not None and ticket.seats > 1:
-                key = ("match", ticket.match.start)
-            episodes.setdefault(key, []).append(place)
-        return list(episodes.values())
 
     def kept_versions(self) -> tuple[int, list[int]]:
         """(the best version so far, all whose checkpoints must stay); (0, []) if none is to be kept."""

@@ -1,8 +1,9 @@
-"""Readings of a group of training: whether it is full, may be closed, or has a signal. Pure."""
+"""Readings of a group of training: whether it is full, may be closed, or has a signal; and which tickets are
+one episode. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.mixture import group_size_at
@@ -56,3 +57,15 @@ def has_signal(members: Iterable[Ticket], score_coefficient: float = 0.0) -> boo
         if member.result is not None:
             rewards.setdefault(member.seat, []).append(member.result.trained_reward(score_coefficient))
     return any(max(values) - min(values) >= SMALLEST_SPREAD for values in rewards.values())
+
+
+def episode_places(tables: LedgerTables, numbers: Sequence[int]) -> list[list[int]]:
+    """The places in `numbers`, of tickets, that belong to one episode each: the seats of a match together."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, number in enumerate(numbers):
+        ticket = tables.tickets.get(number)
+        key = ("ticket", place)
+        if ticket is not None and ticket.seats > 1:
+            key = ("match", ticket.match.start)
+        places.setdefault(key, []).append(place)
+    return list(places.values())

@@ -29,6 +29,7 @@ from services.scheduler.parallelism.device_moves import DeviceMoves
 from services.scheduler.parallelism.device_pool import DevicePool
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
+from services.scheduler.parallelism.planned_switches import PlannedSwitches
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.parallelism.split_loop import SplitLoop
 from services.scheduler.parallelism.stage_memory import ReportedDevices
@@ -92,8 +93,7 @@ class ParallelismController:
         self._durable = durable
         self._selects = config.selects_layouts
         self._traced = tickets_of(config)
-        self._planned_stages = () if config.layout_plan is None else PLANNED_STAGES
-        self.switching.follow_plan(self._planned_stages)
+        self._planned = PlannedSwitches(tables, () if config.layout_plan is None else PLANNED_STAGES)
         self._warned: set[tuple[str, str]] = set()
         # (replica, tokens) of the sequence that a decision was made for last, and when.
         self._relieved: tuple[Replica, float] | None = None
@@ -142,7 +142,7 @@ class ParallelismController:
 
         switches: that it made by itself since its report before.
         """
-        planned = [self.switching.planned(worker, switch) for switch in switches]
+        planned = [self._planned.reported(worker, switch) for switch in switches]
         self._ended([fact for fact in planned if fact is not None])
         self.switching.reported(worker, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
@@ -203,7 +203,7 @@ class ParallelismController:
         is that of the last switch if there was nothing to do; the end is None if the switch is still running
         after wait_s. Raises IllegalParallelism and LedgerError, having changed nothing.
         """
-        if stage in self._planned_stages:
+        if stage in self._planned.stages:
             raise LedgerError(
                 f"the plan of this run says when {stage} changes its parallelism ({KEY})",
                 f"stop the run, and resume it with another plan: --{KEY} '[...]'",

@@ -15,7 +15,7 @@ Time is an argument (monotonic seconds). All but clocks is in the tables, stored
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -23,7 +23,6 @@ from earl.config.scheduler import SwitchConfig
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
-from earl.switch_figures import StageSwitch
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.worker_layouts import (
     commonest,
@@ -40,7 +39,7 @@ from services.scheduler.state.switch_records import (
     SwitchRecord,
     WorkerCommand,
 )
-from services.scheduler.state.workers import WorkerId, WorkerRecord
+from services.scheduler.state.workers import WorkerRecord
 
 # Switches whose cost is remembered.
 COSTS = 8
@@ -68,8 +67,6 @@ class Switching:
         self._avoided: dict[tuple[str, str], tuple[float, str]] = {}
         # By worker: (until when it is not corrected, the length of that pause).
         self._paused: dict[str, tuple[float, float]] = {}
-        # By worker: the last switch that it reported to have made by itself.
-        self._planned: dict[WorkerId, int] = {}
 
     # --- state ------------------------------------------------------------------------------
 
@@ -191,22 +188,6 @@ class Switching:
         if epoch > worker.epoch or parallelism != parallelism_of(worker):
             self._set(worker.name, parallelism, epoch)
 
-    def follow_plan(self, stages: Collection[str]) -> None:
-        """Workers of these stages follow a plan: none is realigned, what was begun or pinned is given up."""
-        for stage in stages:
-            if self._tables.stages.get(stage) is not None:
-                self._tables.change_stage(stage, replica=None, pinned=False, switch=None)
-
-    def planned(self, worker: WorkerRecord, switch: StageSwitch[Parallelism]) -> SwitchEnded | None:
-        """Takes the report of a switch that a worker made by itself; None if it was reported before."""
-        if switch.epoch <= self._planned.get(worker.id, 0):
-            return None
-        self._planned[worker.id] = switch.epoch
-        ended = SwitchEnded(worker.stage_name, SwitchRecord.planned(switch))
-        self._tables.change_stage(ended.stage, last=ended.switch)
-        self._tables.record_fact(ended)
-        return ended
-
     def answered(self, command: WorkerCommand, outcome: SwitchOutcome, now: float) -> None:
         """A worker carried a command out, or rolled it back; ignored if no switch waits for that answer."""
         switch = self._waiting_for(command)
@@ -276,9 +257,14 @@ class Switching:
         self._began_s[stage] = now
         self._tried[stage] = set()
         switch = SwitchRecord(
-            epoch=epoch, before=(before.dp, *before.replica), after=(after.dp, *after.replica), by=by,
-            reason=reason, step=step, resizes=resizes,
-        )  # fmt: skip
+            epoch=epoch,
+            before=(before.dp, *before.replica),
+            after=(after.dp, *after.replica),
+            by=by,
+            reason=reason,
+            step=step,
+            resizes=resizes,
+        )
         self._tables.change_stage(stage, epoch=epoch, switch=switch)
         return switch
 

@@ -10,7 +10,6 @@ import pytest
 
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
-from earl.switch_figures import StageSwitch
 from services.scheduler.state.switch_records import By
 from tests.support.switching import (
     APART,
@@ -24,7 +23,6 @@ from tests.support.switching import (
     TP4,
     Reaction,
     World,
-    whole,
 )
 
 
@@ -408,34 +406,3 @@ def test_the_cost_of_the_last_switches_is_kept() -> None:
     assert world.stage.costs_s == [at / 2 for at in range(2, 10)]
     world.restart()
     assert len(world.stage.costs_s) == 8
-
-
-# --- what workers do by themselves ----------------------------------------------------------
-
-
-def test_switches_of_a_plan_are_recorded_once_and_move_no_other_worker() -> None:
-    world = World(TP1, TP1)
-    first = world.worker("w0")
-    member = world.tables.workers["w0"]
-    made = StageSwitch(epoch=1, before=whole(TP1), after=whole(TP2), reason="switch.plan", stall_s=0.5)
-    fact = world.switching.planned(member, made)
-    assert fact is not None and fact.stage == STAGE and fact.switch.by is By.PLAN
-    assert (fact.switch.former, fact.switch.target) == (whole(TP1), whole(TP2))
-    assert world.stage.last == fact.switch and fact.switch.stall_s == 0.5
-    first.replica, first.epoch = TP2, 1
-    world.heartbeat(first)
-    assert world.switching.running(STAGE) is None and not world.commands()
-    # The answer to that heartbeat was lost.
-    assert world.switching.planned(world.tables.workers["w0"], made) is None
-    assert world.image.facts.count(fact) == 1
-
-
-def test_a_run_that_is_resumed_with_a_plan_gives_up_what_an_operator_began() -> None:
-    world = World(TP1, TP1)
-    world.ask(TP2)
-    world.switching.pin(STAGE, True)
-    assert len(world.commands()) == 2
-    world.restart()
-    world.switching.follow_plan(["rollout", "trainer"])
-    assert (world.stage.switch, world.stage.replica, world.stage.pinned) == (None, None, False)
-    assert world.stage.epoch == 1 and not world.commands() and not world.ended
