@@ -10,7 +10,7 @@ import pytest
 from earl.config.frozen_schedule import PinnedSchedule
 from earl.config.layout_plan import LayoutPlan
 from earl.config.scheduler import SwitchConfig
-from earl.errors import EngineError, EngineLost
+from earl.errors import EngineError, EngineLost, VersionGone
 from earl.parallelism import ROLLOUT, TRAINER, Parallelism
 from earl.switch_figures import StageSwitch
 from services.rollout.episode.busy_spans import BusySpans
@@ -117,3 +117,33 @@ async def test_a_layout_that_engines_do_not_get_fails_the_episode_and_is_tried_a
         async with pins.playing(4):
             assert pool.parallelism == TP2
         assert ended[-1].epoch > ended[0].epoch and not ended[-1].rolled_back
+
+
+async def test_a_version_that_is_dropped_while_engines_change_for_it_is_given_up() -> None:
+    """Other workers have played its episodes, and no newer one comes before this switch has ended."""
+    async with planned() as (pins, pool, made, ended):
+        pins.offer(3, [])
+        await until(lambda: pool.version == 3)
+        tried = asyncio.Event()
+
+        async def loads() -> None:
+            tried.set()
+
+        def prepare(engine) -> None:
+            engine.hooks["load"] = loads
+            engine.vanished.add(4)
+
+        made.prepare = prepare
+        pins.offer(4, [])
+        episode = PlayedEpisode(pins, pool, 4)
+        await asyncio.wait_for(tried.wait(), 10)
+        # While the trainer still keeps it, it is waited for.
+        await settle()
+        assert not episode.task.done() and pool.parallelism == DP2
+        made.prepare = lambda engine: None
+        pins.offer(9, [])
+        with pytest.raises(VersionGone, match="version 4 is not kept any more"):
+            await episode.task
+        assert episode.layout is None and not ended
+        await until(lambda: pool.version == 9)
+        assert pool.parallelism == DP2
