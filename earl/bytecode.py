@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # With what they import, all that processes of a run import, whatever their stage.
 MODULES = (
@@ -42,10 +42,10 @@ MODULES = (
 OURS = ("earl", "services")
 
 
-def write_bytecode(modules: Sequence[str] = MODULES) -> None:
+def write_bytecode(modules: Sequence[str] = MODULES) -> Iterator[str]:
     """Imports the modules, and all that they import, in this process.
 
-    A module is left out if it needs a package of an extra that is not installed. Raises ImportError.
+    Yields a line for each that needs a package of an extra that is not installed. Raises ImportError.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -55,7 +55,9 @@ def write_bytecode(modules: Sequence[str] = MODULES) -> None:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] in OURS:
                 raise
+            yield f"{module} is left out: {error}"
 
 
 if __name__ == "__main__":
-    write_bytecode()
+    for line in write_bytecode():
+        sys.stderr.write(f"bytecode: {line}\n")
