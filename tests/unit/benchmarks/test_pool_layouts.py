@@ -65,8 +65,8 @@ def test_the_ways_that_are_predicted_to_be_quickest_run():
     assert predicted_s([work], NARROW, config.pace) == pytest.approx(10.0)
     # At 508 tokens a device of a replica of two does 2.77 times as much.
     assert predicted_s([work], EVEN, config.pace) == pytest.approx(10.0 / 2.77, rel=0.05)
-    found = quickest_layouts([work], static_layouts(config, config.pace), config.pace)
-    assert len(found) == STATICS and all(trainer.cp == 2 for _, trainer in found)
+    quickest = quickest_layouts([work], static_layouts(config, config.pace), config.pace)
+    assert len(quickest) == STATICS and all(trainer.cp == 2 for _, trainer in quickest)
 
 
 def test_a_joint_run_is_compared_with_both_rivals():

@@ -61,16 +61,18 @@ def test_digests_are_equal_only_if_all_whole_planned_runs_switched_and_agree():
         return summary([*rows, row("free", "1", 1.0)])["missed"]
 
     other = {"2": [1.0], "3": [9.0]}
-    one = row("planned", "1", 1.0)
-    assert missed(KILLED, one) == []
+    planned = row("planned", "1", 1.0)
+    assert missed(KILLED, planned) == []
     assert missed(KILLED, row("planned", "1", 1.0, digests=other)) == ["digests_equal"]
     # A step that was trained again with another outcome; one stage that never switched; standing still.
-    assert missed(KILLED | {"digests": {"2": [1.0], "3": [2.0, 9.0]}}, one) == ["digests_equal"]
-    assert missed(KILLED | {"switches": [{"stage": ROLLOUT, "rolled_back": False}]}, one) == ["digests_equal"]
+    assert missed(KILLED | {"digests": {"2": [1.0], "3": [2.0, 9.0]}}, planned) == ["digests_equal"]
+    assert missed(KILLED | {"switches": [{"stage": ROLLOUT, "rolled_back": False}]}, planned) == [
+        "digests_equal"
+    ]
     still = {"2": [1.0], "3": [1.0]}
-    assert missed(KILLED | {"digests": still}, one | {"digests": still}) == ["digests_equal"]
+    assert missed(KILLED | {"digests": still}, planned | {"digests": still}) == ["digests_equal"]
     assert missed(KILLED) == ["ratio_max", "digests_equal"]
-    assert missed(KILLED | {"failure": "ended with 1"}, one) == ["digests_equal", "kills"]
+    assert missed(KILLED | {"failure": "ended with 1"}, planned) == ["digests_equal", "kills"]
     assert summary([])["missed"] == ["ratio_max", "digests_equal", "kills"]
 
 

@@ -313,14 +313,14 @@ def test_where_nothing_is_carried_out_a_sequence_may_wait(tmp_path: Path, select
 async def test_a_planned_stage_takes_no_command_and_its_switches_are_written_down(tmp_path: Path) -> None:
     sections = {"switch": {"plan": ["2 rollout tp=2"]}, "rollout": {"engines": 4}}
     world = Pair()
-    one = controller(model(tmp_path), world, tictactoe(tmp_path, **sections))
+    planned = controller(model(tmp_path), world, tictactoe(tmp_path, **sections))
     with pytest.raises(LedgerError, match="the plan of this run says when rollout changes") as refused:
-        await one.set(STAGE, (0, Parallelism(tp=2)), True, 0.0)
+        await planned.set(STAGE, (0, Parallelism(tp=2)), True, 0.0)
     assert "--switch.plan" in refused.value.remedy and not world.stage.pinned
     made = StageSwitch(epoch=1, before=Parallelism(4), after=Parallelism(2, 2), reason="planned", stall_s=0.5)
     for _ in range(2):  # the answer to the first heartbeat was lost
         record = world.tables.workers["w0"]
-        one.heartbeat(record, Parallelism(2, 2), 1, {}, now=world.now, switches=[made])
+        planned.heartbeat(record, Parallelism(2, 2), 1, {}, now=world.now, switches=[made])
     [line] = read_lines(tmp_path / "switches.jsonl")
     assert (line["by"], line["stage"], line["before"]["dp"], line["after"]["tp"]) == ("plan", STAGE, 4, 2)
     assert line["stall_s"] == 0.5 and not world.commands()
