@@ -107,9 +107,7 @@ def compare_layouts(given: Sequence[Override], repetitions: int, results: Path, 
         "goals": GOALS,
         "settings": config.model_dump(mode="json", exclude={"name", "runs_dir"}, exclude_defaults=True),
     }
-    with published(
-        "pool-layouts", about, runs, lambda _: layouts_summary(runs), results, as_json=as_json
-    ):
+    with published("pool-layouts", about, runs, lambda _: layouts_summary(runs), results, as_json=as_json):
         works = step_works(once(JOINT, 0))
         once(APART, 0)
         for layouts in quickest_layouts(works, static_layouts(config, pace), pace):
