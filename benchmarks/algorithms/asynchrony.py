@@ -91,7 +91,8 @@ COMPARES = (
     "ratio: of planned to free in one repeat; ratio_max: the median over repeats, which has the goal. "
     "digests_equal: weights after every step, warm-up included, are the same bits in all planned runs and in "
     "one whose rollout worker, trainer and scheduler are killed, the first two within a switch; all runs are "
-    "complete, each planned one switched, and no two steps have the same weights."
+    "complete, each planned one switched, and every step changed the weights, but for those that kl_limit "
+    "ended (`stopped`: their versions)."
 )
 
 
@@ -124,7 +125,8 @@ def asynchrony(
 
 def one_run(arm: str, name: str, given: Sequence[Override], actions: Sequence[StepAction]) -> dict[str, Any]:
     """The figures of a whole run; a failure is a figure, too. name: "killed", or the number of its repeat."""
-    row = {"arm": arm, "name": name, "directory": "", "digests": {}, "step_s": None, "switches": []}
+    row = {"arm": arm, "name": name, "directory": "", "digests": {}, "stopped": [], "step_s": None}
+    row["switches"] = []
     try:
         config = small_demo([*SETTINGS, *ARMS[arm], *given])
     except EarlError as error:
@@ -141,6 +143,7 @@ def one_run(arm: str, name: str, given: Sequence[Override], actions: Sequence[St
         **row,
         "directory": ended.directory.name,
         "digests": digests_of(lines),
+        "stopped": sorted({line["version"] for line in lines if line.get("kl_stopped")}),
         "step_s": step_seconds(trained),
         "switches": [
             {key: line[key] for key in ("stage", "by", "rolled_back", "stall_s", "seconds")}
@@ -200,10 +203,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _are_equal(planned: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether all planned runs are whole, switched, and have the same weights after every step."""
     first = planned[0]["digests"]
-    moves = len({digest for each in first.values() for digest in each}) == len(first) > 0
-    return moves and all(
+    return _moves(first, planned[0]["stopped"]) and all(
         not row["failure"]
         and row["digests"] == first
         and {line["stage"] for line in row["switches"] if not line["rolled_back"]} >= {"rollout", "trainer"}
         for row in planned
     )
+
+
+def _moves(digests: Mapping[str, Sequence[float]], stopped: Sequence[int]) -> bool:
+    """Returns whether each step made other weights, but for those that ended at their limit of the KL."""
+    weights = {int(version): each[0] for version, each in digests.items()}
+    still = {v for v, digest in weights.items() if weights.get(v - 1) == digest} - set(stopped)
+    return not still and len(set(weights.values())) > len(stopped)

@@ -39,7 +39,7 @@ def test_arms_differ_in_the_plan_alone_and_switch_at_the_same_steps():
 def row(arm: str, name: str, step_s: float, **others: Any) -> dict[str, Any]:
     switches = [{"stage": stage, "rolled_back": False} for stage in (ROLLOUT, TRAINER)]
     digests = {"2": [1.0], "3": [2.0]} if arm == "planned" else {}
-    kept = {"arm": arm, "name": name, "step_s": step_s, "failure": "", "digests": digests}
+    kept = {"arm": arm, "name": name, "step_s": step_s, "failure": "", "digests": digests, "stopped": []}
     return kept | {"switches": switches} | others
 
 
@@ -71,6 +71,11 @@ def test_digests_are_equal_only_if_all_whole_planned_runs_switched_and_agree():
     ]
     still = {"2": [1.0], "3": [1.0]}
     assert missed(KILLED | {"digests": still}, planned | {"digests": still}) == ["digests_equal"]
+    # Unless its limit of the KL ended that step before it changed anything; but not every step.
+    limited = {"digests": {"2": [1.0], "3": [1.0], "4": [2.0]}, "stopped": [3]}
+    assert missed(KILLED | limited, planned | limited) == []
+    stopped = {"digests": still, "stopped": [3]}
+    assert missed(KILLED | stopped, planned | stopped) == ["digests_equal"]
     assert missed(KILLED) == ["ratio_max", "digests_equal"]
     assert missed(KILLED | {"failure": "ended with 1"}, planned) == ["digests_equal", "kills"]
     assert summary([])["missed"] == ["ratio_max", "digests_equal", "kills"]
