@@ -86,8 +86,9 @@ LIMITATIONS = (
     Limitation(
         "the stages' parallelisms are not chosen together",
         "yes",
-        "In a run with one pool of devices, the division between stages and the layout of each stage are one "
-        "decision. earl replay decides for stages together that take turns on the same devices.",
+        "In a run with one pool of devices and a profile, the division between stages and the layout of each "
+        "stage are one decision. earl replay decides for stages together that take turns on the same "
+        "devices.",
         (
             "tests/unit/scheduler/parallelism/test_split_loop.py::"
             "test_devices_follow_the_work_and_the_decision_is_written_down",
