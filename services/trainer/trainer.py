@@ -26,12 +26,10 @@ from earl.errors import DataPlaneError, EarlError, OutOfMemory, ReplayLost, Trai
 from earl.obs import tracing
 from earl.ticket_ranges import RangeSet
 from services.trainer.api.codec import decode_plan
-from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.final_model import write_final_model
 from services.trainer.checkpoint.frozen_weights import FrozenWeights
-from services.trainer.checkpoint.manifest import TrainingProgress, config_hash
-from services.trainer.checkpoint.retention import mark_best
-from services.trainer.checkpoint.writer import CheckpointWriter, WrittenCheckpoint
+from services.trainer.checkpoint.manifest import TrainingProgress
+from services.trainer.checkpoint.run_checkpoints import RunCheckpoints
 from services.trainer.publish.weight_slots import WeightSlots
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
@@ -91,11 +89,8 @@ class TrainerRank:
         self._columns = Columns(turn_rewards=self._config.trainer.turn_rewards)
         self._replays = ReplayFiles(run_dir / "replay", on=config.replay.reuse > 0)
         self._offload = StateOffload.of(stepper)
-        self._directory = run_dir / "checkpoints"
         self._budget = RetryBudget()
-        self._writer = CheckpointWriter(self._directory, self._group, config.trainer.keep_checkpoints)
-        # The version of the newest checkpoint, written or in flight.
-        self._saved_version = 0
+        self._checkpoints = RunCheckpoints(config, run_dir, self._group, self._activity, rank0)
         self.reform: Reform | None = None
         # Version 1 is the model that the run starts from.
         self.progress = TrainingProgress(1, 1, RangeSet(), 0)
@@ -105,22 +100,7 @@ class TrainerRank:
 
         Raises ModelNotFound, CheckpointError.
         """
-        policy = self._stepper.policy
-        if policy.lora is not None:
-            # A checkpoint holds the adapters alone.
-            policy.fill(self._run_dir / "model", self._config.seed)
-        latest = checkpoint.latest(self._directory, self._stepper, self._group)
-        if latest is None:
-            policy.fill(self._run_dir / "model", self._config.seed)
-        else:
-            path, manifest = latest
-            checkpoint.load(path, manifest, self._stepper)
-            self.progress = manifest.progress
-            self._saved_version = manifest.progress.version
-            if self._group.leads:
-                log.info("resumed version %d from %s", manifest.progress.version, path)
-                if manifest.config != config_hash(self._config):
-                    log.warning("%s was trained with other settings than the run file's", path)
+        self.progress = self._checkpoints.load(self._stepper) or self.progress
 
     def start(self) -> None:
         """Reconciles the ledger with what was loaded, and publishes it. Raises what the scheduler refuses."""
@@ -149,7 +129,7 @@ class TrainerRank:
         run_commands(self._group, self._next_command, handlers)
 
     def _next_command(self) -> bytes:
-        self._record_checkpoint(self._writer.poll(self._held))
+        self._checkpoints.poll()
         if self._rank0 is None:
             return b""
         try:
@@ -158,7 +138,7 @@ class TrainerRank:
         except EarlError as error:
             self._requests.ignore_if_stopping(error)
         command = self._rank0.next_command(self.progress.version)
-        mark_best(self._directory, self._rank0.best)
+        self._checkpoints.mark_best()
         return command
 
     @property
@@ -211,9 +191,8 @@ class TrainerRank:
         self._replays.forget(plan, deletes=self._group.leads)
         if plan.publish:
             self._publish()
-        every = self._config.trainer.checkpoint_every
-        if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
-            self._begin_checkpoint()
+        if plan.checkpoint or self._checkpoints.is_due(self.progress.version):
+            self._checkpoints.begin(self._stepper, self.progress, self._readable())
         self._leave_device()
 
     # --- the device, where rollout and trainer take turns -------------------------------------
@@ -233,7 +212,7 @@ class TrainerRank:
         """
         if self._offload is None:
             return
-        self._settle_checkpoint()
+        self._checkpoints.settle()
         try:
             self._slots.settle()
         except EarlError as error:
@@ -250,7 +229,7 @@ class TrainerRank:
     def _publish(self) -> None:
         if self._frozen is not None:
             # It looks for versions among the checkpoints, and keeps those that the checkpoints need.
-            self._settle_checkpoint()
+            self._checkpoints.settle()
         try:
             with self._activity.phase(PUBLISHING):
                 self._publish_version()
@@ -358,40 +337,12 @@ class TrainerRank:
 
     # --- what lasts ---------------------------------------------------------------------------
 
-    def _begin_checkpoint(self) -> None:
-        """Begins to write a checkpoint of this version, unless there is one; that before is waited for."""
-        if self.progress.version == self._saved_version:
-            return
-        self._settle_checkpoint()
-        with self._activity.phase(SAVING), self._readable():
-            self._writer.begin(self._stepper, self.progress, config_hash(self._config))
-        self._saved_version = self.progress.version
-
-    def _settle_checkpoint(self) -> None:
-        """Waits for the checkpoint in flight, if there is one."""
-        if not self._writer.in_flight:
-            return
-        with self._activity.phase(SAVING):
-            written = self._writer.settle(self._held)
-        self._record_checkpoint(written)
-
-    def _record_checkpoint(self, written: WrittenCheckpoint | None) -> None:
-        """Tells the scheduler, on rank 0, what is on the disk now."""
-        if written is not None and self._rank0 is not None:
-            self._rank0.record_checkpoint(written.progress, str(written.path))
-            mark_best(self._directory, self._rank0.best)
-
-    @property
-    def _held(self) -> frozenset[int]:
-        """Versions whose checkpoints must stay, on rank 0."""
-        return self._rank0.held if self._rank0 is not None else frozenset()
-
     def _save(self) -> None:
         """Returns once there is a checkpoint of this version."""
-        self._begin_checkpoint()
-        self._settle_checkpoint()
+        self._checkpoints.begin(self._stepper, self.progress, self._readable())
+        self._checkpoints.settle()
         version = self.progress.version
-        self._requests.saved(str(self._directory / f"step-{version}"), version)
+        self._requests.saved(str(self._checkpoints.path(version)), version)
 
     def _finish(self) -> None:
         self._take_device()

@@ -13,12 +13,12 @@ Pure: time is an argument (monotonic seconds).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from services.scheduler.ledger.evaluation import baseline
 from services.scheduler.ledger.groups import can_spare, has_signal, is_full
 from services.scheduler.ledger.lengths import TaskLengths
+from services.scheduler.ledger.reports import fault_of, is_accepted, is_broken, refusal, unlike_match
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.ledger.transcripts import is_requested
@@ -28,8 +28,6 @@ from services.scheduler.state.mixture import batch_trajectories, instance_at, is
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.seeds import sample_seeds
 from services.scheduler.state.tickets import (
-    BATCHED,
-    MAY_TRAIN,
     Attempt,
     EpisodeEnding,
     EpisodeResult,
@@ -41,11 +39,6 @@ from services.scheduler.state.tickets import (
     TicketVerdict,
 )
 from services.scheduler.state.workers import WorkerRecord
-
-# States of a ticket whose attempt was accepted.
-DONE = BATCHED | {TicketState.EVALUATED}
-# Reasons for which a ticket is dropped whose attempt was accepted.
-LEFT_OUT = frozenset({Reason.TRUNCATED, Reason.NO_SIGNAL})
 
 
 class TicketAttempts:
@@ -143,7 +136,7 @@ class TicketAttempts:
         """Prolongs leases by lease_s, up to episode_s after they began; the attempts that are lost."""
         lost = []
         for attempt in attempts:
-            if self._refusal(worker.name, worker.incarnation, attempt):
+            if refusal(self.tables, worker.name, worker.incarnation, attempt):
                 lost.append(attempt)
                 continue
             since = self.tables.lease_since[attempt.ticket_id]
@@ -172,19 +165,21 @@ class TicketAttempts:
         others: the reports of the other seats of its match, to which the answer applies as well.
         """
         reports = [(attempt, result), *others]
-        reason = next(filter(None, (self._refusal(name, incarnation, each) for each, _ in reports)), "")
+        refused = (refusal(self.tables, name, incarnation, each) for each, _ in reports)
+        reason = next(filter(None, refused), "")
         ticket = self.tables.tickets.get(attempt.ticket_id)
         if ticket is None:
             return TicketVerdict.REFUSED, reason
-        reason = reason or _unlike_match(ticket, [each for each, _ in reports])
+        reason = reason or unlike_match(ticket, [each for each, _ in reports])
         if reason:
-            repeated = all(self._is_accepted(each) for each, _ in reports)
+            repeated = all(is_accepted(self.tables, each) for each, _ in reports)
             return (TicketVerdict.ACCEPTED, "") if repeated else (TicketVerdict.REFUSED, reason)
         played = [(self.tables.tickets[each.ticket_id], outcome) for each, outcome in reports]
-        faults = [fault for ticket, outcome in played if (fault := self._fault(ticket, outcome))]
+        newest = self.tables.run.version
+        faults = [text for each, outcome in played if (text := fault_of(self.rules, each, outcome, newest))]
         if faults:
             self.last_fault = faults[0]
-            broken = any(_is_broken(outcome) for _, outcome in played)
+            broken = any(is_broken(outcome) for _, outcome in played)
             for member, _ in played:
                 self.tables.change(member, broken=member.broken or broken)
             self.fail(ticket)
@@ -236,47 +231,6 @@ class TicketAttempts:
         self._resample(members[0])
 
     # --- within -----------------------------------------------------------------------------
-
-    def _refusal(self, name: str, incarnation: int, attempt: Attempt) -> str:
-        """Returns why this attempt is not the caller's to renew or complete; empty if it is."""
-        ticket = self.tables.tickets.get(attempt.ticket_id)
-        if ticket is None:
-            known = 0 < attempt.ticket_id < self.tables.run.next_ticket
-            return f"ticket {attempt.ticket_id} is {'closed' if known else 'unknown'}"
-        if (ticket.worker, ticket.incarnation) != (name, incarnation):
-            return f"ticket {ticket.id} is not leased to {name} ({incarnation:x})"
-        if attempt.fence != ticket.fence or attempt.attempt != ticket.attempt:
-            return f"fence {attempt.fence} is not the current {ticket.fence}"
-        if ticket.state is not TicketState.LEASED:
-            return f"ticket {ticket.id} is {ticket.state}{f' ({ticket.reason})' if ticket.reason else ''}"
-        return ""
-
-    def _is_accepted(self, attempt: Attempt) -> bool:
-        """Returns whether the outcome of this attempt was accepted before."""
-        ticket = self.tables.tickets.get(attempt.ticket_id)
-        return (
-            ticket is not None
-            and (ticket.state in DONE or ticket.reason in LEFT_OUT)
-            and Attempt(ticket.id, ticket.attempt, ticket.fence) == attempt
-        )
-
-    def _fault(self, ticket: Ticket, result: EpisodeResult) -> str:
-        """Returns why a result cannot be used; empty if it can."""
-        if result.ending not in MAY_TRAIN:
-            return f"{result.ending}: {result.message}"
-        if not math.isfinite(result.reward):
-            return f"reward is {result.reward}: an environment's reward must be finite"
-        sampled = {result.oldest_version, result.newest_version} if result.trained_tokens else set()
-        exact = self.rules.deterministic and ticket.purpose is not Purpose.WARMUP
-        if exact and sampled - {ticket.min_version}:
-            return f"versions {sorted(sampled)} sampled it, not {ticket.min_version} alone"
-        if ticket.purpose is Purpose.EVALUATE:
-            return ""
-        if not result.descriptor_key or result.total_tokens < 1:
-            return f"no columns: key {result.descriptor_key!r}, {result.total_tokens} tokens"
-        if result.trained_tokens and result.newest_version > self.tables.run.version > 0:
-            return f"version {result.newest_version} was rolled back to {self.tables.run.version}"
-        return ""
 
     def fail(self, ticket: Ticket) -> None:
         """Fails an attempt: the ticket, or its match, is tried again, or its group is given up.
@@ -385,16 +339,3 @@ class TicketAttempts:
             self.tables.record_fact(
                 EvaluationDone(judged, baseline(judged, self.tables.evaluations.values()))
             )
-
-
-def _unlike_match(ticket: Ticket, attempts: Sequence[Attempt]) -> str:
-    """Returns why these are not the reports of all seats of the ticket's match; empty if they are."""
-    if sorted(attempt.ticket_id for attempt in attempts) == list(ticket.match):
-        return ""
-    match = ticket.match
-    return f"tickets {match.start} to {match.stop - 1} are one match, and reported together"
-
-
-def _is_broken(result: EpisodeResult) -> bool:
-    """Returns whether the instance itself is to blame for how an attempt ended."""
-    return result.ending is EpisodeEnding.ENV_ERROR or not math.isfinite(result.reward)
