@@ -76,11 +76,19 @@ class OperatorClient:
         return answer.epoch, decode_switch(answer.outcome) if answer.HasField("outcome") else None
 
     async def move_devices(
-        self, giver: str, taker: str, devices: int, *, wait_s: float, deadline_s: float
+        self,
+        giver: str,
+        taker: str,
+        devices: int,
+        *,
+        layouts: Mapping[str, Mapping[str, int]] | None = None,
+        wait_s: float,
+        deadline_s: float,
     ) -> DeviceMoveState | None:
         """Moves devices from one stage to another: the move, ended or in progress; None if nothing moves.
 
-        Raises IllegalParallelism, LedgerError, and as `status` does.
+        layouts: degrees of giver and taker afterwards, by stage, as `set_parallelism` takes them; a stage
+        that is not there keeps its replicas. Raises IllegalParallelism, LedgerError, and as `status` does.
         """
         request = scheduler_pb2.MoveDevicesRequest(
             giver=f"STAGE_{giver.upper()}",  # type: ignore[arg-type]
@@ -88,6 +96,11 @@ class OperatorClient:
             devices=devices,
             wait_s=wait_s,
         )
+        wished = layouts or {}
+        if giver in wished:
+            request.giver_layout.CopyFrom(common_pb2.Parallelism(**wished[giver]))
+        if taker in wished:
+            request.taker_layout.CopyFrom(common_pb2.Parallelism(**wished[taker]))
         answer = await self._client.call("MoveDevices", request, deadline_s=deadline_s)
         return decode_move(answer.move) if answer.HasField("move") else None
 

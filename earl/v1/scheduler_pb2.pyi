@@ -940,16 +940,20 @@ class SetParallelismResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
 
 class MoveDevicesRequest(_message.Message):
-    __slots__ = ("giver", "taker", "devices", "wait_s")
+    __slots__ = ("giver", "taker", "devices", "wait_s", "giver_layout", "taker_layout")
     GIVER_FIELD_NUMBER: _ClassVar[int]
     TAKER_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    GIVER_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TAKER_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     giver: _common_pb2.Stage
     taker: _common_pb2.Stage
     devices: int
     wait_s: float
-    def __init__(self, giver: _Optional[_Union[_common_pb2.Stage, str]] = ..., taker: _Optional[_Union[_common_pb2.Stage, str]] = ..., devices: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    giver_layout: _common_pb2.Parallelism
+    taker_layout: _common_pb2.Parallelism
+    def __init__(self, giver: _Optional[_Union[_common_pb2.Stage, str]] = ..., taker: _Optional[_Union[_common_pb2.Stage, str]] = ..., devices: _Optional[int] = ..., wait_s: _Optional[float] = ..., giver_layout: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., taker_layout: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ...) -> None: ...
 
 class MoveDevicesResponse(_message.Message):
     __slots__ = ("move",)

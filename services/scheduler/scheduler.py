@@ -30,6 +30,7 @@ from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.loop import RunLoop
 from services.scheduler.monitor.workers import WorkerReport
+from services.scheduler.parallelism.device_pool import LayoutWish
 from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.recorded_schedule import RecordedSchedule
 from services.scheduler.state.run import Batch
@@ -381,9 +382,11 @@ class Scheduler:
         """Changes a stage's parallelism, pins or unpins it, and waits: see ParallelismController.set."""
         return await self.loop.parallelism.set(stage, request, pin, wait_s)
 
-    async def move_devices(self, giver: str, taker: str, devices: int, wait_s: float) -> DeviceMove | None:
+    async def move_devices(
+        self, giver: str, taker: str, devices: int, layouts: Mapping[str, LayoutWish], wait_s: float
+    ) -> DeviceMove | None:
         """Moves devices from one stage to another, and waits: see ParallelismController.move."""
-        return await self.loop.parallelism.move(giver, taker, devices, wait_s)
+        return await self.loop.parallelism.move(giver, taker, devices, layouts, wait_s)
 
     def _next_batch(self) -> Batch | None:
         """The batch to hand out now; None while it must be waited for."""

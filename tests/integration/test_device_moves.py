@@ -60,8 +60,11 @@ def test_devices_move_while_both_stages_work(tmp_path: Path):
         assert kept == counts(1, 3) | {"replicas": {"rollout": "tp1", "trainer": "tp1"}}
         refused = move(launched, "1", "rollout", "trainer")
         assert refused.returncode != 0 and "keeps one device" in refused.stderr
-        back = moved(launched, "1", "trainer", "rollout")
+        refused = move(launched, "1", "trainer", "rollout", "--layout", "trainer=tp=8")
+        assert refused.returncode != 0 and "cannot have tp8 on 2 devices; use" in refused.stderr
+        back = moved(launched, "1", "trainer", "rollout", "--layout", "trainer=cp=2")
         assert back["holds"] == counts(2, 2) and not back["rolled_back"], back
+        assert back["layouts"] == {"rollout": "dp2", "trainer": "cp2"}
         code, figures = launched.finish()
         assert code == 0, launched.said
         assert_ledger_adds_up(figures)
@@ -71,7 +74,8 @@ def test_devices_move_while_both_stages_work(tmp_path: Path):
         metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
         steps = [line["step"] for line in metrics if line["phase"] == "train"]
         assert steps == list(range(1, 81)), "every step once"
-        assert {line["parallelism"]["trainer"]["dp"] for line in metrics} == {1, 2, 3}
+        layouts = [line["parallelism"]["trainer"] for line in metrics]
+        assert {(layout["dp"], layout["cp"]) for layout in layouts} == {(1, 1), (3, 1), (1, 2)}
 
 
 def test_a_run_divides_its_devices_by_what_it_measures(tmp_path: Path):

@@ -206,7 +206,7 @@ async def test_what_is_asked_for_reaches_every_worker_and_is_told(
     assert not (await rollout(workers[0])).pinned
 
     # What cannot be is refused by name.
-    with pytest.raises(IllegalParallelism, match="it has 4 devices on 2 workers; use dp4 or dp2·tp2"):
+    with pytest.raises(IllegalParallelism, match="on 4 devices of 2 workers; use dp4 or dp2·tp2"):
         await ask(workers[0], parallelism=common_pb2.Parallelism(tp=3))
     with pytest.raises(IllegalParallelism, match="cannot have dp3·tp2"):
         await ask(workers[0], parallelism=common_pb2.Parallelism(dp=3, tp=2))

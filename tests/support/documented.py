@@ -82,7 +82,13 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "docs/reparallelize.md": {
-        "earl parallelism move 2 rollout trainer": "takes a pool: tests/integration/test_device_moves.py",
+        **dict.fromkeys(
+            (
+                "earl parallelism move 2 rollout trainer",
+                "earl parallelism move 2 rollout trainer --layout trainer=tp=2",
+            ),
+            "takes a pool: tests/integration/test_device_moves.py",
+        ),
         "earl profile examples/growing_context.toml": GROWING,
         "earl train examples/growing_context.toml": GROWING,
         "earl train examples/growing_context.toml --name growing-static --scheduler.selector static": GROWING,

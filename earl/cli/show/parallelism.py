@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,12 +134,20 @@ def set_(
         )
 
 
-@app.command(epilog="Example: earl parallelism move 2 rollout trainer")
+@app.command(epilog="Example: earl parallelism move 2 rollout trainer --layout trainer=tp=2")
 def move(
     ctx: typer.Context,
     devices: Annotated[int, typer.Argument(metavar="N", min=1, help="How many devices.")],
     giver: Annotated[str, typer.Argument(metavar="FROM", help="The stage that gives them.")],
     taker: Annotated[str, typer.Argument(metavar="TO", help="The stage that takes them.")],
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=DEGREES",
+            help="Layout of FROM or TO after the move, like trainer=tp=2,cp=2, once for each; "
+            "without it a stage keeps its replicas.",
+        ),
+    ] = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return without waiting for the move to end.")
     ] = False,
@@ -148,11 +156,12 @@ def move(
 ) -> None:
     """Move devices from one stage to another while all work, in a run with stack.pool_devices.
 
-    Ends with code 1 if the move was rolled back.
+    Ends with code 1 if the move was rolled back, which brings layouts back too.
     """
     giver, taker = known_stage(giver), known_stage(taker)
+    layouts = given_layouts(layout or [], giver, taker)
     wait_s = 0.0 if no_wait else WAIT_S
-    moved = with_run(run or ctx.obj, lambda client: moving(client, giver, taker, devices, wait_s))
+    moved = with_run(run or ctx.obj, lambda client: moving(client, giver, taker, devices, layouts, wait_s))
     if as_json:
         print(json.dumps({"move": asdict(moved) if moved is not None else None}))
     elif moved is None:
@@ -210,6 +219,20 @@ def given_degrees(degrees: list[str]) -> dict[str, int]:
     return requested
 
 
+def given_layouts(layouts: list[str], giver: str, taker: str) -> dict[str, dict[str, int]]:
+    """The degrees that were named for giver and taker, by stage. Raises ConfigError, IllegalParallelism."""
+    requested: dict[str, dict[str, int]] = {}
+    for text in layouts:
+        stage, _, degrees = text.partition("=")
+        if stage not in (giver, taker) or stage in requested:
+            raise ConfigError(
+                f"--layout {text}: {stage!r} is not {giver} or {taker}, or is there twice",
+                f"name the layout of each of the two at most once, like --layout {taker}=tp=2",
+            )
+        requested[stage] = given_degrees([degrees])
+    return requested
+
+
 # --- calls ----------------------------------------------------------------------------------
 
 
@@ -237,13 +260,20 @@ async def change(
 
 
 async def moving(
-    client: OperatorClient, giver: str, taker: str, devices: int, wait_s: float
+    client: OperatorClient,
+    giver: str,
+    taker: str,
+    devices: int,
+    layouts: Mapping[str, Mapping[str, int]],
+    wait_s: float,
 ) -> DeviceMoveState | None:
     """The move that this asks for, ended unless wait_s is 0; None if there is nothing to move.
 
     The scheduler bounds every move, and each call is bounded here.
     """
-    begun = await client.move_devices(giver, taker, devices, wait_s=wait_s, deadline_s=wait_s + CALL_S)
+    begun = await client.move_devices(
+        giver, taker, devices, layouts=layouts, wait_s=wait_s, deadline_s=wait_s + CALL_S
+    )
     latest = begun
     while wait_s and latest is not None and begun is not None and latest.running:
         await asyncio.sleep(POLL_S)

@@ -223,10 +223,22 @@ def decode_stage(number: common_pb2.Stage) -> str:
 
 def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, Parallelism] | None:
     """(dp, or 0 if it was left open; one replica) that an operator asks for; None to change only the pin."""
-    if not request.HasField("parallelism"):
-        return None
-    replica = Parallelism(1, *decode_parallelism(request.parallelism).replica)
-    return request.parallelism.dp, replica
+    return decode_wish(request.parallelism) if request.HasField("parallelism") else None
+
+
+def decode_wish(parallelism: common_pb2.Parallelism) -> tuple[int, Parallelism]:
+    """(dp, or 0 if it was left open; one replica) of a parallelism that an operator asks for."""
+    return parallelism.dp, Parallelism(1, *decode_parallelism(parallelism).replica)
+
+
+def decode_layouts(request: scheduler_pb2.MoveDevicesRequest) -> dict[str, tuple[int, Parallelism]]:
+    """The layouts that giver and taker are to have after a move, by stage: each as decode_wish has it."""
+    wishes = (("giver_layout", request.giver), ("taker_layout", request.taker))
+    return {
+        decode_stage(stage): decode_wish(getattr(request, name))
+        for name, stage in wishes
+        if request.HasField(name)
+    }
 
 
 def encode_move(move: DeviceMove) -> scheduler_pb2.DeviceMove:

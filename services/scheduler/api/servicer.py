@@ -176,6 +176,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             codec.decode_stage(request.giver),
             codec.decode_stage(request.taker),
             request.devices,
+            codec.decode_layouts(request),
             _wait(request.wait_s),
         )
         return scheduler_pb2.MoveDevicesResponse(move=None if move is None else codec.encode_move(move))

@@ -26,7 +26,7 @@ from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.parallelism.device_moves import DeviceMoves
-from services.scheduler.parallelism.device_pool import DevicePool
+from services.scheduler.parallelism.device_pool import DevicePool, LayoutWish
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.planned_switches import PlannedSwitches
@@ -235,10 +235,14 @@ class ParallelismController:
         last = self.switching.stage(stage).last
         return switch.epoch, last if last is not None and last.epoch == switch.epoch else None
 
-    async def move(self, giver: str, taker: str, devices: int, wait_s: float) -> DeviceMove | None:
+    async def move(
+        self, giver: str, taker: str, devices: int, layouts: Mapping[str, LayoutWish], wait_s: float
+    ) -> DeviceMove | None:
         """Moves devices from one stage to another, and waits: the last move, in progress if it has not ended
-        after wait_s. Raises IllegalParallelism and LedgerError, having changed nothing."""
-        move = self.pool.ask(self.pool.after(giver, taker, devices), now=time.monotonic())
+        after wait_s. layouts: of giver and taker afterwards; a stage that is not named keeps its replicas.
+        Raises IllegalParallelism and LedgerError, having changed nothing."""
+        after = self.pool.after(giver, taker, devices)
+        move = self.pool.ask(after, layouts=layouts, now=time.monotonic())
         self.driver.wake()
         await self._durable()
         if move is None:

@@ -28,6 +28,10 @@ from services.scheduler.wakeup import Wakeup
 log = logging.getLogger(__name__)
 
 
+# A layout that a stage is to have: dp, 0 where its devices give it, and one replica.
+LayoutWish = tuple[int, Parallelism]
+
+
 class DevicePool:
     """Carries out the moves of a run. ended: told of each that has ended. most: devices that a stage has
     processes for."""
@@ -66,17 +70,25 @@ class DevicePool:
     def ask(
         self, after: Division, *, now: float, by: By = By.OPERATOR,
         reason: str = "an operator asked for it", step: int = 0,
-        replicas: Mapping[str, Replica] | None = None,
+        layouts: Mapping[str, LayoutWish] | None = None,
     ) -> DeviceMove | None:  # fmt: skip
-        """Begins a move to another division. replicas: of giver and taker afterwards, where they change.
+        """Begins a move to another division. layouts: of giver and taker afterwards, where they change.
 
-        Raises as DeviceMoves.ask, and IllegalParallelism for numbers of devices that a stage cannot have.
+        Raises as DeviceMoves.ask, LedgerError for more devices than a stage has processes for, and
+        IllegalParallelism for layouts that a stage cannot have on its devices.
         """
+        wishes = layouts or {}
         for stage, count in zip(self.moves.stages, after, strict=True):
             running = self._switching.running(stage)
             if running is not None and count > 0:
-                replica = (replicas or {}).get(stage, running.replica)
-                self._layouts.check(stage, [count], 0, Parallelism(1, *replica))
+                dp, replica = wishes.get(stage, (0, running))
+                self._layouts.check(stage, [count], dp, replica)
+            if count > self._most[stage] and min(after) > 0:
+                raise LedgerError(
+                    f"{stage} has processes for {self._most[stage]} devices, not for {count}",
+                    f"give it no more than {self._most[stage]}",
+                )
+        replicas = {stage: replica.replica for stage, (_, replica) in wishes.items()}
         return self.moves.ask(after, by=by, reason=reason, now=now, step=step, replicas=replicas)
 
     def is_moving(self, stage: str) -> bool:

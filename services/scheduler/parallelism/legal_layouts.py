@@ -69,8 +69,8 @@ class LegalLayouts:
         requested = Parallelism(dp or 1, *replica.replica)
         count = f"{sum(devices)} device{'s' * (sum(devices) != 1)}"
         raise IllegalParallelism(
-            f"{stage} cannot have {requested}: it has {count}"
-            + (f" on {len(devices)} workers" if len(devices) > 1 else ""),
+            f"{stage} cannot have {requested} on {count}"
+            + (f" of {len(devices)} workers" if len(devices) > 1 else ""),
             f"use {' or '.join(map(str, legal))}" if legal else "its devices allow nothing else",
         )
 

@@ -131,10 +131,11 @@ class SplitLoop:
         """(number of the move that carries the decision out, 0 if none does; the reason)."""
         if self._pinned():
             return 0, "a stage of the pool is pinned"
+        known = {} if verdict.layouts is None else verdict.layouts.by_stage(verdict.after)
         try:
             move = self._pool.ask(
                 verdict.after, by=By.SELECTOR, reason=verdict.sentence, now=now, step=step,
-                replicas=None if verdict.layouts is None else verdict.layouts.replicas(verdict.after),
+                layouts={stage: (layout.dp, layout) for stage, layout in known.items()},
             )  # fmt: skip
         except EarlError as error:
             if error.message not in self._logged:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from earl.parallelism import POOLED, Division, Parallelism, Replica
+from earl.parallelism import POOLED, Division, Parallelism
 from services.scheduler.selector.candidate_scores import best
 from services.scheduler.selector.decision import LayoutCandidate
 
@@ -131,9 +131,9 @@ class DivisionLayouts:
         """The factor for the device-seconds of each stage in a division."""
         return tuple(option.relative for option in self._chosen(division))
 
-    def replicas(self, division: Division) -> dict[str, Replica]:
-        """The replica of each stage in a division, by its name."""
-        return {stage: layout.replica for stage, layout in zip(POOLED, self.layouts(division), strict=False)}
+    def by_stage(self, division: Division) -> dict[str, Parallelism]:
+        """The layout of each stage in a division, by its name."""
+        return dict(zip(POOLED, self.layouts(division), strict=False))
 
     def _chosen(self, division: Division) -> list[StageOption]:
         pairs = zip(self.stages, division, strict=True)

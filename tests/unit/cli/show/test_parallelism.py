@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from earl.cli.lib.find_run import RUNS, newest
-from earl.cli.show.parallelism import app, given_degrees, stage_paragraphs
+from earl.cli.show.parallelism import app, given_degrees, given_layouts, stage_paragraphs
 from earl.errors import ConfigError, IllegalParallelism, InsecureCall, ServiceUnavailable
 from earl.stack.record import LaunchRecord, write_record
 from earl.stack.status import RunStatus, StageState
@@ -54,6 +54,16 @@ def test_mistakes_are_named_before_anyone_is_asked() -> None:
         told("pin", "x")
     with pytest.raises(IllegalParallelism, match="'tp=x' is no parallelism"):
         told("set", "rollout", "tp=x")
+
+
+def test_layouts_of_a_move_are_those_of_its_two_stages() -> None:
+    layouts = given_layouts(["trainer=tp=2,cp=2", "rollout=tp1"], "rollout", "trainer")
+    assert layouts == {"trainer": {"tp": 2, "cp": 2}, "rollout": {"tp": 1}}
+    for wrong in (["reference=tp=2"], ["tp=2"], ["trainer=tp=2", "trainer=tp=1"]):
+        with pytest.raises(ConfigError, match="is not rollout or trainer, or is there twice"):
+            told("move", 2, "rollout", "trainer", *(f"--layout={text}" for text in wrong))
+    with pytest.raises(IllegalParallelism, match="'tq=2' is no parallelism"):
+        told("move", 2, "rollout", "trainer", "--layout", "trainer=tq=2")
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     assert [str(one) for one in layouts.legal("trainer", [2])] == ["dp2", "tp2", "cp2"]
     assert layouts.legal("rollout", []) == []
     for dp, one in ((0, Parallelism(tp=3)), (3, Parallelism(tp=2)), (0, Parallelism(tp=2, cp=2))):
-        with pytest.raises(IllegalParallelism, match="it has 4 devices; use dp4 or dp2·tp2 or tp4"):
+        with pytest.raises(IllegalParallelism, match="on 4 devices; use dp4 or dp2·tp2 or tp4"):
             layouts.check("rollout", [4], dp, one)
     layouts.check("rollout", [4], 2, Parallelism(tp=2))
     # Four ranks share two key-value heads: no more room than two have.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from earl.cli.lib.splits import moves_listed, read_splits, split_lines, splits_at
-from earl.errors import ConfigError
+from earl.errors import ConfigError, IllegalParallelism, LedgerError
 from earl.parallelism import POOLED, Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workload import DoneWork, ObservedWorkload, StepFigures
@@ -42,13 +42,15 @@ class Deciding:
 
     def __init__(self, directory: Path, world: World | None = None, **options: Any) -> None:
         self.world, self.directory, self.pinned = world or World(4, 4), directory, False
-        layouts: Any = SimpleNamespace(
+        self.layouts: Any = SimpleNamespace(
             check=lambda *_: None, legal=lambda stage, counts: [Parallelism(counts[0])]
         )
         report: Any = SimpleNamespace(moved=lambda *_: None)
         world = self.world
-        most: dict[str, int] = dict.fromkeys(world.stages, world.pool)
-        self.pool = DevicePool(world.moves, world.switching, layouts, directory, report, Wakeup(), most)
+        self.most: dict[str, int] = dict.fromkeys(world.stages, world.pool)
+        self.pool = DevicePool(
+            world.moves, world.switching, self.layouts, directory, report, Wakeup(), self.most
+        )
         self.loop = SplitLoop(
             self.pool, directory, 1.0, **({"carries_out": True, "pinned": lambda: self.pinned} | options)
         )
@@ -188,3 +190,27 @@ def test_rollouts_work_is_taken_over_steps_in_which_episodes_end_in_waves():
     waves = [DoneWork(0.0, 10.0), DoneWork(2.5, 20.0), DoneWork(0.5, 15.0)]
     assert rollout_device_s(waves) == pytest.approx(15.0)
     assert rollout_device_s([]) is None and rollout_device_s(waves[:1]) is None
+
+
+# --- an operator's request ------------------------------------------------------------------
+
+
+def test_a_move_with_layouts_is_refused_before_anything_changes(tmp_path: Path):
+    def check(stage: str, counts: Sequence[int], dp: int, replica: Parallelism) -> None:
+        if counts[0] % replica.tp or (dp and dp * replica.tp != counts[0]):
+            raise IllegalParallelism(f"{stage} cannot have {replica}", "use others")
+
+    deciding = Deciding(tmp_path, World(4, 4))
+    pool, now = deciding.pool, deciding.world.now
+    deciding.layouts.check, deciding.most["trainer"] = check, 6
+    for layouts in ({"trainer": (0, Parallelism(1, 4))}, {"rollout": (3, Parallelism(1, 1))}):
+        with pytest.raises(IllegalParallelism, match="cannot have"):
+            pool.ask((2, 6), layouts=layouts, now=now)
+    with pytest.raises(LedgerError, match="trainer has processes for 6 devices, not for 7"):
+        pool.ask((1, 7), now=now)
+    assert pool.moves.move is None and not pool.is_switching
+    move = pool.ask((2, 6), layouts={"trainer": (3, Parallelism(1, 2))}, now=now)
+    assert move is not None and move.replicas_after == {"rollout": (1, 1, 1), "trainer": (2, 1, 1)}
+    deciding.world.settle()
+    assert (deciding.world.devices, deciding.world.tps) == ((2, 6), (1, 2))
+    deciding.loop.close()
