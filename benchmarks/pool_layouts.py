@@ -8,10 +8,13 @@ round 2…  joint, apart and the quickest static one, in turns, each round with 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.goals import missed_goals
@@ -32,20 +35,21 @@ from earl.errors import ConfigError, ProcessFailed
 from earl.obs.metrics import read_lines
 from earl.pacing.pace import Pace
 from earl.parallelism import ROLLOUT, TRAINER, Parallelism
+from services.scheduler.profile.rows import dump, parse
 
 RUN_FILE = ROOT / "examples" / "pool_layouts.toml"
 COMPARES = (
     "SIMULATED TIMES: the run file's devices are paced (docs/paced.md); services, data plane, ledger, moves, "
     "weights and sampling are real. Seconds of training of one run file, from the end of its first step to "
     "the end of its last one, moves included. joint: division and layouts are one decision, by a profile "
-    "that is the table which paces the devices. apart: the same run without a profile: devices move, and "
-    "stages keep the replicas that they begin with. static: a division and layouts that never change; of "
-    "all static ones those run that the device-seconds of the joint run's steps, scaled by the table to "
-    "other layouts, predict to be quickest, and the quickest of them is the rival. vs_apart and "
-    "vs_best_static: seconds of the rival over those of joint, in rounds of one seed, with a 95 % interval "
-    "of the logarithm (Student's t). The load is made for it: short sequences, for which replicas of one "
-    "device are the quickest and rollout has most of the work, become long ones, for which replicas of two "
-    "are quicker and the trainer has most of it."
+    "that is off the table which paces the devices by up to 10 % in each row, at random. apart: the same run "
+    "without a profile: devices move, and stages keep the replicas that they begin with. static: a division "
+    "and layouts that never change; of all static ones those run that the device-seconds of the joint run's "
+    "steps, scaled by the table to other layouts, predict to be quickest, and the quickest of them is the "
+    "rival. vs_apart and vs_best_static: seconds of the rival over those of joint, in rounds of one seed, "
+    "with a 95 % interval of the logarithm (Student's t). The load is made for it: short sequences, for "
+    "which replicas of one device are the quickest and rollout has most of the work, become long ones, for "
+    "which replicas of two are quicker and the trainer has most of it."
 )
 GOALS = {
     "vs_apart": 1.15,
@@ -59,6 +63,8 @@ GOALS = {
 JOINT, APART = "joint", "apart"
 # Static divisions with layouts that round 1 runs.
 STATICS = 2
+# What a row of joint's profile is off by at most: what a run decides by is not the world.
+NOISE = 0.1
 # Sequences of a replica for which the table is asked about ratios between layouts.
 SHARE = 16.0
 # The layouts of rollout and trainer.
@@ -79,10 +85,7 @@ def compare_layouts(given: Sequence[Override], repetitions: int, results: Path, 
     ProcessFailed for a run that failed."""
     config = load_run(RUN_FILE, list(given))
     pace = _pace_of(config)
-    ways: dict[str, list[Override]] = {
-        JOINT: [("scheduler.selector", "on"), ("scheduler.profile", str(profile_path(config)))],
-        APART: [("scheduler.selector", "on")],
-    }
+    ways: dict[str, list[Override]] = {APART: [("scheduler.selector", "on")]}
     runs: list[dict[str, Any]] = []
 
     def once(way: str, number: int) -> RecordedRun:
@@ -107,7 +110,13 @@ def compare_layouts(given: Sequence[Override], repetitions: int, results: Path, 
         "goals": GOALS,
         "settings": config.model_dump(mode="json", exclude={"name", "runs_dir"}, exclude_defaults=True),
     }
-    with published("pool-layouts", about, runs, lambda _: layouts_summary(runs), results, as_json=as_json):
+    with (
+        TemporaryDirectory() as directory,
+        published("pool-layouts", about, runs, lambda _: layouts_summary(runs), results, as_json=as_json),
+    ):
+        profile = Path(directory) / "profile.csv"
+        profile.write_text(noisy_profile(config), encoding="utf-8")
+        ways[JOINT] = [("scheduler.selector", "on"), ("scheduler.profile", str(profile))]
         works = step_works(once(JOINT, 0))
         once(APART, 0)
         for layouts in quickest_layouts(works, static_layouts(config, pace), pace):
@@ -128,10 +137,18 @@ def _pace_of(config: RunConfig) -> Pace:
     return config.pace
 
 
-def profile_path(config: RunConfig) -> Path:
-    """The table that paces the run's devices, which is a profile of them too."""
+def noisy_profile(config: RunConfig) -> str:
+    """The table that paces the run's devices as a profile of them, each row off by up to NOISE, always the
+    same for a seed."""
     packaged = Path(pacing.__file__).parent / "tables" / f"{config.paced.table}.csv"
-    return packaged if packaged.is_file() else Path(config.paced.table).expanduser().resolve()
+    path = packaged if packaged.is_file() else Path(config.paced.table).expanduser()
+    draw = random.Random(config.seed)
+    return dump(
+        row
+        if row.tokens_per_device_s is None
+        else replace(row, tokens_per_device_s=row.tokens_per_device_s * draw.uniform(1 - NOISE, 1 + NOISE))
+        for row in parse(path.read_text(encoding="utf-8"), str(path))
+    )
 
 
 def static_layouts(config: RunConfig, pace: Pace) -> list[StaticLayouts]:

@@ -12,13 +12,14 @@ from benchmarks.growing_context import EXAMPLE
 from benchmarks.pool_layouts import (
     APART,
     JOINT,
+    NOISE,
     RUN_FILE,
     STATICS,
     MeasuredStep,
     compare_layouts,
     layouts_summary,
+    noisy_profile,
     predicted_s,
-    profile_path,
     quickest_layouts,
     static_keys,
     static_layouts,
@@ -29,6 +30,8 @@ from earl.cli.report.data import RecordedRun
 from earl.config.load import load_run
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
+from services.scheduler.profile.rows import parse
+from tests.support.paths import ROOT
 
 EVEN = (Parallelism(4), Parallelism(2, cp=2))
 NARROW = (Parallelism(4), Parallelism(4))
@@ -51,11 +54,23 @@ def test_every_static_way_is_a_run_file():
         chosen = load_run(RUN_FILE, static_keys(config, layouts))
         assert chosen.rollout.engines * chosen.rollout.tp + chosen.trainer.ranks == 8
         assert chosen.rollout.max_sequences == config.rollout.max_sequences * layouts[0].tp
-    joint = load_run(RUN_FILE, [("scheduler.profile", str(profile_path(config)))])
-    assert joint.selects_layouts and profile_path(config).is_file()
+    assert load_run(RUN_FILE, [("scheduler.profile", "profile.csv")]).selects_layouts
     with pytest.raises(ConfigError):
         compare_layouts([("stack.pool_devices", "0"), ("paced.table", "")], 2, Path(), as_json=False)
     assert load_run(EXAMPLE, []).pace is None
+
+
+def test_the_profile_is_near_the_table_and_not_the_table():
+    config = load_run(RUN_FILE, [])
+    table = ROOT / "earl" / "pacing" / "tables" / f"{config.paced.table}.csv"
+    exact, noisy = parse(table.read_text(), "table"), parse(noisy_profile(config), "profile")
+    off = [
+        row.tokens_per_device_s / known.tokens_per_device_s
+        for row, known in zip(noisy, exact, strict=True)
+        if row.tokens_per_device_s is not None and known.tokens_per_device_s is not None
+    ]
+    assert all(1 - NOISE <= ratio <= 1 + NOISE for ratio in off) and len(set(off)) > len(off) // 2
+    assert noisy_profile(config) == noisy_profile(config)
 
 
 def test_the_ways_that_are_predicted_to_be_quickest_run():
