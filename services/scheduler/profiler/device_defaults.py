@@ -9,8 +9,8 @@ from services.scheduler.memory.node import kv_tokens_within, node_plan
 from services.scheduler.profiler.held_context import (
     HeldContext,
     as_begun,
+    held_by_division,
     held_by_kv,
-    held_context,
     held_kv_tokens,
     most_kv_tokens,
     whole_pages,
@@ -37,17 +37,17 @@ def within_devices(
     if not is_open:
         least = held_kv_tokens(config, spec, config.context_tokens, on_gpus=on_gpus)
         return _with_kv(config, kv_tokens_within(config, spec, placement, engines_bytes, least)), None
-    held = held_context(config, spec, placement, device_bytes, host_bytes)
+    divided, held = held_by_division(config, spec, placement, device_bytes, host_bytes)
     # KV is what fits beside everything else in the layout that the run begins with, whose weights are split
     # least, at the contexts that it is planned for. What holds most has the same bytes of it on each device.
     planned = as_begun(with_held(config, held.tokens))
     least = whole_pages(planned, spec, planned.context_tokens, on_gpus=on_gpus)
     kv_tokens = kv_tokens_within(planned, spec, placement, engines_bytes, least, held.tokens)
     if not config.rollout.kv_tokens and kv_tokens:
-        most = most_kv_tokens(config, spec, placement, engines_bytes, held.tokens)
+        most = most_kv_tokens(divided.config, spec, divided.placement, engines_bytes, held.tokens)
         kv_tokens = max(least, min(kv_tokens, most))
     config = _with_kv(config, kv_tokens)
-    held = held_by_kv(config, spec, held, on_gpus=on_gpus)
+    held = held_by_kv(_with_kv(divided.config, kv_tokens), spec, held, on_gpus=on_gpus)
     return with_held(config, held.tokens), held
 
 

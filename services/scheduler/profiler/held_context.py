@@ -4,16 +4,21 @@
                                                                                          └─► fewer tokens
 
 With a selector, stages may change to the layout that holds most; without one they stay as they begin. One
-context at a time has to fit: the others wait then.
+context at a time has to fit: the others wait then. Where stages draw on one pool of devices and a profile
+decides their layouts, the division that holds most counts: a context that the devices of the present division
+do not hold waits for a move.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from earl.config.context_bound import UNKNOWN_TOKENS
+from earl.config.device_pool import first_devices, first_layouts, most_devices
 from earl.config.run import RunConfig
 from earl.config.trainer import PASS_TOKENS
 from earl.models.spec import UNBOUNDED_POSITIONS, ModelSpec
@@ -46,6 +51,57 @@ def with_held(config: RunConfig, tokens: int) -> RunConfig:
     return config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"held_context_tokens": tokens})}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DividedRun:
+    """A run whose stages have the devices of a division of its pool, and where they are; without a pool the
+    run as it begins."""
+
+    config: RunConfig
+    placement: Placement
+
+
+def held_by_division(
+    config: RunConfig, spec: ModelSpec, placement: Placement, device_bytes: int, host_bytes: int
+) -> tuple[DividedRun, HeldContext]:
+    """The division of the run's pool that holds the longest context, and that context, as held_context has
+    it; of several the one that the run begins with, or the first. Raises IllegalParallelism."""
+    divided = DividedRun(config, placement)
+    best = divided, held_context(config, spec, placement, device_bytes, host_bytes)
+    for other in divisions_of(config, placement):
+        held = held_context(other.config, spec, other.placement, device_bytes, host_bytes)
+        if held.tokens > best[1].tokens:
+            best = other, held
+    return best
+
+
+def divisions_of(config: RunConfig, placement: Placement) -> Iterator[DividedRun]:
+    """The divisions of a run's pool, with devices for whole replicas of those that each stage begins with;
+    none where layouts are not decided, since a division alone holds no longer contexts."""
+    if not (config.stack.pool_devices and config.selector_decides):
+        return
+    sizes = {stage: math.prod(layout.replica) for stage, layout in first_layouts(config).items()}
+    sizes[TRAINER] = 1  # the selector splits its ranks in any way
+    counts = [range(size, most_devices(config, stage) + 1, size) for stage, size in sizes.items()]
+    begins = tuple(first_devices(config).values())
+    for division in product(*counts):
+        if sum(division) != config.stack.pool_devices or division == begins:
+            continue
+        devices = dict(zip(sizes, division, strict=True))
+        rollout, trainer, reference = config.rollout, config.trainer, config.reference
+        sections: dict[str, Any] = {
+            "rollout": rollout.model_copy(update={"engines": devices[ROLLOUT] // rollout.tp}),
+            "trainer": trainer.model_copy(update={"ranks": devices[TRAINER], "tp": 1, "cp": 1}),
+        }
+        if REFERENCE in devices:
+            dp = devices[REFERENCE] // reference.tp
+            sections["reference"] = reference.model_copy(update={"dp": dp})
+        places = {f"{ROLLOUT}-0" if stage == ROLLOUT else stage: count for stage, count in devices.items()}
+        slots = {process: tuple(range(count)) for process, count in places.items()}
+        yield DividedRun(
+            config.model_copy(update=sections), replace(placement, devices={**placement.devices, **slots})
+        )
 
 
 def held_context(

@@ -16,7 +16,7 @@ from earl.stack.placement import place
 from services.scheduler.memory.node import GIB, HOST_SHARE, host_plan, node_plan
 from services.scheduler.profile.stages import held_tokens
 from services.scheduler.profiler.device_defaults import within_devices
-from services.scheduler.profiler.held_context import HeldContext, as_begun, held_context
+from services.scheduler.profiler.held_context import HeldContext, as_begun, held_by_division, held_context
 
 SPEC = ModelSpec("llama", 256, 4, 8, 8, 32, 768, 512, max_positions=1 << 40)
 
@@ -166,3 +166,25 @@ def test_the_arena_that_the_reference_is_given_bounds_contexts_too():
     assert on_host(run(**sections), 64).tokens > (1 << 20) // 8
     # One that nobody uses bounds nothing.
     assert on_host(run(reference={"arena_bytes": 1 << 20}), 64).tokens > (1 << 20) // 8
+
+
+def test_in_a_pool_the_division_that_holds_most_counts():
+    """KV of a device bounds contexts: replicas of four devices hold more than the two that rollout has."""
+    sections = {
+        "rollout": {"engines": 2, "kv_tokens": 1024},
+        "trainer": {"ranks": 6},
+        "stack": {"pool_devices": 8},
+    }
+    config = run(**sections, scheduler={"selector": "on", "profile": "p.csv"})
+    placement = place(config, 0)
+    assert held_context(config, SPEC, placement, 0, 64 * GIB).tokens == 2048
+    divided, held = held_by_division(config, SPEC, placement, 0, 64 * GIB)
+    assert held.tokens == 4096 and divided.config.rollout.engines == 4
+    assert {name: len(slots) for name, slots in divided.placement.devices.items()} == {
+        "rollout-0": 4, "trainer": 4,
+    }  # fmt: skip
+    decided, _ = within_devices(config, SPEC, placement, 0, 64 * GIB)
+    assert decided.context_tokens == 4096 and decided.rollout.engines == 2, "it begins as its file says"
+    alone = run(**sections, scheduler={"selector": "on"})
+    kept, held = held_by_division(alone, SPEC, placement, 0, 64 * GIB)
+    assert held.tokens == 1024 and kept.config is alone, "replicas stay without a profile"
