@@ -50,11 +50,12 @@ class JoinReply:
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """stop: the run has ended. next_s: seconds until the next heartbeat is due. moves: of the sequences that
-    were reported."""
+    were reported. refused_context_tokens: no division of the run's devices holds so many; 0: all wait."""
 
     stop: bool
     next_s: float
     moves: tuple[SequenceMove, ...] = ()
+    refused_context_tokens: int = 0
 
 
 class SchedulerClient:
@@ -143,7 +144,8 @@ class SchedulerClient:
         del self._switches[: len(switches)]
         self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
         moves = tuple(from_message(SequenceMove, move) for move in answer.moves)
-        return HeartbeatReply(answer.stop, answer.next_s or self.heartbeat_s, moves)
+        next_s, refused_tokens = answer.next_s or self.heartbeat_s, answer.refused_context_tokens
+        return HeartbeatReply(answer.stop, next_s, moves, refused_tokens)
 
     def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:
         """Reports this parallelism from now on; on the loop that calls are made on."""

@@ -171,16 +171,18 @@ class TransferTotals(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., transfers: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("stop", "epoch", "next_s", "moves")
+    __slots__ = ("stop", "epoch", "next_s", "moves", "refused_context_tokens")
     STOP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NEXT_S_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stop: bool
     epoch: int
     next_s: float
     moves: _containers.RepeatedCompositeFieldContainer[SequenceMove]
-    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ..., moves: _Optional[_Iterable[_Union[SequenceMove, _Mapping]]] = ...) -> None: ...
+    refused_context_tokens: int
+    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ..., moves: _Optional[_Iterable[_Union[SequenceMove, _Mapping]]] = ..., refused_context_tokens: _Optional[int] = ...) -> None: ...
 
 class SamplingFilters(_message.Message):
     __slots__ = ("repetition_penalty", "top_k", "top_p", "min_p")

@@ -116,8 +116,9 @@ class Scheduler:
         self, worker: WorkerId, report: WorkerReport, spans: Sequence[BusySpan],
         parallelism: Parallelism | None = None, epoch: int = 0,
         switches: Sequence[StageSwitch[Parallelism]] = (),
-    ) -> bool:  # fmt: skip
-        """Records a worker's heartbeat; returns whether the worker may leave. Raises UnknownWorker.
+    ) -> tuple[bool, float]:  # fmt: skip
+        """Records a worker's heartbeat: (whether it may leave, tokens of a sequence that waits there and that
+        no division of the devices holds, 0 if none does). Raises UnknownWorker.
 
         parallelism, epoch: what it runs with and since which switch; None if not reported. switches: that it
         made by itself.
@@ -128,14 +129,14 @@ class Scheduler:
         self.loop.ledger.membership.keep_devices(worker.name, report.devices)
         self.loop.recorder.fleet.reported(worker.name, report)
         self.loop.recorder.monitor.reported(record.stage_name, worker.name, report.gauges, worker.incarnation)
-        self.loop.parallelism.heartbeat(
+        refused_tokens = self.loop.parallelism.heartbeat(
             record, parallelism, epoch, report.gauges, now=report.received_s, switches=switches
         )
         self.loop.recorder.report.spans(worker.name, spans)
         if report.version != before:
             # It may take tickets that want those weights.
             self.loop.tickets_available.notify_name(worker.name)
-        return self.loop.may_leave
+        return self.loop.may_leave, refused_tokens
 
     def may_move(self, worker: WorkerId, parallelism: Parallelism) -> bool:
         """Returns whether sequences of a worker with this parallelism may move between its engines now."""

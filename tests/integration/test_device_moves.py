@@ -136,6 +136,44 @@ def test_a_run_reaches_a_division_that_needs_other_replicas(tmp_path: Path):
         )
 
 
+def test_a_sequence_that_no_layout_of_rollouts_devices_holds_waits_for_devices(tmp_path: Path):
+    """46 tokens where an engine of one device holds 32, and one of two 64: rollout begins with one device."""
+    lines = ["stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s"]
+    for stage, tp, rate in (("rollout", 1, 200), ("rollout", 2, 150), ("trainer", 1, 200)):
+        lines += [f"{stage},1,{tp},1,1,{tokens},{load},{rate}" for tokens in (16, 128) for load in (8, 64)]
+    table = tmp_path / "profile.csv"
+    table.write_text("\n".join(lines) + "\n")
+    given = POOLED | {
+        "environment__name": "relay/digits",
+        "environment__serve": "earl.env.adapters.relay:environments",
+        "environment__task": "{digits = 40, turns = 1}",
+        "model__scratch__words": json.dumps([*"0123456789[].>"]),
+        # Pages of the KV cache are of 16 tokens then.
+        "model__scratch__hidden_size": "256",
+        "rollout__kv_tokens": "32",
+        "stack__pool_devices": "3",
+        "rollout__engines": "1",
+        "trainer__ranks": "2",
+        "scheduler__selector": "on",
+        "scheduler__profile": str(table),
+        "scheduler__steps": "6",
+        "evaluation__episodes": "0",
+    }
+    with launch_in(tmp_path, forked=True) as launched:
+        code, figures = launched.start(**given).finish()
+        assert code == 0, launched.said
+        assert_ledger_adds_up(figures)
+        assert figures["dropped"] == 0
+        metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+        assert not any(line["truncated_episodes"] for line in metrics)
+        [move] = [json.loads(line) for line in (launched.run_directory / "moves.jsonl").open()]
+        assert move["holds"] == counts(2, 1) and not move["rolled_back"] and move["by"] == "selector"
+        assert move["layouts"] == {"rollout": "tp2", "trainer": "tp1"}
+        assert "at once: no layout of rollout 1, trainer 2 holds a sequence of 46 tokens" in move["reason"]
+        splits = [json.loads(line) for line in (launched.run_directory / "splits.jsonl").open()]
+        assert splits[0]["urgent"] and splits[0]["move"] == move["number"]
+
+
 def test_devices_of_the_reference_stage_move_while_all_stages_work(tmp_path: Path):
     with launch_in(tmp_path, forked=True) as launched:
         launched.start(**REFERRED).until(r"\] train [1-9]")

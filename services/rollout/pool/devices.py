@@ -139,12 +139,15 @@ class PoolDevices:
         """Returns whether an engine of `tp` devices could hold a context of so many tokens."""
         return tokens <= self.longest_context(tp)
 
-    def wider(self, tp: int, tokens: int) -> list[Parallelism]:
-        """Parallelisms whose engines hold longer contexts than those of `tp` devices, and one of so many
-        tokens."""
-        bound = self.longest_context(tp)
-        return [
-            parallelism
-            for parallelism in self.legal
-            if self.longest_context(parallelism.tp) > bound and self.holds(parallelism.tp, tokens)
-        ]
+    def wider(self, tp: int, tokens: int) -> list[int]:
+        """The devices of engines that hold longer contexts than those of `tp` devices, and one of so many
+        tokens: engines that the pool may have now, or once devices have come to it."""
+        bound, pace = self.longest_context(tp), self.base.pace
+        possible = [parallelism.tp for parallelism in self.legal]
+        if self.most:
+            possible = [
+                more
+                for more in legal_tp(self.model)
+                if more <= self.most and (pace is None or pace.has(ROLLOUT, (more, 1, 1)))
+            ]
+        return [more for more in possible if self.longest_context(more) > bound and self.holds(more, tokens)]

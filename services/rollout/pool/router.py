@@ -9,7 +9,8 @@
 Promises: a session stays on one engine while that engine lives and is in use, unless it is moved; an
 interrupted turn continues from its token ids and is returned as one Generation; an engine that dies fails
 its own requests with EngineLost. A turn that the engines' KV cannot hold waits for engines that can, if the
-devices allow such and switches are ordered in this run; otherwise ContextTooLong.
+devices allow such and switches are ordered in this run; otherwise ContextTooLong. So does one that waits for
+devices of other stages, until the scheduler answers that no division of the pool holds it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class RequestRouter:
         self.refused = 0
         # Values of tp that failed parity: no turn waits for them.
         self._failed_tps: set[int] = set()
+        # Sessions that wait, and that no division of the run's devices holds.
+        self._unheld: set[str] = set()
 
     @property
     def running(self) -> int:
@@ -173,13 +176,20 @@ class RequestRouter:
         try:
             while replicas is self.replicas:
                 wider = self._devices.wider(self.parallelism.tp, tokens) if self._waits else []
-                if all(parallelism.tp in self._failed_tps for parallelism in wider):
+                if name in self._unheld or self._failed_tps.issuperset(wider):
                     self.refused += 1
                     raise error
                 self.blocked[name] = tokens
                 await self._changes.wait()
         finally:
             self.blocked.pop(name, None)
+            self._unheld.discard(name)
+
+    def refuse(self, tokens: int) -> None:
+        """No division of the run's devices holds a context of so many tokens: turns with such a context,
+        which wait, end with ContextTooLong."""
+        self._unheld |= {name for name, blocked in self.blocked.items() if blocked >= tokens}
+        self._changes.tell()
 
     async def release(self, session: str) -> None:
         """Ends the session: its KV may be dropped."""

@@ -305,6 +305,8 @@ class RolloutWorker:
             )
             if self._movable is not None:
                 await self._movable.move(reply.moves)
+            if reply.refused_context_tokens:
+                self._pool.router.refuse(reply.refused_context_tokens)
             if reply.stop:
                 self._run_ended.set()
                 return

@@ -64,12 +64,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         spans = [from_message(BusySpan, span) for span in request.spans]
         parallelism = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
         switches = [decode_ended(switch) for switch in request.switches]
-        stop = self._scheduler.heartbeat(
+        stop, refused_tokens = self._scheduler.heartbeat(
             _worker(request), report, spans, parallelism, request.epoch, switches
         )
         # A fleet that started together must not beat together for good.
         next_s = self._scheduler.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
-        response = scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
+        response = scheduler_pb2.HeartbeatResponse(
+            stop=stop, next_s=next_s, refused_context_tokens=int(refused_tokens)
+        )
         if not request.sequences or parallelism is None:
             return response
         if self._scheduler.may_move(_worker(request), parallelism):

@@ -2,6 +2,7 @@
 
 committed ─► SelectorLoop ──────────┐                                      ┌─► timeline, switches.jsonl
 blocked ───► SelectorLoop.relieve ──┼─► Switching ─► SwitchDriver ─► workers
+   └─ no layout of its devices holds it: SplitLoop.relieve ─► DevicePool, or it ends as TRUNCATED
 earl parallelism ──► set, move ─────┘       ▲                              └─► what switches cost, what is bad
 join, heartbeat ────────────────────────────┘
 switch.plan: workers follow it by themselves, heartbeats report their switches ──► timeline, switches.jsonl
@@ -36,7 +37,7 @@ from services.scheduler.parallelism.stage_memory import ReportedDevices
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
 from services.scheduler.state.device_move import DeviceMove
-from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
+from services.scheduler.state.switch_records import By, SwitchEnded, SwitchRecord
 from services.scheduler.state.workers import WorkerRecord
 from services.scheduler.wakeup import CALL_WAIT_S, Wakeup
 
@@ -85,6 +86,7 @@ class ParallelismController:
                 carries_out=mode == "on",
                 pinned=self._any_pinned,
                 weighed=self.selector.weighed,
+                holds=self._holds,
                 slots=self._device_slots,
             )
         self._monitor = monitor
@@ -95,8 +97,8 @@ class ParallelismController:
         self._traced = tickets_of(config)
         self._planned = PlannedSwitches(tables, () if config.layout_plan is None else PLANNED_STAGES)
         self._warned: set[tuple[str, str]] = set()
-        # (replica, tokens) of the sequence that a decision was made for last, and when.
-        self._relieved: tuple[Replica, float] | None = None
+        # The layout in use and the tokens of the sequence that a decision was made for last, and when.
+        self._relieved: tuple[Parallelism, float] | None = None
         self._relieved_s = 0.0
         self.driver = SwitchDriver(
             self.switching,
@@ -111,6 +113,11 @@ class ParallelismController:
         self.selector.close()
         if self.splits is not None:
             self.splits.close()
+
+    def _holds(self, stage: str, layout: Parallelism, tokens: float) -> bool:
+        """Returns whether a layout of a stage holds one sequence of so many tokens, as far as is known."""
+        most = self.layouts.holds(stage)(layout)
+        return (most is None or tokens <= most) and self.selector.holds(stage, layout, tokens)
 
     def _any_pinned(self) -> bool:
         return any(self.switching.stage(stage).pinned for stage in self.pool.moves.stages)
@@ -137,41 +144,53 @@ class ParallelismController:
         *,
         now: float,
         switches: Sequence[StageSwitch[Parallelism]] = (),
-    ) -> None:
+    ) -> float:
         """Takes a worker's report: its parallelism, None if not reported, and the epoch that led there.
 
-        switches: that it made by itself since its report before.
+        switches: that it made by itself since its report before. Returns the tokens of a sequence that waits
+        there and that no division of the run's pool holds; 0 if all that wait may go on waiting.
         """
         planned = [self._planned.reported(worker, switch) for switch in switches]
         self._ended([fact for fact in planned if fact is not None])
         self.switching.reported(worker, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
         if blocked > 0 and worker.stage_name == ROLLOUT:
-            self._blocked(parallelism or Parallelism(*worker.parallelism), blocked, now)
+            may_wait = self._blocked(parallelism or Parallelism(*worker.parallelism), blocked, now)
+            return 0.0 if may_wait else blocked
+        return 0.0
 
-    def _blocked(self, parallelism: Parallelism, tokens: float, now: float) -> None:
-        """A sequence waits because no engine of a worker can hold it."""
+    def _blocked(self, parallelism: Parallelism, tokens: float, now: float) -> bool:
+        """A sequence waits because no engine of a worker can hold it; returns whether it may go on waiting.
+        Where the run has no pool, the worker itself knows what its devices hold."""
         self.selector.block(parallelism, tokens)
         if not self._selects or self.switching.stage(ROLLOUT).switch is not None:
-            return
+            return True
         running = self.switching.running(ROLLOUT)
-        if running is None or running.replica != parallelism.replica:
-            return  # reported before the switch that ended just now
+        if running is None or running.replica != parallelism.replica or self.pool.is_moving(ROLLOUT):
+            return True  # reported before the switch that ended just now, or devices are on their way
         if self.switching.stage(ROLLOUT).pinned:
             cause = f"waits in {running}: the stage is pinned"
             self._warn(ROLLOUT, cause, f"a sequence of {tokens:,.0f} tokens {cause}")
-            return
-        if self._relieved == (parallelism.replica, tokens) and now - self._relieved_s < RELIEVE_S:
-            return
-        self._relieved, self._relieved_s = (parallelism.replica, tokens), now
+            return True
+        if self._relieved == (running, tokens) and now - self._relieved_s < RELIEVE_S:
+            return True
+        self._relieved, self._relieved_s = (running, tokens), now
         self._devices.refresh()
         observed = self._monitor.glance(self._tables.workers.values(), self._device_slots)
-        if observed is None or not self.selector.relieve(observed, now=now):
-            self._relieve(running, tokens, now)
+        holds = None if observed is None else self.selector.relieve(observed, now=now)
+        if holds is None:
+            holds = self._relieve(running, tokens, now)
+        may_wait = holds or self.splits is None or self.splits.relieve(tokens, now=now)
+        if not may_wait:
+            self._relieved = None
+            cause = "ends as TRUNCATED: no division of the pool holds it"
+            self._warn(ROLLOUT, cause, f"a sequence of {tokens:,.0f} tokens {cause}")
         self.driver.wake()
+        return may_wait
 
-    def _relieve(self, running: Parallelism, tokens: float, now: float) -> None:
-        """Asks, where there is no profile, for the next larger replica that is not known to be too small."""
+    def _relieve(self, running: Parallelism, tokens: float, now: float) -> bool:
+        """Asks, where there is no profile, for the next larger replica that is not known to be too small;
+        returns whether there is one."""
         barred, holds = self.switching.barred(ROLLOUT, now), self.layouts.holds(ROLLOUT)
         larger = [
             layout
@@ -183,7 +202,7 @@ class ParallelismController:
         if not larger:
             cause = f"waits in {running}: no other layout that may be tried is known to hold it"
             self._warn(ROLLOUT, cause, f"a sequence of {tokens:,.0f} tokens {cause}")
-            return
+            return False
         reason = (
             f"goes to {larger[0]} at once: no engine of {running} holds a sequence of {tokens:,.0f} tokens"
         )
@@ -191,6 +210,7 @@ class ParallelismController:
             self.switching.ask(ROLLOUT, larger[0].replica, by=By.SELECTOR, reason=reason, now=now)
         except EarlError as error:
             self._warn(ROLLOUT, str(error), str(error))
+        return True
 
     # --- an operator's request --------------------------------------------------------------
 

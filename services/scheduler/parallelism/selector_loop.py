@@ -169,17 +169,23 @@ class SelectorLoop:
         last step; none without a profile. slots: sequences that a device of it works on at once."""
         return self._stages.weigh_each(stage, counts, slots)
 
-    def relieve(self, observed: StepFigures, *, now: float) -> bool:
+    def holds(self, stage: str, layout: Parallelism, context_tokens: float) -> bool:
+        """Returns whether a layout of a stage holds one sequence of so many tokens, as far as is known."""
+        return self._stages.holds(stage, layout, context_tokens)
+
+    def relieve(self, observed: StepFigures, *, now: float) -> bool | None:
         """A sequence waits for engines that hold it: decides for rollout at once, for the step in progress.
 
-        False if there is no profile to decide by, or decisions are not carried out.
+        Returns whether a layout of its devices holds it with all else that is expected; None if there is no
+        profile to decide by, or decisions are not carried out.
         """
         if self._switching is None or ROLLOUT not in self._stages.names & observed.stages.keys():
-            return False
+            return None
         made = self._decide(ROLLOUT, max(1, self._decided), observed, now)
-        if made is not None:
-            self._conclude(made, observed, now, must_fit=True)
-        return True
+        if made is None:
+            return False
+        self._conclude(made, observed, now, must_fit=True)
+        return made[0].fits
 
     def block(self, parallelism: Parallelism, context_tokens: float) -> None:
         """A sequence of rollout of so many tokens waits, because no engine of that parallelism holds it."""

@@ -46,7 +46,7 @@ class SplitLoop:
     first_cost_s: of a move, before one was measured. carries_out: whether devices follow the decisions.
     pinned: whether an operator keeps a stage as it is. weighed: the layouts of a stage on numbers of devices,
     for so many sequences that a device of it works on at once; none without a profile. slots: those of
-    rollout.
+    rollout. holds: whether a stage's layout holds one sequence of so many tokens.
     """
 
     def __init__(
@@ -58,12 +58,15 @@ class SplitLoop:
         carries_out: bool,
         pinned: Callable[[], bool] = lambda: False,
         weighed: Callable[[str, Sequence[int], float], Weighed] = lambda stage, counts, slots: {},
+        holds: Callable[[str, Parallelism, float], bool] = lambda stage, layout, tokens: True,
         slots: float = math.inf,
     ) -> None:
         self.last: SplitVerdict | None = None
         self._pool, self._first_cost_s = pool, first_cost_s
         self._carries_out, self._pinned = carries_out, pinned
-        self._weighed, self._slots = weighed, slots
+        self._weighed, self._holds, self._slots = weighed, holds, slots
+        # The step that the next decision is for.
+        self._next = 1
         # Made once all stages work, of the divisions that they can have.
         self._policy: SplitPolicy | None = None
         # Rollout's replica, and the last switches of all stages, at the end of the last step.
@@ -78,6 +81,7 @@ class SplitLoop:
 
     def step(self, committed: int, observed: StepFigures, *, now: float, last: bool) -> None:
         """Training step `committed` is done: decides for the next one. last: there will be none."""
+        self._next = committed + 1
         moves, running = self._pool.moves, self._pool.running()
         here, moved = moves.devices, self._disturbed()
         present = running[ROLLOUT].replica if ROLLOUT in running else self._replica
@@ -103,20 +107,47 @@ class SplitLoop:
             number, held = self._carry_out(verdict, committed + 1, now)
         self._file.write(encode(verdict, moves.stages, committed + 1, cost_s, number, held))
 
+    def relieve(self, tokens: float, *, now: float) -> bool:
+        """A sequence of so many tokens waits, because no layout of rollout's devices holds it: begins the
+        move to a division that does. Returns whether there is one, or it cannot be known now."""
+        here, running = self._pool.moves.devices, self._pool.running()
+        if not self._carries_out:
+            return False
+        if not all(here) or len(running) < len(here) or self._pool.is_switching:
+            return True
+        layouts = self._layouts(running, tokens)
+        policy = self._policy = self._policy or SplitPolicy(self._pool.splits())
+        verdict = None if layouts is None else policy.relieve(here, layouts, tokens)
+        if verdict is None:
+            return False
+        self.last = verdict
+        costs_s = self._pool.moves.costs_s
+        cost_s = median(costs_s) if costs_s else self._first_cost_s
+        number, held = self._carry_out(verdict, self._next, now)
+        self._file.write(encode(verdict, self._pool.moves.stages, self._next, cost_s, number, held))
+        return True
+
     def close(self) -> None:
         self._file.close()
 
-    def _layouts(self, running: Mapping[str, Parallelism]) -> DivisionLayouts | None:
-        """The layouts of all stages on any number of devices; None if no stage has a profile."""
+    def _layouts(
+        self, running: Mapping[str, Parallelism], waiting_tokens: float = 0.0
+    ) -> DivisionLayouts | None:
+        """The layouts of all stages on any number of devices; None if no stage has a profile.
+        waiting_tokens: of a sequence that waits."""
         known: list[StageOptions] = []
         profiled = False
         for stage in self._pool.moves.stages:
             counts = self._pool.counts(stage)
             weighed = self._weighed(stage, counts, self._slots if stage == ROLLOUT else math.inf)
-            options = StageOptions.of(running[stage], weighed)
+
+            def holds(layout: Parallelism, stage: str = stage) -> bool:
+                return not waiting_tokens or self._holds(stage, layout, waiting_tokens)
+
+            options = StageOptions.of(running[stage], weighed, holds)
             profiled = profiled or options is not None
             kept = [count for count in counts if self._pool.can_have(stage, count)]
-            known.append(options or StageOptions.kept(running[stage], kept))
+            known.append(options or StageOptions.kept(running[stage], kept, holds))
         return DivisionLayouts(tuple(known), self._pool.moves.pool) if profiled else None
 
     def _disturbed(self) -> bool:

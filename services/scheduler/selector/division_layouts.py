@@ -9,11 +9,14 @@ of one stage at one load: they scale the device-seconds that the run has measure
 
 A move changes the layout of giver and taker. A stage that keeps its devices keeps its layout too: what it
 would gain on them is decided by its own policy.
+
+For a sequence that waits because no layout of rollout's devices holds it, the options are those that hold it:
+the longest sequence that any division of the pool holds is longer than what the present devices hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -23,6 +26,8 @@ from services.scheduler.selector.decision import LayoutCandidate
 
 # By number of devices, the layouts of a stage as its policy has weighed them.
 Weighed = Mapping[int, Sequence[LayoutCandidate]]
+# Whether a layout holds a sequence that waits.
+Holding = Callable[[Parallelism], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,13 @@ class StageOption:
     """A stage on a number of devices. relative: device-seconds of a batch over those in the layout in use.
 
     fits: whether it holds all that is expected; of the layout in use, whether any layout of its devices does.
+    holds: likewise, whether it holds one sequence that waits.
     """
 
     layout: Parallelism
     relative: float = 1.0
     fits: bool = True
+    holds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +56,29 @@ class StageOptions:
     rates: Mapping[Parallelism, float] = field(default_factory=dict)
 
     @classmethod
-    def kept(cls, running: Parallelism, counts: Sequence[int]) -> StageOptions:
+    def kept(
+        cls, running: Parallelism, counts: Sequence[int], holds: Holding = lambda layout: True
+    ) -> StageOptions:
         """A stage without a profile: it keeps its replicas, and a device does as much among few as among
-        many."""
+        many. holds: whether a layout holds a sequence that waits."""
         layouts = {count: running.over(count) for count in (*counts, running.devices)}
         return cls(
             running,
-            {count: StageOption(layout) for count, layout in layouts.items() if layout is not None},
+            {
+                count: StageOption(layout, holds=holds(layout))
+                for count, layout in layouts.items()
+                if layout is not None
+            },
         )
 
     @classmethod
-    def of(cls, running: Parallelism, weighed: Weighed) -> StageOptions | None:
+    def of(
+        cls, running: Parallelism, weighed: Weighed, holds: Holding = lambda layout: True
+    ) -> StageOptions | None:
         """A stage with a profile; None where it knows nothing of the layout in use.
 
-        weighed: for the same headroom on every number of devices, the present one among them.
+        weighed: for the same headroom on every number of devices, the present one among them. holds: whether
+        a layout holds a sequence that waits; one that does is preferred.
         """
         present = weighed.get(running.devices, ())
         rates = {
@@ -76,10 +92,13 @@ class StageOptions:
             return None
         options: dict[int, StageOption] = {}
         for count, candidates in weighed.items():
-            lead = best(candidates)
+            holding = _holding(candidates, holds)
+            lead = best(holding or candidates)
             if lead.tokens_per_device_s > 0 and isinstance(lead.parallelism, Parallelism):
-                options[count] = StageOption(lead.parallelism, now / lead.tokens_per_device_s, lead.fits)
-        options[running.devices] = StageOption(running, 1.0, any(each.fits for each in present))
+                relative = now / lead.tokens_per_device_s
+                options[count] = StageOption(lead.parallelism, relative, lead.fits, bool(holding))
+        fits = any(each.fits for each in present)
+        options[running.devices] = StageOption(running, 1.0, fits, bool(_holding(present, holds)))
         return cls(running, options, rates)
 
     def scaled(self, former: Parallelism) -> float:
@@ -119,6 +138,22 @@ class DivisionLayouts:
         ]
         return [division for division in product(*possible) if sum(division) == self.pool]
 
+    def holding(self) -> tuple[list[Division], list[Division]]:
+        """(the other divisions of the whole pool of which every stage holds the sequence that waits in
+        rollout, and those that lead there: every stage but rollout holds it)."""
+        others = [
+            [count for count, option in stage.options.items() if option.holds] for stage in self.stages[1:]
+        ]
+        rollout = self.stages[0].options
+        passable = [division for division in product(rollout, *others) if sum(division) == self.pool]
+        # Of its present devices no layout holds it: it would not wait.
+        held = [
+            division
+            for division in passable
+            if rollout[division[0]].holds and division[0] != self.stages[0].running.devices
+        ]
+        return held, passable
+
     def fits(self, division: Division) -> bool:
         """Returns whether all that is expected fits into the devices of each stage."""
         return all(option.fits for option in self._chosen(division))
@@ -142,3 +177,10 @@ class DivisionLayouts:
     @staticmethod
     def _fits(stage: StageOptions) -> bool:
         return stage.options[stage.running.devices].fits
+
+
+def _holding(candidates: Sequence[LayoutCandidate], holds: Holding) -> list[LayoutCandidate]:
+    """Those of the candidates that hold the sequence that waits."""
+    return [
+        each for each in candidates if isinstance(each.parallelism, Parallelism) and holds(each.parallelism)
+    ]

@@ -11,7 +11,8 @@ renting or buying of which the end is not known.
 
 With a profile, each stage has in every division the layout that fits and is quickest there (DivisionLayouts),
 and W is what that layout needs by the ratio of the profile. A division in which a stage can no longer hold
-what is expected is left at once, for the quickest that holds it.
+what is expected is left at once, for the quickest that holds it. So is one in which a sequence waits that
+none of rollout's layouts there holds.
 
 A move has one giver and one taker. A division that differs in three stages is two moves away: the one that
 gains most is made first, and the other is decided after the steps that follow.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,8 +53,8 @@ class SplitVerdict:
     after: the division that one move leads to, best or on the way there. measured: in the last step; work:
     expected of the steps that the decision is for. candidates: seconds of a step in every division. steps:
     for how many in a row the best has been the quicker; lost_s: in those by staying; threshold_s: what that
-    must exceed. urgent: a stage can no longer hold what is expected. layouts: of the stages in every
-    division; None without a profile.
+    must exceed. urgent: a stage can no longer hold what is expected, or a sequence of waiting_tokens, which
+    waits. layouts: of the stages in every division; None without a profile.
     """
 
     here: Split
@@ -68,6 +69,7 @@ class SplitVerdict:
     threshold_s: float = 0.0
     urgent: bool = False
     layouts: DivisionLayouts | None = None
+    waiting_tokens: float = 0.0
 
     def text(self, split: Split) -> str:
         """A division in words, with its layouts where they are known."""
@@ -79,6 +81,9 @@ class SplitVerdict:
         here, best = self.text(self.here), self.text(self.best)
         if self.urgent:
             first = "" if self.after == self.best else f", first to {self.text(self.after)}"
+            if self.waiting_tokens:
+                cause = f"no layout of {here} holds a sequence of {self.waiting_tokens:,.0f} tokens"
+                return f"goes to {best} at once{first}: {cause}, which waits"
             return f"goes to {best} at once{first}: in no layout of {here} fits what is expected"
         if self.best == self.here:
             return f"stays with {here}: no other division of the devices is predicted to be quicker"
@@ -133,20 +138,10 @@ class SplitPolicy:
         if layouts is not None and not layouts.fits(here):
             fitting = [split for split in reached if layouts.fits(split)]
             urgent, reached = bool(fitting), fitting or reached
-        quickest = candidates[reached[0]]
-        alike = [split for split in reached if candidates[split] <= quickest * (1 + ROUNDING)]
-        best = min(alike, key=lambda split: (moves_between(here, split), devices_moved(here, split)))
+        best = nearest_of_quickest(here, reached, candidates)
         if best == here:
             return SplitVerdict(here, here, work, coming, candidates, here, layouts=layouts)
-        # If two gain alike, the one with the fewest devices to move in all, and afterwards.
-        after = min(
-            first_moves(here, best, ranked),
-            key=lambda split: (
-                candidates[split],
-                devices_moved(here, split) + devices_moved(split, best),
-                devices_moved(split, best),
-            ),
-        )
+        after = first_move(here, best, ranked, candidates)
         if urgent:
             return SplitVerdict(
                 here, best, work, coming, candidates, after, moves=True, urgent=True, layouts=layouts
@@ -156,6 +151,32 @@ class SplitPolicy:
         return SplitVerdict(
             here, best, work, coming, candidates, after, lost_s > threshold_s, steps, lost_s, threshold_s,
             layouts=layouts,
+        )  # fmt: skip
+
+    def relieve(self, here: Split, layouts: DivisionLayouts, tokens: float) -> SplitVerdict | None:
+        """Decides for a sequence of so many tokens that waits, because no layout of rollout's devices in
+        `here` holds it: goes to the quickest division that does, or that holds all else that is expected too,
+        if there is one. None if no division holds it.
+
+        Before anything was measured, the division with the fewest devices to move.
+        """
+        coming = work = SplitWork(*[0.0] * len(here))
+        if self._works:
+            coming, work = self._expected(len(here), layouts), self._works[-1][1]
+        held, passable = layouts.holding()
+        candidates = {split: step_s(coming, split, layouts) for split in dict.fromkeys((here, *passable))}
+        reached = sorted(
+            (split for split in held if first_moves(here, split, passable)),
+            key=lambda split: candidates[split],
+        )
+        reached = [split for split in reached if layouts.fits(split)] or reached
+        if not reached:
+            return None
+        best = nearest_of_quickest(here, reached, candidates)
+        after = first_move(here, best, passable, candidates)
+        return SplitVerdict(
+            here, best, work, coming, candidates, after, moves=True, urgent=True, layouts=layouts,
+            waiting_tokens=tokens,
         )  # fmt: skip
 
     def _expected(self, stages: int, layouts: DivisionLayouts | None) -> SplitWork:
@@ -182,6 +203,26 @@ def step_s(work: SplitWork, split: Split, layouts: DivisionLayouts | None = None
     relative = (1.0,) * len(split) if layouts is None else layouts.relative(split)
     return max(
         seconds * factor / devices for seconds, devices, factor in zip(work, split, relative, strict=False)
+    )
+
+
+def nearest_of_quickest(here: Split, reached: Sequence[Split], candidates: Mapping[Split, float]) -> Split:
+    """The quickest of some divisions, which are in the order of their seconds; of those alike the nearest."""
+    quickest = candidates[reached[0]]
+    alike = [split for split in reached if candidates[split] <= quickest * (1 + ROUNDING)]
+    return min(alike, key=lambda split: (moves_between(here, split), devices_moved(here, split)))
+
+
+def first_move(here: Split, best: Split, splits: Sequence[Split], candidates: Mapping[Split, float]) -> Split:
+    """The division that the first move to the best one leads to: the quickest. If two gain alike, the one
+    with the fewest devices to move in all, and afterwards."""
+    return min(
+        first_moves(here, best, splits),
+        key=lambda split: (
+            candidates[split],
+            devices_moved(here, split) + devices_moved(split, best),
+            devices_moved(split, best),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from earl.errors import ConfigError
 from earl.parallelism import Parallelism, Replica
 from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.decision import (
@@ -157,6 +158,15 @@ class Stages:
         """The layouts of a stage on each of several numbers of devices, as its policy weighs them after what
         it observed last; none where nothing was decided for it yet."""
         return self._policies[stage].weigh_each(counts, slots) if stage in self._policies else {}
+
+    def holds(self, stage: str, layout: Parallelism, context_tokens: float) -> bool:
+        """Returns whether a layout of a stage holds one sequence of so many tokens; True where the stage's
+        table does not know the layout."""
+        table = self._tables.get(stage)
+        try:
+            return table is None or table.uncorrected(layout, context_tokens, 1.0).fits
+        except ConfigError:
+            return True
 
     def block(self, stage: str, layout: Parallelism, context_tokens: float) -> None:
         """A sequence of so many tokens waited, because no engine of that layout could hold it."""

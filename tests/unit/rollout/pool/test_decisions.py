@@ -1,6 +1,7 @@
 """Checks what a switch decides without engines: parallelisms, places, move or compute, memory, joined turns,
 messages."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -69,9 +70,16 @@ def test_other_devices_are_refused_and_what_is_legal_is_said(parallelism):
 def test_what_engines_hold_and_which_hold_more():
     pool = devices(kv_tokens=100)
     assert pool.holds(1, 100) and not pool.holds(1, 101) and not pool.holds(2, 513)
-    assert [wider.tp for wider in pool.wider(1, 150)] == [2, 4]
+    assert pool.wider(1, 150) == [2, 4]
     assert pool.wider(2, 150) == [] and pool.wider(1, 201) == []
     assert devices().holds(1, 512) and devices().wider(1, 600) == []
+
+
+def test_engines_that_devices_of_other_stages_would_make_count_as_wider():
+    pool = replace(devices(engines=1, kv_tokens=100), most=3)
+    assert pool.count == 1 and pool.wider(1, 150) == [2], "of at most three devices, in a later division"
+    assert pool.wider(1, 201) == [] and pool.wider(2, 150) == []
+    assert replace(pool, most=0).wider(1, 150) == []
 
 
 # --- places ---------------------------------------------------------------------------------------

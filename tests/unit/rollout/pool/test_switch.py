@@ -659,6 +659,20 @@ async def test_a_context_that_no_engine_holds_or_nobody_switches_for_is_refused(
         assert pool.router.blocked == {} and pool.router.refused == 1
 
 
+async def test_a_context_that_no_division_of_the_devices_holds_ends_and_shorter_ones_wait_on():
+    async with generating(turns=0, waits=True, kv_tokens=32) as (pool, _, __):
+        long = asyncio.create_task(pool.generate(request("a/1", "a", 8, [1] * 50)))
+        other = asyncio.create_task(pool.generate(request("b/1", "b", 8, [1] * 40)))
+        await settle()
+        assert pool.router.blocked == {"a": 58, "b": 48}
+        pool.router.refuse(58)
+        with pytest.raises(ContextTooLong):
+            await long
+        assert pool.router.blocked == {"b": 48} and pool.router.refused == 1
+        assert not (await pool.reparallelize(command())).rolled_back
+        assert (await other).ids == greedy([1] * 40, 8)
+
+
 async def test_nobody_waits_for_a_parallelism_that_failed_parity():
     async with generating(turns=0, waits=True, kv_tokens=32) as (pool, made, _):
         made.prepare = lambda engine: setattr(engine, "skew", -1.0)

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -17,9 +19,10 @@ from earl.reparallelize import SwitchOutcome
 from earl.switch_figures import StageSwitch
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.monitor.workload import Monitor
-from services.scheduler.parallelism.controller import ParallelismController
+from services.scheduler.parallelism.controller import RELIEVE_S, ParallelismController
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
+from services.scheduler.parallelism.split_loop import SplitLoop
 from services.scheduler.profile.rows import parse
 from services.scheduler.selector.corrected_profile import LimitedTable
 from services.scheduler.selector.decision import Workload
@@ -133,7 +136,7 @@ def test_where_nothing_fits_a_sequence_that_waits_moves_nothing(tmp_path: Path) 
     world = Pair()
     selection = SelectorLoop(tmp_path, Monitor(), switching=world.switching)
     selection.decide_by(lambda: Stages({STAGE: lambda start: Bursting(100.0, start)}))
-    assert selection.relieve(step_of(120.0), now=world.now)
+    assert selection.relieve(step_of(120.0), now=world.now) is False
     assert lines(tmp_path) == [(0, "no layout holds it")] and not world.commands()
     selection.step(1, step_of(120.0), now=world.now)  # the ordinary rule: where most room is
     assert len(world.commands()) == 1
@@ -294,6 +297,31 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     assert not beat(0.0) and worker.replica == REPLICA_2
     assert not beat(70.0) and "is known to hold it" in caplog.text
     assert not beat(71.0) and "71 tokens" not in caplog.text
+    one.close()
+
+
+def test_in_a_pool_a_sequence_waits_for_a_division_that_holds_it_or_is_refused(tmp_path: Path) -> None:
+    config = tictactoe(tmp_path, rollout={"kv_tokens": 30, "max_context_tokens": 128})
+    world = Pair()
+    one = controller(model(tmp_path), world, config)
+    record, asked, held = world.tables.workers["w0"], [], [True]
+
+    def relieve(tokens: float, now: float) -> bool:
+        asked.append(tokens)
+        return held[0]
+
+    def refused(tokens: float) -> float:
+        gauges = {"blocked_context_tokens": tokens}
+        return one.heartbeat(record, Parallelism(4), 0, gauges, now=world.now)
+
+    assert refused(500.0) == 0.0, "without a pool the worker knows what its devices hold"
+    one.splits = cast("SplitLoop", SimpleNamespace(relieve=relieve, close=lambda: None))
+    assert refused(501.0) == 0.0 and refused(501.0) == 0.0 and asked == [501.0], "it is asked for once"
+    world.now += RELIEVE_S
+    held[0] = False
+    assert refused(501.0) == 501.0 and refused(501.0) == 501.0 and asked == [501.0] * 3
+    # What a layout of the present devices holds is no reason for a move.
+    assert refused(50.0) == 0.0 and asked == [501.0] * 3 and one.switching.commands(world.now)
     one.close()
 
 

@@ -192,6 +192,86 @@ def test_rollouts_work_is_taken_over_steps_in_which_episodes_end_in_waves():
     assert rollout_device_s([]) is None and rollout_device_s(waves[:1]) is None
 
 
+# --- a sequence that waits ------------------------------------------------------------------
+
+# Tokens that a device of a replica of each stage holds.
+HELD_TOKENS = {"rollout": 100, "trainer": 300, "reference": 1000}
+
+
+def by_size(stage: str, counts: Sequence[int], slots: float) -> dict[int, list[LayoutCandidate]]:
+    """Layouts of replicas of one, two and four devices, the smaller ones quicker."""
+    return {
+        count: [
+            LayoutCandidate(Parallelism(count // tp, tp), 100.0 - tp, None, True, 1.0)
+            for tp in (1, 2, 4)
+            if count % tp == 0
+        ]
+        for count in counts
+    }
+
+
+def holds(stage: str, layout: Parallelism, tokens: float) -> bool:
+    return tokens <= HELD_TOKENS[stage] * layout.tp
+
+
+def relieving(directory: Path, world: World, **options: Any) -> Deciding:
+    return Deciding(directory, world, **{"weighed": by_size, "holds": holds} | options)
+
+
+def test_devices_move_at_once_for_a_sequence_that_no_layout_of_rollouts_devices_holds(tmp_path: Path):
+    deciding = relieving(tmp_path, World(3, 5))
+    assert deciding.loop.relieve(350.0, now=deciding.world.now), "before a step was measured"
+    move = deciding.pool.moves.move
+    assert move is not None and move.after == (4, 4), "the nearest, also of the trainer a layout holds it"
+    assert (move.replicas_after["rollout"], move.replicas_after["trainer"]) == ((4, 1, 1), (2, 1, 1))
+    [line] = deciding.lines
+    assert line["urgent"] and line["moves"] and line["move"] == 1
+    assert (
+        "at once: no layout of rollout 3, trainer 5 holds a sequence of 350 tokens, which waits"
+        in (line["sentence"])
+    )
+    deciding.world.settle()
+    assert (deciding.world.devices, deciding.world.tps) == ((4, 4), (4, 2))
+    deciding.loop.close()
+
+
+def test_a_sequence_that_no_division_holds_waits_for_nothing(tmp_path: Path):
+    deciding = relieving(tmp_path, World(3, 5))
+    assert not deciding.loop.relieve(401.0, now=deciding.world.now)
+    # Rollout would hold it, and the trainer on what is left would not.
+    trainer: Any = {"rollout": 400, "trainer": 30}
+    narrow = relieving(
+        tmp_path, World(3, 5), holds=lambda stage, layout, tokens: tokens <= trainer[stage] * layout.tp
+    )
+    assert not narrow.loop.relieve(350.0, now=narrow.world.now)
+    assert not deciding.lines and deciding.pool.moves.move is None and narrow.pool.moves.move is None
+    narrow.loop.close()
+    deciding.loop.close()
+
+
+def test_of_three_stages_two_moves_may_lead_to_what_a_sequence_needs(tmp_path: Path):
+    deciding = relieving(tmp_path, World(2, 3, reference=3))
+    first = deciding.loop.relieve(350.0, now=deciding.world.now)
+    assert first and deciding.pool.moves.move is not None
+    deciding.world.settle()
+    while deciding.world.devices[0] < 4:
+        assert deciding.loop.relieve(350.0, now=deciding.world.now)
+        deciding.world.settle()
+    assert deciding.world.tps[0] == 4 and deciding.pool.moves.move.number <= 2
+    deciding.loop.close()
+
+
+def test_a_pinned_stage_or_an_observer_moves_nothing_for_a_sequence(tmp_path: Path):
+    deciding = relieving(tmp_path, World(3, 5))
+    deciding.pinned = True
+    assert deciding.loop.relieve(350.0, now=deciding.world.now), "it may be unpinned"
+    assert deciding.lines[-1]["held"] == "a stage of the pool is pinned"
+    observer = relieving(tmp_path, World(3, 5), carries_out=False)
+    assert not observer.loop.relieve(350.0, now=observer.world.now)
+    observer.loop.close()
+    deciding.loop.close()
+
+
 # --- an operator's request ------------------------------------------------------------------
 
 
