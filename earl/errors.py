@@ -321,5 +321,9 @@ class DeadlineExceeded(RpcError, status="DEADLINE_EXCEEDED", exit_code=12):
     """A call got no answer before its deadline."""
 
 
+class UnusableReply(RpcError, status="DATA_LOSS", exit_code=27):
+    """A server of another project refused a request, or answered with what is no answer to it."""
+
+
 class ProcessFailed(EarlError, exit_code=13):
     """A process of the local stack ended when it should not have."""

@@ -23,7 +23,7 @@ def auto_keys(config: RunConfig) -> list[str]:
 def devices_of(config: RunConfig, key: str) -> list[str]:
     """The devices that compute in the dtype of this key, as the run file names them."""
     trainer = [config.trainer.device]
-    trainer += [stage.device for stage in config.frozen_stages.values()]
+    trainer += [stage.device for stage in config.frozen_models.values()]
     by_key = {"rollout.dtype": [config.rollout.device], "trainer.dtype": trainer}
     return by_key.get(key) or [config.rollout.device, *trainer]
 

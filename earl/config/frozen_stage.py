@@ -75,10 +75,29 @@ class TeacherConfig(FrozenStageConfig):
     """The teacher: another policy, in its own parallelism, that the trained one learns from."""
 
     # Model directory of the teacher, as model.path takes it. It may have other sizes than the trained model,
-    # and must have its tokenizer. Empty: there is no teacher.
+    # and must have its tokenizer. Empty: there is no teacher, or url names it.
     #
     # Set it to distil a larger model into a smaller one, or to begin with what an earlier run has learned.
     path: str = ""
+    # Where another server serves the teacher, in place of path: the base of vLLM's OpenAI-compatible API,
+    # such as "http://127.0.0.1:8000/v1". It must return prompt_logprobs, and have the trained model's
+    # tokenizer. Its token is EARL_TEACHER_TOKEN, or in the file EARL_TEACHER_TOKEN_FILE.
+    #
+    # Set it where the teacher is too large for the run's devices, or is served already.
+    url: str = ""
+    # Name of the teacher among the models of url. Empty: the only one that is served there.
+    #
+    # Set it where the server has several models, adapters for example.
+    served_model: str = ""
+    # Most requests that wait for url at once, one for each trajectory.
+    #
+    # Lower it for a server that others use, too; raise it if the teacher's process waits and the server has
+    # capacity.
+    requests: int = Field(default=16, ge=1, le=1024)
+    # Seconds that url may take to answer a request. After that it is repeated, a few times.
+    #
+    # Raise it for long trajectories, or for a server that is slow.
+    request_s: float = Field(default=60.0, gt=0, le=3600)
     # Weight of the KL to the teacher on every trained token.
     #
     # Raise it if the policy stays far from the teacher (kl_teacher in the metrics); lower it if rewards no
@@ -117,6 +136,16 @@ class TeacherConfig(FrozenStageConfig):
     #
     # Set it to begin with what the teacher can do, 1024 for example; more of them show rarer situations.
     episodes: int = Field(default=0, ge=0, le=16_384)
+
+    @property
+    def given(self) -> bool:
+        """Returns whether the run has a teacher."""
+        return bool(self.path or self.url)
+
+    @property
+    def named(self) -> str:
+        """The key that names the teacher, with its value, for errors."""
+        return f"teacher.url = {self.url!r}" if self.url else f"teacher.path = {self.path!r}"
 
     @property
     def measured_score(self) -> float:

@@ -20,15 +20,17 @@ def check_heads(role: str, section: FrozenModelConfig, path: str) -> None:
         )
 
 
-def check_devices(config: RunConfig, role: str, path: str) -> None:
-    """Raises ConfigError for devices that the model cannot compute on."""
+def check_devices(config: RunConfig, named: str, reason: str) -> None:
+    """Raises ConfigError for devices that a run with the model cannot have.
+
+    named: the key that names the model, with its value. reason: the sentence of the error.
+    """
     for key, value in (
         ("stack.pool_devices", config.stack.pool_devices),
         ("paced.table", config.paced.table),
     ):
         if value:
             raise ConfigError(
-                f"{key} = {value!r} with {role}.path = {path!r}: a {role} has devices of its own, and nobody "
-                "has measured its pace",
-                f"remove {key}, or {role}.path",
+                f"{key} = {value!r} with {named}: {reason}",
+                f"remove {key}, or {named.partition(' ')[0]}",
             )

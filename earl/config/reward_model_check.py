@@ -24,8 +24,12 @@ def check_reward_model(config: RunConfig, *, elsewhere: bool = False) -> None:
         return
     if not elsewhere:
         check_heads(REWARD_MODEL, section, section.path)
-    check_devices(config, REWARD_MODEL, section.path)
-    if config.teacher.path and not config.teacher.rewards:
+    check_devices(
+        config,
+        f"reward_model.path = {section.path!r}",
+        "a reward_model has devices of its own, and nobody has measured its pace",
+    )
+    if config.teacher.given and not config.teacher.rewards:
         raise ConfigError(
             f"reward_model.path = {section.path!r} with teacher.rewards = false: no reward counts beside the "
             "teacher",

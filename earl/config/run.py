@@ -155,11 +155,20 @@ class RunConfig(ConfigSection):
 
     @property
     def frozen_stages(self) -> dict[str, FrozenModelConfig]:
-        """The stages of the run that compute with a model that never changes, by their roles."""
+        """The stages of the run that make something with a model that never changes, by their roles."""
         stages: dict[str, FrozenModelConfig] = {**self.column_stages}
         if self.reward_model.path:
             stages[REWARD_MODEL] = self.reward_model
         return stages
+
+    @property
+    def frozen_models(self) -> dict[str, FrozenModelConfig]:
+        """The stages among them whose ranks have that model: not a teacher that another server serves."""
+        return {
+            role: stage
+            for role, stage in self.frozen_stages.items()
+            if role != TEACHER or not self.teacher.url
+        }
 
     @property
     def column_stages(self) -> dict[str, FrozenStageConfig]:
@@ -167,7 +176,7 @@ class RunConfig(ConfigSection):
         stages: dict[str, FrozenStageConfig] = {}
         if self.trainer.uses_reference:
             stages[REFERENCE] = self.reference
-        if self.teacher.path:
+        if self.teacher.given:
             stages[TEACHER] = self.teacher
         return stages
 

@@ -6,11 +6,12 @@ import math
 
 from earl.config.given_model import check_devices, check_heads
 from earl.config.run import RunConfig
+from earl.config.served_teacher_check import OF_SERVER, check_served_teacher
 from earl.errors import ConfigError
 from earl.parallelism import TEACHER
 
-# Keys of [teacher] that say nothing without a path.
-NEEDS_PATH = ("rewards", "until", "wean", "score", "episodes")
+# Keys of [teacher] that say nothing without a teacher.
+NEEDS_TEACHER = ("rewards", "until", "wean", "score", "episodes")
 
 
 def check_teacher(config: RunConfig, *, elsewhere: bool = False) -> None:
@@ -19,25 +20,39 @@ def check_teacher(config: RunConfig, *, elsewhere: bool = False) -> None:
     elsewhere: the run is planned for another machine, and the teacher's checkpoint need not be here.
     """
     teacher = config.teacher
-    if not teacher.path:
-        defaults = type(teacher)()
-        for name in NEEDS_PATH:
-            if getattr(teacher, name) != getattr(defaults, name):
-                raise ConfigError(
-                    f"teacher.{name} = {getattr(teacher, name)} without teacher.path would be used nowhere",
-                    "set teacher.path, or remove the key",
-                )
+    if not teacher.given:
+        _check_unused(config, NEEDS_TEACHER, "teacher.path or teacher.url")
+    if not teacher.url:
+        _check_unused(config, OF_SERVER, "teacher.url")
+    if not teacher.given:
         return
-    if not elsewhere:
-        check_heads(TEACHER, teacher, teacher.path)
-    check_devices(config, TEACHER, teacher.path)
+    if teacher.url:
+        check_served_teacher(config)
+    else:
+        if not elsewhere:
+            check_heads(TEACHER, teacher, teacher.path)
+        check_devices(
+            config, teacher.named, "a teacher has devices of its own, and nobody has measured its pace"
+        )
     _check_end(config)
     if config.replay.reuse:
         raise ConfigError(
-            f"replay.reuse = {config.replay.reuse:g} with teacher.path = {teacher.path!r}: the columns that "
-            "are kept for a replay have no log-probs of a teacher",
-            "remove replay.reuse, or teacher.path",
+            f"replay.reuse = {config.replay.reuse:g} with {teacher.named}: the columns that are kept for a "
+            "replay have no log-probs of a teacher",
+            f"remove replay.reuse, or {teacher.named.partition(' ')[0]}",
         )
+
+
+def _check_unused(config: RunConfig, names: tuple[str, ...], needs: str) -> None:
+    """Raises ConfigError for keys of [teacher] that are not their defaults, and that only `needs` uses."""
+    teacher = config.teacher
+    defaults = type(teacher)()
+    for name in names:
+        if getattr(teacher, name) != getattr(defaults, name):
+            raise ConfigError(
+                f"teacher.{name} = {getattr(teacher, name)} without {needs} would be used nowhere",
+                f"set {needs}, or remove the key",
+            )
 
 
 def _check_end(config: RunConfig) -> None:

@@ -48,6 +48,7 @@ UNITS = {
     "passes": "passes",
     "quarantine_faults": "faults",
     "ranks": "ranks",
+    "requests": "requests",
     "reset_attempts": "hosts",
     "restarts": "restarts",
     "scheduler.attempts": "attempts",

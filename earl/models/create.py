@@ -70,11 +70,16 @@ def _linked(directory: Path, source: Path) -> Path:
 def create_models(directory: Path, config: RunConfig) -> None:
     """Makes <directory>/model, and /teacher and /reward_model beside it if the run has them.
 
-    Raises as `create_model`, and ConfigError for a teacher, a reward model or recorded episodes with another
-    tokenizer.
+    Raises as `create_model` and `make_served_teacher`, and ConfigError for a teacher, a reward model or
+    recorded episodes with another tokenizer.
     """
     model = create_model(directory / "model", config.model, config.seed, config.context_tokens)
-    if path := config.teacher.path:
+    if config.teacher.url:
+        # No other run needs an HTTP client.
+        from earl.models.served_teacher import make_served_teacher
+
+        make_served_teacher(directory / "teacher", config, model)
+    elif path := config.teacher.path:
         teacher = create_model(directory / "teacher", ModelConfig(path=path), config.seed)
         check_same_tokens(config, model, "teacher", path, teacher)
     if path := config.reward_model.path:

@@ -185,9 +185,9 @@ class SecretFile:
     last is sent. It is read again when it changes; where it then cannot be read, or is empty, that is logged,
     and what it held before stays."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file. Raises ConfigError if that fails or it is empty."""
-        self._path = path
+    def __init__(self, path: Path, variable: str = "EARL_TOKEN_FILE") -> None:
+        """Reads the file. variable: that names it. Raises ConfigError if that fails or it is empty."""
+        self._path, self._remedy = path, f"check {variable}"
         self._watched = WatchedFiles("the token file", path)
         self._load()
 
@@ -195,10 +195,10 @@ class SecretFile:
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"token file {self._path} cannot be read", "check EARL_TOKEN_FILE") from error
+            raise ConfigError(f"token file {self._path} cannot be read", self._remedy) from error
         tokens = tuple(line.strip() for line in lines if line.strip())
         if not tokens:
-            raise ConfigError(f"token file {self._path} is empty", "check EARL_TOKEN_FILE")
+            raise ConfigError(f"token file {self._path} is empty", self._remedy)
         self._tokens = tokens
 
     def __call__(self) -> str:

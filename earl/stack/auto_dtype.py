@@ -89,7 +89,7 @@ def gpu_bytes_here(config: RunConfig) -> tuple[int, ...]:
 
 
 def _stage_devices(config: RunConfig) -> list[str]:
-    frozen = (stage.device for stage in config.frozen_stages.values())
+    frozen = (stage.device for stage in config.frozen_models.values())
     return [config.rollout.device, config.trainer.device, config.reference.device, *frozen]
 
 

@@ -3,7 +3,8 @@
 With a token file (EARL_TOKENS) the services get the file, by which they know their callers and take
 the worker's token themselves, so that a rotation needs no restart. Env hosts run code of others: they
 get the environment's token alone, and the one of that day when they are started again. Without a file
-there is one token for all, which everything that calls or is called gets.
+there is one token for all, which everything that calls or is called gets. The token of a served teacher
+(EARL_TEACHER_TOKEN) is for those alone that ask it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from earl.rpc.token_file import Role
 from earl.rpc.tokens import TokenFile, tokens_to_accept
 
 VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
+TEACHER_VARIABLES = ("EARL_TEACHER_TOKEN", "EARL_TEACHER_TOKEN_FILE")
 # What a launch cannot do without: the dashboard looks as an operator where there is no viewer's token.
 SENT = (Role.OPERATOR, Role.WORKER, Role.ENVIRONMENT)
 
@@ -54,8 +56,16 @@ def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
     return {name: address if name in names else "" for name, address in addresses.items()}
 
 
-def environment(role: str) -> dict[str, str]:
-    """The variables of a process whose callers see it as `role`; "" for one that calls no service."""
+def environment(role: str, *, calls_teacher: bool = False) -> dict[str, str]:
+    """The variables of a process whose callers see it as `role`; "" for one that calls no service.
+
+    calls_teacher: it sends the token of the run's served teacher.
+    """
+    hidden = {} if calls_teacher else {name: "" for name in TEACHER_VARIABLES if name in os.environ}
+    return hidden | _of_role(role)
+
+
+def _of_role(role: str) -> dict[str, str]:
     path = os.environ.get("EARL_TOKENS", "")
     if not role:
         return dict.fromkeys(VARIABLES, "")

@@ -77,7 +77,7 @@ def with_measured_score(config: RunConfig, imitated: ImitatedEpisodes | None) ->
     Raises ConfigError if the recorded episodes earned no more than the least reward.
     """
     teacher = config.teacher
-    if not teacher.path or not teacher.wean or teacher.score != "auto" or imitated is None:
+    if not teacher.given or not teacher.wean or teacher.score != "auto" or imitated is None:
         return config
     score, low = imitated.file.reward_mean, min(entry.rewards[0] for entry in config.mixture)
     if score <= low:

@@ -106,7 +106,7 @@ def demands(config: RunConfig) -> list[StageDemand]:
             DeviceChoice.of(rollout.devices),
         ),
     ]
-    for role, frozen in config.frozen_stages.items():
+    for role, frozen in config.frozen_models.items():
         ranks, choice = frozen.dp * frozen.tp, DeviceChoice.of(frozen.devices)
         stages.append(StageDemand(role, (role,), ranks, ranks, f"{role}.dp x tp", frozen.device, choice))
     return stages

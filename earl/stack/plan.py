@@ -11,8 +11,8 @@ selector (where it may choose between some), and they end. All others serve unti
 stopped; trainer, frozen models and rollout workers also end by themselves when the run has ended.
 Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
 The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient or
-trainer.protected_kl above 0), teacher and reward model only where the run has one (teacher.path,
-reward_model.path). A teacher may end before the run does: once it no longer counts.
+trainer.protected_kl above 0), teacher and reward model only where the run has one (teacher.path or
+teacher.url, reward_model.path). A teacher may end before the run does: once it no longer counts.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class ProcessSpec:
     verdicts: exit codes that end the run and are no crash: it is not started again after those.
     stop_rank: processes are stopped rank by rank, lowest first.
     role: whose token it gets; "" none.
+    calls_teacher: it gets the token of the served teacher.
     expendable: the run continues without it.
     nice: by how much its scheduling priority is lowered, 0 to 19.
     """
@@ -63,6 +64,7 @@ class ProcessSpec:
     verdicts: tuple[int, ...] = ()
     stop_rank: int = 0
     role: str = "worker"
+    calls_teacher: bool = False
     expendable: bool = False
     nice: int = 0
 
@@ -112,7 +114,9 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     specs: list[ProcessSpec] = []
     if embedded:
         specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3, role=""))
-    specs.append(ProcessSpec(MODEL, ("-m", "earl.models", *run), job=True, role=""))
+    served = bool(config.teacher.url)
+    model = ("-m", "earl.models", *run)
+    specs.append(ProcessSpec(MODEL, model, job=True, role="", calls_teacher=served))
     if profiles(config):
         module = "services.scheduler.profiler"
         specs.append(ProcessSpec(PROFILE, ("-m", module, *run), needs=(MODEL,), job=True, role=""))
@@ -150,7 +154,8 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     for role, stage in config.frozen_stages.items():
         needs = (*made, SCHEDULER, *bus)
         spec = _worker(role, f"services.trainer.{role}", run, needs, stage.threads, nice)
-        specs.append(replace(spec, may_end_early=role == TEACHER))
+        taught = role == TEACHER
+        specs.append(replace(spec, may_end_early=taught, calls_teacher=taught and served))
     specs += [
         _worker(f"rollout-{index}", "services.rollout", run, workers, config.rollout.threads, nice)
         for index in range(config.rollout.workers)

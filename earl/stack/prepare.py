@@ -32,8 +32,8 @@ REFERENCE_NEEDED = (
     "waits for it (docs/deploy.md)\n"
 )
 TEACHER_NEEDED = (
-    "prepare: teacher.path: start the teacher (`python -m services.trainer.teacher`), too, or the run waits "
-    "for it\n"
+    "prepare: teacher.path or teacher.url: start the teacher (`python -m services.trainer.teacher`), too, or "
+    "the run waits for it\n"
 )
 REWARD_MODEL_NEEDED = (
     "prepare: reward_model.path: start the reward model (`python -m services.trainer.reward_model`), too, or "
@@ -86,7 +86,7 @@ def main() -> int:
         return ended_by(error)
     if config.trainer.uses_reference:
         sys.stderr.write(REFERENCE_NEEDED)
-    if config.teacher.path:
+    if config.teacher.given:
         sys.stderr.write(TEACHER_NEEDED)
     if config.reward_model.path:
         sys.stderr.write(REWARD_MODEL_NEEDED)

@@ -226,7 +226,7 @@ class Supervisor:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             **self._peers(process),
-            **credentials.environment(process.spec.role),
+            **credentials.environment(process.spec.role, calls_teacher=process.spec.calls_teacher),
             MARK_VARIABLE: self.mark,
             PROCESS_VARIABLE: self._process_mark(process),
             SOCKETS_VARIABLE: str(self.sockets),

@@ -51,5 +51,5 @@ def _ranks(config: RunConfig, stage: str) -> int:
             return rollout.workers * rollout.engines * rollout.tp * (2 if config.frozen is not None else 1)
         case "trainer":
             return config.trainer.ranks
-    frozen = config.frozen_stages.get(stage)
+    frozen = config.frozen_models.get(stage)
     return frozen.dp * frozen.tp if frozen is not None else 0

@@ -128,7 +128,7 @@ def of_threads(here: Machine, config: RunConfig) -> Finding:
         ("rollout", rollout, rollout.workers * rollout.engines * rollout.tp),
         ("trainer", trainer, trainer.ranks),
     ]
-    stages += [(role, stage, stage.dp * stage.tp) for role, stage in config.frozen_stages.items()]
+    stages += [(role, stage, stage.dp * stage.tp) for role, stage in config.frozen_models.items()]
     on_cpu = [
         stage for stage in stages if stage[1].device == "cpu" or (stage[1].device == "auto" and not gpu)
     ]

@@ -34,8 +34,8 @@ def require(columns: ColumnRegistry, role: str) -> None:
     if role not in columns.workers and role not in columns.ended:
         raise LedgerError(
             f"nothing in this run needs what a {role} stage makes",
-            "trainer.kl_coefficient or protected_kl > 0 asks for a reference stage, teacher.path for a "
-            "teacher, reward_model.path for a reward model; without them start none",
+            "trainer.kl_coefficient or protected_kl > 0 asks for a reference stage, teacher.path or "
+            "url for a teacher, reward_model.path for a reward model; without them start none",
         )
 
 

@@ -35,7 +35,7 @@ class WeaningRule:
     def of(cls, config: RunConfig) -> Self | None:
         """The rule of a run; None if it has no teacher."""
         teacher = config.teacher
-        if not teacher.path:
+        if not teacher.given:
             return None
         if not teacher.wean:
             return cls(teacher.until)

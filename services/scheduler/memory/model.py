@@ -88,7 +88,7 @@ def ranks_here(config: RunConfig) -> int:
     engines = rollout.workers * rollout.engines * rollout.tp
     # A frozen opponent has as many of its own.
     ranks = engines * (2 if config.frozen is not None else 1) + config.trainer.ranks
-    return ranks + sum(stage.dp * stage.tp for stage in config.frozen_stages.values())
+    return ranks + sum(stage.dp * stage.tp for stage in config.frozen_models.values())
 
 
 def worst_load(config: RunConfig, stage: str, parallelism: Parallelism) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The frozen policy of a role, where it comes from, and how it is kept.
 
     teacher, reward model:  <run>/teacher, <run>/reward_model
+    a served teacher:       another server; <run>/teacher has its record
     reference, no warm-up:  <run>/model
     reference, warm-up:     the version it ended with ─ data plane ─► each rank's slices
         and, whole, by rank 0                         └─ data plane ─► <run>/reference/step-<version>
@@ -26,7 +27,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.errors import CheckpointError
 from earl.models.spec import ModelSpec
 from earl.models.weights import save_checkpoint
-from earl.parallelism import REFERENCE
+from earl.parallelism import REFERENCE, TEACHER
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.reference.policy import ReferencePolicy
 
@@ -51,6 +52,9 @@ class Origin:
     @classmethod
     def of(cls, config: RunConfig, run_dir: Path, role: str = REFERENCE) -> Origin:
         model = run_dir / "model"
+        if role == TEACHER and config.teacher.url:
+            # Its sizes are not known here; its tokens are the run's.
+            return cls(0, run_dir / role, True, model)
         if role != REFERENCE:
             return cls(0, run_dir / role, True, run_dir / role)
         version = config.warmup.batches + 1

@@ -19,7 +19,7 @@ from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
-from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
+from services.trainer.reference.policy import FrozenPolicy, MaskedTrajectory, slices
 from services.trainer.reference.reference_client import LogprobColumn, ReferenceItem, SequenceScore
 from services.trainer.reference.scorer import FrozenScorer
 
@@ -46,7 +46,7 @@ class StageOutput(Protocol):
         ...
 
     def put(
-        self, mesh: ReferenceMesh, policy: ReferencePolicy, trajectories: Sequence[MaskedTrajectory]
+        self, mesh: ReferenceMesh, policy: FrozenPolicy, trajectories: Sequence[MaskedTrajectory]
     ) -> bool:
         """Computes this rank's part of the lease; returns whether there was space. A collective of the ranks
         of a replica."""
@@ -87,7 +87,7 @@ class LogprobOutput:
         self._leases += 1
 
     def put(
-        self, mesh: ReferenceMesh, policy: ReferencePolicy, trajectories: Sequence[MaskedTrajectory]
+        self, mesh: ReferenceMesh, policy: FrozenPolicy, trajectories: Sequence[MaskedTrajectory]
     ) -> bool:
         tensor = mesh.tensor
         loss_mask = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
@@ -134,7 +134,7 @@ class ScoreOutput:
         self._scores = []
 
     def put(
-        self, mesh: ReferenceMesh, policy: ReferencePolicy, trajectories: Sequence[MaskedTrajectory]
+        self, mesh: ReferenceMesh, policy: FrozenPolicy, trajectories: Sequence[MaskedTrajectory]
     ) -> bool:
         assert isinstance(policy, FrozenScorer)
         self._scores = policy.scores(trajectories).tolist()

@@ -10,7 +10,7 @@ from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp
 from earl.parallelism import Parallelism
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
-from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy
+from services.trainer.reference.policy import FrozenPolicy, MaskedTrajectory, ReferencePolicy
 from services.trainer.reshard.moving_tensor import MovingTensor, TensorMemory
 from services.trainer.reshard.reshard import TensorMove, moving_tensors
 from services.trainer.reshard.switch import ParallelismChange, canary_tokens
@@ -74,7 +74,7 @@ class ReferenceChange(ParallelismChange):
         return self._new
 
 
-def canary_logprobs(policy: ReferencePolicy, *, loaded: bool) -> np.ndarray:
+def canary_logprobs(policy: FrozenPolicy, *, loaded: bool) -> np.ndarray:
     """Log-probs of the canaries, float32[tokens]: zeros while the policy has no weights. A collective of the
     ranks of a replica."""
     tokens = canary_tokens(policy.spec.vocab)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -55,6 +56,29 @@ def trainable(trajectory: MaskedTrajectory, vocabulary: int) -> bool:
     return (
         known and int(trajectory.loss_mask.max(initial=0)) <= 1 and int(trajectory.loss_mask[:1].sum()) == 0
     )
+
+
+class FrozenPolicy(Protocol):
+    """A policy that never changes, on one rank of a stage. spec: of the model that its tokens are for."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def fill(self, directory: Path) -> None:
+        """Makes it ready to compute, from what the launch made. Raises ModelNotFound, UnsupportedModel."""
+        ...
+
+    def logprobs(self, sequences: Sequence[MaskedTrajectory], box: Box, into: np.ndarray) -> None:
+        """Fills `into`, float32 of `box`: this rank's slice of the sequences laid end to end.
+
+        0 where the mask is 0. Raises OutOfMemory, WorkAbandoned, and TrainerError or RpcError for log-probs
+        that cannot be had.
+        """
+        ...
+
+
+class WorkAbandoned(Exception):
+    """The process is to end: its lease is left to whoever comes after it."""
 
 
 class ReferencePolicy:

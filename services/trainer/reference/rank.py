@@ -31,7 +31,13 @@ from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
 from services.trainer.reference.outputs import StageOutput
 from services.trainer.reference.parallelism_change import ReferenceChange, canary_logprobs
-from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, trainable
+from services.trainer.reference.policy import (
+    FrozenPolicy,
+    MaskedTrajectory,
+    ReferencePolicy,
+    WorkAbandoned,
+    trainable,
+)
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.reference.reference_client import (
     LogprobColumn,
@@ -59,7 +65,7 @@ class ReferenceRank:
         self,
         resources: RankResources,
         mesh: ReferenceMesh,
-        policy: ReferencePolicy,
+        policy: FrozenPolicy,
         output: StageOutput,
         origin: Origin,
         rank0: ReferenceRank0 | None,
@@ -138,7 +144,7 @@ class ReferenceRank:
                 else:
                     dtype, read_s = self._config.model.weight_dtype, self._config.data_plane.read_s
                     published = PublishedVersion(self._io, self._dispatcher, keys, dtype, read_s)
-                    published.fill(self._policy)
+                    published.fill(self._local)
                     if self._group.leads:
                         published.keep(self._origin, self._policy.spec)
             ok = True
@@ -150,8 +156,15 @@ class ReferenceRank:
         if self._rank0 is not None:
             self._rank0.loaded(self._loaded)
 
+    @property
+    def _local(self) -> ReferencePolicy:
+        """The policy of a stage whose weights are published, or move: one that another server has does
+        neither."""
+        assert isinstance(self._policy, ReferencePolicy)
+        return self._policy
+
     def _switch(self, body: bytes) -> None:
-        change = ReferenceChange(self._mesh, self._policy, loaded=self._loaded)
+        change = ReferenceChange(self._mesh, self._local, loaded=self._loaded)
         carry_out_switch(body, change, self._activity, self._rank0.stage if self._rank0 is not None else None)
         self._mesh, self._policy = change.mesh, change.policy
 
@@ -186,6 +199,9 @@ class ReferenceRank:
                     raise
                 log.warning("a lease of %d sequences is given up: %s", len(kept), error)
                 fits = False
+            except WorkAbandoned:
+                # The next command is to leave, and the scheduler leases the same again.
+                placed = False
         seconds = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
         # A rank without a sequence of this lease adds nothing.
         device_s = float(self._group.sum(seconds)[0])

@@ -17,13 +17,15 @@ from earl.bus.published import last_published
 from earl.config.column_bytes import column_bytes
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_growth import arena_growth
+from earl.errors import IllegalParallelism
 from earl.models.scorer import load_scorer_spec
-from earl.models.spec import load_spec
+from earl.models.spec import ModelSpec, load_spec
 from earl.parallelism import REFERENCE, REWARD_MODEL, Parallelism
 from earl.stack.device_split import device_split
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.formations import Formation, Formations
 from services.trainer.ranks.phase_clock import SwitchPhase
+from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle_frozen
 from services.trainer.ranks.switch_requests import SwitchRequests
@@ -32,7 +34,7 @@ from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.origin import Origin
 from services.trainer.reference.outputs import LogprobOutput, ScoreOutput, StageOutput
 from services.trainer.reference.parallelism_change import check_reference_mesh
-from services.trainer.reference.policy import ReferencePolicy
+from services.trainer.reference.policy import FrozenPolicy, ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.reference.scorer import FrozenScorer
@@ -52,8 +54,10 @@ def serve_role(role: StageName, config: RunConfig, run_dir: Path, name: str, req
     first = device_split(config, run_dir)[role] if pooled else Parallelism(section.dp, section.tp)
     formations = Formations.open(first, pooled=pooled)
     with ExitStack() as stack:
-        formed = FormedProcess(stack, section.device, config, run_dir, name, requests)
-        work_in_formations(formations, requests, FormedReference(formed, role).work)
+        served = role not in config.frozen_models
+        device = "cpu" if served else section.device
+        formed = FormedProcess(stack, device, config, run_dir, name, requests)
+        work_in_formations(formations, requests, FormedReference(formed, role, served=served).work)
 
 
 serve = partial(serve_role, REFERENCE)
@@ -65,7 +69,9 @@ class FormedReference:
     Its log-probs stay in its arena, and are freed, while it is no rank too.
     """
 
-    def __init__(self, formed: FormedProcess, role: StageName) -> None:
+    def __init__(self, formed: FormedProcess, role: StageName, *, served: bool = False) -> None:
+        """served: another server has the policy, and this process asks it."""
+        self._served = served
         self._formed, self._config = formed, formed.config
         self._role: StageName = role
         self._origin = Origin.of(formed.config, formed.run_dir, role)
@@ -83,10 +89,11 @@ class FormedReference:
         group = formed.group(formation)
         with formed.phase(SwitchPhase.MODEL):
             mesh = make_reference_mesh(group, formation.parallelism.dp, formation.parallelism.tp)
-            make = FrozenScorer if self._scores else ReferencePolicy
-            policy = make(self._spec, mesh.tensor, group.device, self._config, self._role)
+            policy = self._local(mesh, group)
             resources = formed.resources(group)
         self._open(resources, mesh)
+        if policy is None:
+            policy = _served_policy(resources, self._spec)
         rank0 = self._rank0
         rank = ReferenceRank(
             resources, mesh, policy, self._output(resources), self._origin, rank0, self._role
@@ -101,6 +108,13 @@ class FormedReference:
             following = rank.reform.target if rank.reform is not None else None
         group.close()
         return following
+
+    def _local(self, mesh: ReferenceMesh, group: Group) -> ReferencePolicy | None:
+        """This rank's slices of the frozen model; None if a server has it."""
+        if self._served:
+            return None
+        make = FrozenScorer if self._scores else ReferencePolicy
+        return make(self._spec, mesh.tensor, group.device, self._config, self._role)
 
     def _output(self, resources: RankResources) -> StageOutput:
         if self._logprobs is None:
@@ -132,9 +146,24 @@ class FormedReference:
     def _check(self, parallelism: Parallelism) -> None:
         """Raises IllegalParallelism for what the stage cannot become."""
         assert self._rank0 is not None
+        if self._served:
+            raise IllegalParallelism(
+                f"{parallelism} for a {self._role} that another server serves: no rank here computes with it",
+                "change the parallelism of the server",
+            )
         ranks = self._rank0.stage.parallelism.devices
         ranks = possible_ranks(parallelism, ranks, self._config, self._role)
         check_reference_mesh(parallelism, ranks, self._spec)
+
+
+def _served_policy(resources: RankResources, spec: ModelSpec) -> FrozenPolicy:
+    """The policy that another server has. It is closed with the resources."""
+    # No other stage needs an HTTP client.
+    from services.trainer.reference.served import ServedPolicy
+
+    policy = ServedPolicy(resources, spec)
+    resources.stack.callback(policy.close)
+    return policy
 
 
 def _serve_rank0(

@@ -140,7 +140,7 @@ class Stepper:
             count = self._paced.count
             sums = self.group.sum(torch.tensor([count.steps - paced, count.late - late])).tolist()
             metrics["paced_passes"], metrics["late_passes"] = map(float, sums)
-        if self.config.teacher.path:
+        if self.config.teacher.given:
             metrics["teacher_weight"] = plan.teacher_weight
         else:
             del metrics["kl_teacher"]
