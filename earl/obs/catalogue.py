@@ -99,6 +99,8 @@ _SCHEDULER = [
     gauge("earl_scheduler_batch_tokens", "Tokens of the last committed batch."),
     gauge("earl_scheduler_batch_loss", "Loss of the last committed batch."),
     gauge("earl_scheduler_tokens_per_second", "Tokens trained on a second, at the last committed batch."),
+    gauge("earl_scheduler_recorded_episodes", "Recorded episodes that the run's warm-up may imitate."),
+    gauge("earl_scheduler_teacher_weight_ratio", "Weight of the teacher in the last committed batch."),
     gauge("earl_scheduler_episode_tokens", "Lengths of recent episodes.", "statistic"),
     gauge("earl_scheduler_evaluation_version", "Version that was evaluated last."),
     gauge("earl_scheduler_evaluation_reward", "Mean reward of the last evaluation."),

@@ -19,6 +19,8 @@ BATCH = {
     "earl_scheduler_batch_tokens": "tokens",
     "earl_scheduler_batch_loss": "loss",
     "earl_scheduler_tokens_per_second": "tokens_per_s",
+    "earl_scheduler_recorded_episodes": "recorded_episodes",
+    "earl_scheduler_teacher_weight_ratio": "teacher_weight",
 }
 
 

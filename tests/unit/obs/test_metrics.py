@@ -18,6 +18,7 @@ from earl.rpc.metrics_endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, Metric
 from earl.rpc.token_file import Role, make
 from earl.rpc.tokens import TokenFile
 from services.env_gateway.api.metrics import figures
+from services.scheduler.api.metrics import BATCH
 from services.trainer.api.metrics import figures as stage_figures
 from services.trainer.ranks.activity import Activity
 from tests.support.certificates import certified
@@ -58,6 +59,11 @@ def test_names_follow_prometheus_conventions():
         if metric.kind == "histogram":
             assert metric.name.endswith(("_seconds", "_bytes", "_tokens")), metric.name
         assert "le" not in metric.labels and "quantile" not in metric.labels, metric.name
+
+
+def test_figures_of_a_batch_are_gauges_without_labels():
+    assert {"recorded_episodes", "teacher_weight"} <= set(BATCH.values())
+    assert all(METRICS[name].kind == "gauge" and not METRICS[name].labels for name in BATCH)
 
 
 def test_a_histogram_is_cumulative():
