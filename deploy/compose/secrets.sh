@@ -50,7 +50,8 @@ shared "$directory/tokens/tokens.toml"
 taken environment
 taken viewer
 if [ ! -e "$directory/server.pem" ]; then
-    set -- "$@" scheduler gateway rollout trainer reference rollout-gpu trainer-gpu reference-gpu otel-collector
+    set -- "$@" scheduler gateway rollout trainer reference teacher reward-model rollout-gpu trainer-gpu reference-gpu \
+        teacher-gpu reward-model-gpu otel-collector
     for host in "$@"; do
         shift
         set -- "$@" --host "$host"

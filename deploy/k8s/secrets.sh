@@ -25,7 +25,7 @@ for role in environment viewer; do
 done
 if [ ! -e "$directory/server.pem" ]; then
     set -- "$@" scheduler.earl.svc gateway.earl.svc \
-        '*.rollout.earl.svc' '*.trainer.earl.svc' '*.reference.earl.svc'
+        '*.rollout.earl.svc' '*.trainer.earl.svc' '*.reference.earl.svc' '*.teacher.earl.svc' '*.reward-model.earl.svc'
     for host in "$@"; do
         shift
         set -- "$@" --host "$host"

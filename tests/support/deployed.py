@@ -15,7 +15,13 @@ COMPOSE = DEPLOY / "compose" / "compose.yaml"
 # Together they hold every object of a run: rdma is gpu and more, and both overlays begin with the base.
 OVERLAYS = ["overlays/cpu-demo", "overlays/rdma"]
 # What is added to an overlay by its name among the overlay's resources.
-ADDED = ["outside-hosts", "reference"]
+ADDED = ["outside-hosts", "reference", "teacher", "reward-model"]
+# Stages that a run may have, by the names of their pods and profiles, and the module of each.
+STAGES = {
+    "reference": "services.trainer.reference",
+    "teacher": "services.trainer.teacher",
+    "reward-model": "services.trainer.reward_model",
+}
 
 
 def compose() -> dict[str, Any]:

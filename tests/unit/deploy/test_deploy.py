@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from earl.config.load import load_run, read_toml
-from tests.support.deployed import ADDED, COMPOSE, DEPLOY, OVERLAYS, compose, objects, working_module
+from tests.support.deployed import ADDED, COMPOSE, DEPLOY, OVERLAYS, STAGES, compose, objects, working_module
 from tests.support.kustomize import pod_spec
 
 SECRETS = (COMPOSE.parent / "secrets.sh").read_text()
@@ -74,15 +74,17 @@ def test_containers_of_compose_have_the_files_that_they_are_told_of() -> None:
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_prometheus_of_compose_asks_every_service_of_either_profile(profile: str) -> None:
-    fixed, found = yaml.safe_load((COMPOSE.parent / "prometheus.yml").read_text())["scrape_configs"]
+    fixed, *added = yaml.safe_load((COMPOSE.parent / "prometheus.yml").read_text())["scrape_configs"]
     (targets,) = [one["targets"] for one in fixed["static_configs"]]
-    # Where the reference stage is not started its name is not known, and nothing is asked or missed.
-    (named,) = found["dns_sd_configs"]
-    asked = {target.removesuffix(":9464") for target in targets} | set(named["names"])
-    assert (named["names"], named["port"], named["type"]) == (["reference"], 9464, "A")
-    assert found["tls_config"]["server_name"] in named["names"]
+    asked = {target.removesuffix(":9464") for target in targets} | set(STAGES)
+    # Where a stage is not started its name is not known, and nothing is asked or missed.
+    for stage, job in zip(STAGES, added, strict=True):
+        (named,) = job["dns_sd_configs"]
+        assert (named["names"], named["port"], named["type"]) == ([stage], 9464, "A")
+        assert job["tls_config"]["server_name"] == stage
+        assert {"target_label": "process", "replacement": stage} in job["relabel_configs"]
     told = compose()["services"]
-    own = {"cpu": {"cpu", "reference"}, "gpu": {"gpu", "reference-gpu"}}[profile]
+    own = {"cpu": {"cpu", *STAGES}, "gpu": {"gpu", *(f"{stage}-gpu" for stage in STAGES)}}[profile]
     names = set()
     for name, service in told.items():
         if not working_module(service) or not own & set(service["profiles"]):
@@ -94,14 +96,18 @@ def test_prometheus_of_compose_asks_every_service_of_either_profile(profile: str
         names |= known
     assert names == asked
     # They show the certificate that secrets.sh makes.
-    (certified,) = [line.split() for line in SECRETS.splitlines() if "otel-collector" in line]
+    (certified,) = [
+        line.split() for line in SECRETS.replace("\\\n", "").splitlines() if "otel-collector" in line
+    ]
     assert asked <= set(certified)
     assert {name for name, service in told.items() if working_module(service)} <= set(certified)
     (viewer,) = [one for one in told["prometheus"]["volumes"] if isinstance(one, dict)]
-    for job in (fixed, found):
+    for job in (fixed, *added):
         assert job["authorization"]["credentials_file"] == f"{viewer['target']}/viewer_token"
     # Alerts and dashboards know one job.
-    assert {"target_label": "job", "replacement": fixed["job_name"]} in found["relabel_configs"]
+    assert all(
+        {"target_label": "job", "replacement": fixed["job_name"]} in job["relabel_configs"] for job in added
+    )
     assert viewer["source"].endswith("/viewer") and told["prometheus"]["secrets"] == ["tls_ca"]
 
 

@@ -19,6 +19,7 @@ from tests.support.deployed import (
     COMPOSE,
     DEPLOY,
     OVERLAYS,
+    STAGES,
     compose,
     container,
     makers,
@@ -131,34 +132,41 @@ def modules(config: RunConfig) -> set[str]:
 
 def test_every_service_that_a_run_may_want_has_a_container() -> None:
     config = run_of(K8S / "overlays/cpu-demo/run.toml")
-    with_kl = config.model_copy(update={"trainer": config.trainer.model_copy(update={"kl_coefficient": 0.1})})
-    wanted = modules(with_kl)
-    assert wanted - modules(config) == {"services.trainer.reference"}
+    sections = {
+        "trainer": config.trainer.model_copy(update={"kl_coefficient": 0.1}),
+        "teacher": config.teacher.model_copy(update={"path": "large"}),
+        "reward_model": config.reward_model.model_copy(update={"path": "judge"}),
+    }
+    wanted = modules(config.model_copy(update=sections))
+    assert wanted - modules(config) == set(STAGES.values())
     told = compose()["services"].values()
-    for device, more in (("cpu", "reference"), ("gpu", "reference-gpu")):
-        started = {working_module(one) for one in told if {device, more} & set(one["profiles"])}
+    for device, suffix in (("cpu", ""), ("gpu", "-gpu")):
+        profiles = {device, *(f"{stage}{suffix}" for stage in STAGES)}
+        started = {working_module(one) for one in told if profiles & set(one["profiles"])}
         assert started - {""} == wanted, device
         # Nobody waits for a stage that the run does not want.
-        stage = [one for one in told if working_module(one) == "services.trainer.reference"]
-        assert not any(device in one["profiles"] for one in stage)
-    pods = [*makers("base").values(), *makers("reference").values()]
+        stages = [one for one in told if working_module(one) in STAGES.values()]
+        assert len(stages) == 2 * len(STAGES) and not any(device in one["profiles"] for one in stages)
+    pods = [*makers("base").values(), *(pod for stage in STAGES for pod in makers(stage).values())]
     assert {word for one in pods for word in container(one).get("args", []) if word in wanted} == wanted
     for file in RUN_FILES:
         stages = "reference" in makers(f"overlays/{file.parent.name}")
         assert stages == (run_of(file).trainer.kl_coefficient > 0), file
 
 
-def test_the_reference_stage_is_a_worker_like_the_others() -> None:
-    rollout, reference = makers("base")["rollout"], makers("reference")["reference"]
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_is_added_is_a_worker_like_the_others(stage: str) -> None:
+    rollout, added = makers("base")["rollout"], makers(stage)[stage]
     secrets = (K8S / "secrets.sh").read_text()
-    for one in (rollout, reference):
+    for one in (rollout, added):
         name = one["metadata"]["name"]
         said = {variable["name"]: variable.get("value") for variable in container(one)["env"]}
         assert said["EARL_ADVERTISE"] == f"$(POD_NAME).{name}.earl.svc" and f"'*.{name}.earl.svc'" in secrets
     known = [variable["name"] for variable in container(rollout)["env"]]
-    assert [variable["name"] for variable in container(reference)["env"]] == known
+    assert [variable["name"] for variable in container(added)["env"]] == known
+    assert STAGES[stage] in container(added)["args"]
     told = compose()["services"]
-    for name in ("reference", "reference-gpu"):
+    for name in (stage, f"{stage}-gpu"):
         assert told[name]["environment"] == {**told["trainer"]["environment"], "EARL_ADVERTISE": name}
 
 
@@ -228,7 +236,7 @@ def test_policies_let_the_dashboard_ask_and_nobody_else_ask_it() -> None:
         assert "dashboard" in allowed(base, "ingress", asked)
     assert "dashboard" not in allowed(base, "ingress", "valkey") | allowed(base, "ingress", "rollout")
     # The bus carries no TLS: these and no others reach it.
-    workers = {"scheduler", "gateway", "rollout", "trainer", "reference"}
+    workers = {"scheduler", "gateway", "rollout", "trainer", *STAGES}
     assert allowed(base, "ingress", "valkey") == workers
 
 
@@ -263,13 +271,15 @@ def test_prometheus_of_a_cluster_finds_every_service() -> None:
     base = objects("base")
     (policy,) = [one for one in base if one["metadata"]["name"] == "metrics"]
     asked = names_in(policy["spec"]["podSelector"])
-    pods = makers("base") | makers("reference")
+    pods = makers("base")
+    for stage in STAGES:
+        pods |= makers(stage)
     serving = {
         name
         for name, one in pods.items()
         if {"name": port, "containerPort": 9464} in container(one).get("ports", [])
     }
-    assert serving == asked == {"scheduler", "gateway", "rollout", "trainer", "reference"}
+    assert serving == asked == {"scheduler", "gateway", "rollout", "trainer", *STAGES}
     (rule,) = policy["spec"]["ingress"]
     assert rule["ports"] == [{"protocol": "TCP", "port": 9464}]
     for file in RUN_FILES:
