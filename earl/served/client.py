@@ -28,7 +28,6 @@ from earl.errors import (
     UnusableReply,
 )
 from earl.rpc.errors import bounded
-from earl.rpc.tokens import current
 from earl.served import replies
 from earl.served.endpoint import TOKEN, TOKEN_FILE, ServedEndpoint
 from earl.waiting import deadline
@@ -153,7 +152,7 @@ class ServedModelClient:
             f"{url} did not answer within teacher.request_s = {self._endpoint.request_s:g} s",
             "see whether the server is overloaded; lower teacher.requests, or raise teacher.request_s",
         )
-        token = current(self._endpoint.token)
+        token = self._endpoint.bearer()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         content = None
         if body is not None:

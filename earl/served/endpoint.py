@@ -18,7 +18,7 @@ from earl.config.frozen_stage import TeacherConfig
 from earl.errors import ConfigError, InsecureCall
 from earl.loopback import is_loopback
 from earl.rpc.auth import TlsFiles
-from earl.rpc.tokens import SecretFile, Token
+from earl.rpc.tokens import SecretFile, Token, current
 
 TOKEN, TOKEN_FILE = "EARL_TEACHER_TOKEN", "EARL_TEACHER_TOKEN_FILE"
 
@@ -41,8 +41,8 @@ class ServedEndpoint:
     def of(cls, teacher: TeacherConfig) -> Self:
         """The endpoint of a teacher, with this process's token.
 
-        Raises ConfigError for a token that cannot be sent, and InsecureCall for one that would be sent in
-        plain text.
+        Raises ConfigError for a token file that cannot be read, and InsecureCall for a token that would be
+        sent in plain text.
         """
         token = _token()
         url = teacher.url.rstrip("/")
@@ -55,6 +55,16 @@ class ServedEndpoint:
         files = TlsFiles.from_environment()
         authority = files.authority if files is not None else None
         return cls(url, teacher.requests, teacher.request_s, token, authority)
+
+    def bearer(self) -> str:
+        """The token to be sent now, "" for none. Raises ConfigError for one that no header can have."""
+        token = current(self.token)
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigError(
+                "the token of the teacher has characters that no token has",
+                f"set {TOKEN} or {TOKEN_FILE} again",
+            )
+        return token
 
     def tls(self) -> ssl.SSLContext:
         """The check of the server's certificate. Raises ConfigError for authorities that cannot be read."""
@@ -73,8 +83,6 @@ class ServedEndpoint:
 def _token() -> Token:
     """The token of this process's environment; "" for none. A file is read again when it changes."""
     if token := os.environ.get(TOKEN, "").strip():
-        if not (token.isascii() and token.isprintable()):
-            raise ConfigError(f"{TOKEN} has characters that no token has", "set it again")
         return token
     if path := os.environ.get(TOKEN_FILE):
         return SecretFile(Path(path), TOKEN_FILE)

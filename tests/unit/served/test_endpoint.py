@@ -44,15 +44,16 @@ def test_a_token_is_a_variables_or_a_files_which_is_read_again(
     file.write_text("first\n")
     monkeypatch.setenv("EARL_TEACHER_TOKEN_FILE", str(file))
     token = endpoint().token
-    assert current(token) == "first"
+    assert current(token) == endpoint().bearer() == "first"
     (tmp_path / "new").write_text("second\n")
     (tmp_path / "new").replace(file)
     assert current(token) == "second"
     monkeypatch.setenv("EARL_TEACHER_TOKEN", " alone\n")
     assert current(endpoint().token) == "alone"
     monkeypatch.setenv("EARL_TEACHER_TOKEN", "of two\nlines")
-    with pytest.raises(ConfigError, match="EARL_TEACHER_TOKEN has characters"):
-        endpoint()
+    with pytest.raises(ConfigError, match="characters that no token has") as refused:
+        endpoint().bearer()
+    assert "two" not in str(refused.value)
 
 
 def test_a_file_that_cannot_be_read_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
