@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,34 @@ def test_a_policy_that_is_better_than_its_teacher_is_weaned_at_once(tmp_path: Pa
         steps = trained(run)
         assert len(steps) == 30
         assert all(step["teacher_weight"] == step["kl_teacher"] == 0 for step in steps)
+        run.assert_nothing_left()
+
+
+def test_a_run_that_is_stopped_while_it_is_taught_continues_with_its_teacher(tmp_path: Path) -> None:
+    with launch_in(tmp_path, forked=True) as run:
+        run.start(
+            teacher__path=str(write_teacher(tmp_path)), teacher__until="120", warmup__batches="1",
+            scheduler__steps="150", evaluation__episodes="0", **LEARNS_FAST,
+        )  # fmt: skip
+        run.until(r"train [1-9]\d*/150")
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        code, _ = run.finish()
+        assert code == 130, run.said
+        run.assert_nothing_left()
+        before = trained(run)
+        assert 1 <= len(before) < 118
+        run.resume()
+        run.until(r"teacher done")
+        code, figures = run.finish()
+        assert code == 0, run.said
+        steps = trained(run)
+        assert [step["step"] for step in steps] == list(range(1, 151))
+        assert steps[: len(before)] == before
+        for step in steps:
+            assert step["teacher_weight"] == float(step["version"] <= 120), step["step"]
+            assert (step["kl_teacher"] > 0) == (step["version"] <= 120), step["step"]
+        assert_ledger_adds_up(figures)
         run.assert_nothing_left()
 
 
