@@ -39,7 +39,7 @@ VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
 	tests/contract/test_engine_drafts.py \
-	tests/integration/test_stack_vllm.py \
+	tests/integration/test_stack_vllm.py tests/integration/test_served_vllm.py \
 	tests/contract/test_switch.py::test_turns_go_on_through_two_switches
 VLLM_GPU := .venv-vllm-gpu
 VLLM_GPU_STAMP := $(VLLM_GPU)/.installed
