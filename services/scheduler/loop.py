@@ -251,7 +251,7 @@ class RunLoop:
                 self.tickets_available.notify()  # a call that was woken may have been unable to take them
             self.tickets_taken = False
             await self.journal.durable()
-            self.recorder.write(self.ledger, self.elapsed_s)
+            self.recorder.write(self.ledger, self.elapsed_s, time.monotonic())
             await asyncio.sleep(TICK_S)
 
     def _give_up(self) -> None:

@@ -94,7 +94,7 @@ def recorded(
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
     monitor = Monitor()
-    monitor.reported("rollout", "rollout-0", {})
+    monitor.reported("rollout", "rollout-0", {}, 1)
     selection = selecting(directory)
     members = (
         WorkerRecord(name="rollout-0", incarnation=1, stage=1, parallelism=layout),
@@ -125,7 +125,7 @@ def recorded(
             drafted = DraftCounts(1000 * step, 1500 * step)
             drafted.draft("task", 600 * step, 450 * step)
             drafted.draft("context", 200 * step, 50 * step)
-            monitor.reported("rollout", "rollout-0", drafted.figures())
+            monitor.reported("rollout", "rollout-0", drafted.figures(), 1)
         counters = monitor.counters
         seen = monitor.step(
             workers=members, device_slots=16, batch_tokens=tokens, now_s=10.0 * step,

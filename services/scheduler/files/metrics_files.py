@@ -81,7 +81,7 @@ class RunReport:
         if self.last_step_s is not None and time_s > self.last_step_s:
             elapsed_s = time_s - self.last_step_s
             numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / elapsed_s
-            if (idle := idle_fraction(observed, elapsed_s)) is not None:
+            if (idle := idle_fraction(observed)) is not None:
                 numbers["engines_idle_fraction"] = idle
         self.last_step_s = time_s
         self.remaining.observe(phase, step, time_s)
@@ -207,16 +207,15 @@ def transfers_line(total: TransferTotals) -> dict[str, float]:
     return figures | {"gb_per_s": round(total.gb_per_s, 6)}
 
 
-def idle_fraction(observed: StepFigures, elapsed_s: float) -> float | None:
+def idle_fraction(observed: StepFigures) -> float | None:
     """The part of the device-seconds of rollout in which its engines generated nothing, 0..1; None where
-    they do not tell. Heartbeats tell it, so what one step lacks the next may have.
-
-    elapsed_s: since the commit before, above 0.
+    they do not tell. Heartbeats tell it, so what one step lacks the next may have. Devices that came or went
+    within the step count for as long as they were there.
     """
     done = observed.stages[ROLLOUT].done if ROLLOUT in observed.stages else None
-    if done is None or not done.reported:
+    if done is None or not done.reported or done.there_s <= 0:
         return None
-    return max(0.0, 1 - done.device_s / (observed.running[ROLLOUT].devices * elapsed_s))
+    return max(0.0, 1 - done.device_s / done.there_s)
 
 
 def load_line(observed: ObservedWorkload) -> dict[str, Any]:

@@ -6,12 +6,14 @@ are appended to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from earl.config.run import RunConfig
 from earl.draft_figures import step_figures
+from earl.parallelism import ROLLOUT
 from earl.recorded_episodes import RecordedTurn
 from earl.transcript import TranscriptTurn
 from services.scheduler.batches import batch_plan
@@ -145,8 +147,10 @@ class RunRecorder:
         self._closed_before, self._closed_tokens = closed, {}
         return figures
 
-    def write(self, ledger: Ledger, elapsed_s: float) -> None:
-        """Writes what is due: evaluations that have ended, and how episodes ended."""
+    def write(self, ledger: Ledger, elapsed_s: float, now_s: float) -> None:
+        """Writes what is due: evaluations that have ended, and how episodes ended. now_s: monotonic."""
+        rollout = [each.parallelism for each in ledger.tables.workers.values() if each.stage_name == ROLLOUT]
+        self.monitor.devices(sum(map(math.prod, rollout)), now_s)
         self.evaluated(ledger, elapsed_s)
         self.endings.write(elapsed_s)
 

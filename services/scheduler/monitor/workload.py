@@ -110,11 +110,13 @@ class KvUse:
 class DoneWork:
     """The batches that the sequences which ended in a step are part of, and the device-seconds of rollout in
     it: those in which engines generated, if they have `reported` them, else all while sequences were played.
+    there_s: device-seconds in which there were devices, 0 if nobody counted them.
     """
 
     batches: float
     device_s: float
     reported: bool = True
+    there_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +164,11 @@ class Monitor:
         # By stage and worker, from the last heartbeat; of rollout workers also their use of KV.
         self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
         self._kv_reported: dict[str, KvUse] = {}
-        # By rollout worker, the device-seconds that it had generated for at its last heartbeat; and of all
-        # workers since the step before.
-        self._busy_reported: dict[str, float] = {}
+        # Devices of rollout.
+        self._devices = Level()
+        # By rollout worker, its incarnation and the device-seconds that it had generated for at its last
+        # heartbeat; and of all workers since the step before.
+        self._busy_reported: dict[str, tuple[int, float]] = {}
         self._busy_device_s = 0.0
         # By stage, and by rollout worker, the highest of this step.
         self._memory: dict[str, float] = {}
@@ -180,7 +184,11 @@ class Monitor:
         engines hold the context of each."""
         self._playing.set(sequences, now_s)
 
-    def reported(self, stage: str, worker: str, gauges: Mapping[str, float], incarnation: int = 0) -> None:
+    def devices(self, count: int, now_s: float) -> None:
+        """Records that all rollout workers have so many devices as of `now_s`."""
+        self._devices.set(count, now_s)
+
+    def reported(self, stage: str, worker: str, gauges: Mapping[str, float], incarnation: int) -> None:
         """Records the gauges of a worker's heartbeat. incarnation: which of its lives reported them."""
         self._gauges.setdefault(stage, {})[worker] = gauges
         self.counters.reported(worker, incarnation, gauges)
@@ -189,9 +197,9 @@ class Monitor:
         if stage == ROLLOUT:
             if (busy_s := gauges.get("busy_device_s")) is not None:
                 # A worker that began again counts from 0; of one that is new here the past does not count.
-                known_s = self._busy_reported.get(worker, busy_s)
-                self._busy_device_s += busy_s - known_s if busy_s >= known_s else busy_s
-                self._busy_reported[worker] = busy_s
+                life, known_s = self._busy_reported.get(worker, (incarnation, busy_s))
+                self._busy_device_s += busy_s - known_s if life == incarnation else busy_s
+                self._busy_reported[worker] = incarnation, busy_s
             kv, before = _kv_of(gauges), self._kv.get(worker)
             self._kv_reported.pop(worker, None)
             if kv is not None:
@@ -230,6 +238,7 @@ class Monitor:
         self._forget({worker.name for worker in workers})
         running = stage_parallelism(workers)
         playing, played, self._played = self._playing.take(now_s), self._played, _Played()
+        devices = self._devices.take(now_s)
         observed: dict[str, ObservedWorkload] = {}
         batch = _workload_of(batch_tokens) if batch_tokens else None
         # Where hardly anything ended: recent episodes; at first, what the batch holds.
@@ -246,7 +255,7 @@ class Monitor:
             workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
             reported = bool(self._busy_reported)
             busy_s = self._busy_device_s if reported else playing.seconds * parallelism.devices
-            done = DoneWork(played.batches, busy_s, reported)
+            done = DoneWork(played.batches, busy_s, reported, devices.mean * devices.seconds)
             observed[ROLLOUT] = replace(self._observed(ROLLOUT, workload, most, rate, parallelism), done=done)
             self._means.append(lengths[0])
         if batch is not None:

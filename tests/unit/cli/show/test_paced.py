@@ -101,7 +101,7 @@ def test_comparison_and_report_have_it(tmp_path: Path):
 def test_a_monitor_adds_up_the_steps_of_all_workers():
     monitor = Monitor()
     assert monitor.counters.totals == {}
-    monitor.reported("rollout", "rollout-0", {"paced_steps": 300.0, "late_steps": 4.0})
-    monitor.reported("rollout", "rollout-1", {"running_episodes": 1.0})
-    monitor.reported("trainer", "trainer", {"paced_steps": 10.0, "late_steps": 1.0})
+    monitor.reported("rollout", "rollout-0", {"paced_steps": 300.0, "late_steps": 4.0}, 1)
+    monitor.reported("rollout", "rollout-1", {"running_episodes": 1.0}, 1)
+    monitor.reported("trainer", "trainer", {"paced_steps": 10.0, "late_steps": 1.0}, 1)
     assert monitor.counters.totals == {"paced_steps": 310.0, "late_steps": 5.0}

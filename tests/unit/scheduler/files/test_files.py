@@ -143,11 +143,19 @@ def test_engines_are_idle_for_what_is_left_of_their_seconds(tmp_path: Path) -> N
 
     # Of the first step nobody knows how long it took. A heartbeat may carry what was done before.
     for number, done in enumerate((8.0, 15.0, 21.0), 1):
-        step(number, DoneWork(1.0, done))
-    step(4, DoneWork(1.0, 5.0, reported=False))
+        step(number, DoneWork(1.0, done, there_s=20.0))
+    step(4, DoneWork(1.0, 5.0, reported=False, there_s=20.0))
+    # One of the devices came in the middle of the step.
+    step(5, DoneWork(1.0, 12.0, there_s=15.0))
     report.close()
     lines = list(read_lines(tmp_path / "metrics.jsonl"))
-    assert [line.get("engines_idle_fraction") for line in lines] == [None, 0.25, 0.0, None]
+    assert [line.get("engines_idle_fraction") for line in lines] == [
+        None,
+        0.25,
+        0.0,
+        None,
+        pytest.approx(0.2),
+    ]
 
 
 def test_transfers_of_former_lives_stay_counted() -> None:

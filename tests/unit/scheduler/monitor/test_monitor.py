@@ -137,7 +137,7 @@ def test_what_waits_for_a_slot_is_not_in_the_pool() -> None:
 
 def test_the_trainers_step_is_the_batch() -> None:
     monitor = Monitor()
-    monitor.reported("reference", "ref", {"tokens_per_s": 50.0, "memory_fraction": 0.25})
+    monitor.reported("reference", "ref", {"tokens_per_s": 50.0, "memory_fraction": 0.25}, 1)
     step = committed(monitor, 1.0, TRAINER, REFERENCE)
     assert step.stages.keys() == {"trainer", "reference"}
     trainer, reference = step.stages["trainer"], step.stages["reference"]
@@ -159,7 +159,7 @@ def kv(used: float, total: float = 100.0) -> dict[str, float]:
 
 def test_the_reference_stages_step_is_what_it_reads_of_the_batch() -> None:
     monitor = Monitor()
-    monitor.reported("reference", "ref", {"tokens_per_s": 200.0})
+    monitor.reported("reference", "ref", {"tokens_per_s": 200.0}, 1)
     members = (ROLLOUT, REFERENCE, TRAINER)
     every = committed(monitor, 1.0, *members).stages["reference"]
     assert every.workload == Workload(25.0, 40.0, 40.0, 4.0) and every.tokens_per_device_s == 100.0
@@ -173,8 +173,8 @@ def test_kv_and_memory_are_the_highest_of_the_step() -> None:
     monitor = Monitor()
     monitor.observe(10, [10])
     for used, memory in ((10.0, 0.3), (80.0, 0.6), (20.0, 0.4)):
-        monitor.reported("rollout", "r0", {**kv(used), "memory_fraction": memory})
-        monitor.reported("rollout", "r1", {**kv(1.0), "memory_fraction": 0.2})
+        monitor.reported("rollout", "r0", {**kv(used), "memory_fraction": memory}, 1)
+        monitor.reported("rollout", "r1", {**kv(1.0), "memory_fraction": 0.2}, 1)
     second = WorkerRecord(name="r1", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
     seen = committed(monitor, 1.0, ROLLOUT, second).stages["rollout"]
     assert seen.kv == KvUse(81.0, 91.0, 200.0) and KvUse(81.0, 91.0, 200.0).used_fraction == 0.405
@@ -232,9 +232,24 @@ def test_rollouts_work_is_what_its_engines_generated_for() -> None:
     assert committed(monitor, 8.0).stages["rollout"].done == DoneWork(0.5, 16.0, reported=False)
     # What a worker did before this scheduler knew it does not count, and one that begins again counts from 0.
     for busy_s in (50.0, 53.0):
-        monitor.reported("rollout", "r0", {"busy_device_s": busy_s})
+        monitor.reported("rollout", "r0", {"busy_device_s": busy_s}, 1)
     monitor.observe(100, [100], 0.25)
     assert committed(monitor, 16.0).stages["rollout"].done == DoneWork(0.25, 3.0)
-    for busy_s in (55.0, 2.0):
-        monitor.reported("rollout", "r0", {"busy_device_s": busy_s})
+    monitor.reported("rollout", "r0", {"busy_device_s": 55.0}, 1)
+    monitor.reported("rollout", "r0", {"busy_device_s": 2.0}, 2)
     assert committed(monitor, 24.0).stages["rollout"].done == DoneWork(0.0, 4.0)
+    # Its third life has generated for longer than the second had when that was heard of last.
+    monitor.reported("rollout", "r0", {"busy_device_s": 7.0}, 3)
+    assert committed(monitor, 32.0).stages["rollout"].done == DoneWork(0.0, 7.0)
+
+
+def test_device_seconds_are_counted_as_devices_come_and_go() -> None:
+    monitor = Monitor()
+    monitor.observe(100, [100], 0.25)
+    monitor.reported("rollout", "r0", {"busy_device_s": 0.0}, 1)
+    for devices, now_s in ((2, 0.0), (1, 6.0), (3, 7.0)):
+        monitor.devices(devices, now_s)
+    done = committed(monitor, 8.0).stages["rollout"].done
+    assert done is not None and done.there_s == pytest.approx(2 * 6 + 1 + 3)
+    done = committed(monitor, 10.0).stages["rollout"].done
+    assert done is not None and done.there_s == pytest.approx(6.0)

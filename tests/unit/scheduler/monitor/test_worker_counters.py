@@ -58,8 +58,8 @@ def test_the_past_of_a_worker_that_is_new_here_is_of_no_step():
 
 def test_a_worker_that_leaves_and_comes_back_is_counted_once():
     monitor = Monitor()
-    monitor.reported("rollout", "rollout-0", drafts(100.0, 150.0))
+    monitor.reported("rollout", "rollout-0", drafts(100.0, 150.0), 1)
     monitor.step(workers=(), device_slots=1, batch_tokens=[4], trainer={}, now_s=1.0)
     assert monitor.counters.totals == drafts(100.0, 150.0)
-    monitor.reported("rollout", "rollout-0", drafts(110.0, 165.0))
+    monitor.reported("rollout", "rollout-0", drafts(110.0, 165.0), 1)
     assert monitor.counters.totals == drafts(110.0, 165.0)
