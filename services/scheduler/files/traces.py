@@ -21,12 +21,14 @@ SWEEP_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _TicketSpan:
-    """A live ticket that is traced: its traceparent, since when it is known, and in this state."""
+    """A live ticket that is traced: its traceparent, since when it is known, and in this state; the attempt
+    that it had as it was seen last."""
 
     parent: str
     began_ns: int
     state: str
     since_ns: int
+    attempt: int = 0
 
 
 class TicketTraces:
@@ -74,11 +76,14 @@ class TicketTraces:
 
     def _follow(self, number: int, span: _TicketSpan, ticket: Ticket | None, now_ns: int) -> None:
         state = ticket.state.value if ticket is not None else "closed"
-        if state == span.state:
-            return
         attempt = ticket.attempt if ticket is not None else 0
-        tracing.record(f"ticket {span.state}", span.parent, span.since_ns, now_ns, {"attempt": attempt})
-        span.state, span.since_ns = state, now_ns
+        # One that was given back and leased again in between is leased as before, for another attempt.
+        again = state == span.state and attempt > span.attempt
+        if state == span.state and not again:
+            return
+        ended = span.attempt if again else attempt
+        tracing.record(f"ticket {span.state}", span.parent, span.since_ns, now_ns, {"attempt": ended})
+        span.state, span.since_ns, span.attempt = state, now_ns, attempt
         if ticket is not None and ticket.state in LIVE:
             return
         del self._live[number]

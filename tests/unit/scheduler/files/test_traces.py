@@ -70,3 +70,25 @@ def test_the_states_of_a_ticket_are_spans_of_its_trace():
         spans = [one for one in collector.spans() if one.trace_id.hex() == parent[3:35]]
     assert [span.name for span in spans] == ["ticket pending", "ticket leased"]
     assert {span.parent_span_id.hex() for span in spans} == {parent[36:52]}
+
+
+def test_one_that_is_given_back_and_leased_again_in_between_was_leased_twice(monkeypatch):
+    spans: list[tuple[str, str, int]] = []
+
+    def record(name, parent, start_ns, end_ns, attributes, **_):
+        spans.append((parent, name, attributes.get("attempt", 0)))
+
+    monkeypatch.setattr(tracing, "record", record)
+    ledger = begun()
+    traces = TicketTraces(ledger.tables, tracing.TracedTickets("run", 7, 1.0))
+    [ticket, *_] = lease(ledger)
+    parent = traces.parent(ticket.id)
+    traces.moved([ticket.id])
+    ledger.attempts.retry(ticket)
+    assert ticket.id in {again.id for again in lease(ledger)}
+    traces.moved([ticket.id])
+    expected = [("ticket pending", 1), ("ticket leased", 1)]
+    assert [span[1:] for span in spans if span[0] == parent] == expected
+    finish(ledger, [ticket])
+    traces.moved([ticket.id])
+    assert [span[1:] for span in spans if span[0] == parent] == [*expected, ("ticket leased", 2)]
