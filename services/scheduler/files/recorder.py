@@ -133,7 +133,7 @@ class RunRecorder:
             ledger={"issued": ledger.tables.run.next_ticket - 1, **ledger.tables.counts()},
             stages=columns.progress(),
         )
-        self._samples.trained(step, committed.batch.tickets)
+        self._samples.trained(step, committed.batch.tickets, ledger.rules.transcripts)
         return observed
 
     def _closed_early(self, ledger: Ledger) -> dict[str, float]:

@@ -65,11 +65,12 @@ class SampleFile:
         while len(self._waiting) > WAITING:
             del self._waiting[next(iter(self._waiting))]
 
-    def trained(self, step: int, tickets: Sequence[int]) -> None:
-        """The batch of a step, of tickets with these ids, was committed."""
+    def trained(self, step: int, tickets: Sequence[int], most: int = WAITING) -> None:
+        """The batch of a step, of these tickets, was committed; its first `most` samples are kept."""
         if self._waiting:
-            samples = (self._waiting.pop(number, None) for number in tickets)
-            self._write([{**sample, "step": step} for sample in samples if sample is not None])
+            samples = [self._waiting.pop(number, None) for number in tickets]
+            kept = [{**sample, "step": step} for sample in samples if sample is not None]
+            self._write(kept[:most])
 
     def close(self) -> None:
         self._file.close()

@@ -32,14 +32,18 @@ def is_requested(rules: Rules, purpose: Purpose, index: int, member: int, episod
     """Returns whether the ticket of this member of the purpose's index-th group carries the request.
 
     episodes: of its evaluation. A training batch is counted as `batch_groups` groups in the order of their
-    issue; which groups a batch really takes may differ by a few.
+    issue; which groups a batch really takes may differ by a few. Where a group may be trained without some of
+    its members, nobody knows which: all of a group carry the request, and it counts with the fewest that may
+    be trained. What exceeds `transcripts` of a batch is not kept.
     """
     if purpose is Purpose.EVALUATE:
         return is_chosen(index, episodes, rules.transcripts)
     if purpose is not Purpose.TRAIN:
         return False
-    place, earlier = member, index - index % rules.batch_groups
+    least = rules.min_group_size
+    place, earlier = 0 if least or rules.extra_episodes else member, index - index % rules.batch_groups
     while place < rules.transcripts and earlier < index:
-        place += group_size_at(rules, purpose, earlier)
+        size = group_size_at(rules, purpose, earlier)
+        place += min(least or size, size)
         earlier += 1
     return place < rules.transcripts

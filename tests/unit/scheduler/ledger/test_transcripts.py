@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -195,3 +196,28 @@ def test_thinning_is_bounded_even_where_one_step_is_too_large() -> None:
     assert len(kept) > 5 and sum(len(json.dumps(line)) + 1 for line in kept) <= 2000
     assert kept[0] == lines[0] and kept[-1] == lines[-1]
     assert thinned([], 10) == []
+
+
+@pytest.mark.parametrize("spared", [{"extra_episodes": 2}, {"min_group_size": 2}])
+def test_as_many_are_kept_as_asked_for_whichever_members_are_trained(
+    tmp_path: Path, spared: dict[str, int]
+) -> None:
+    rules = replace(RULES, batch_groups=4, group_size=4, transcripts=5, **spared)
+    issued = 4 + rules.extra_episodes
+    samples = SampleFile(tmp_path / "samples.jsonl")
+    trained: list[int] = []
+    for index in range(4):
+        # The first members of each group are the slow ones, which are dropped.
+        dropped = issued - (rules.min_group_size or 4)
+        for member in range(dropped, issued):
+            number = 1 + index * issued + member
+            trained.append(number)
+            if is_requested(rules, Purpose.TRAIN, index, member, 0):
+                ticket = Ticket(
+                    id=number, group=index, purpose=Purpose.TRAIN, index=index, env_seed=1, sample_seed=1,
+                    min_version=1, temperature=1.0,
+                )  # fmt: skip
+                samples.observe(0, ticket, EpisodeResult(), [TranscriptTurn("assistant", "a", 1)])
+    samples.trained(1, trained, rules.transcripts)
+    samples.close()
+    assert len(list(read_lines(tmp_path / "samples.jsonl"))) == 5
