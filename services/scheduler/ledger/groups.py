@@ -15,10 +15,14 @@ SMALLEST_SPREAD = 1e-6
 
 
 def is_full(rules: Rules, tables: LedgerTables, ticket: Ticket) -> bool:
-    """Returns whether so many of the ticket's group are ready that its other episodes are extra."""
-    if ticket.purpose is not Purpose.TRAIN or not rules.extra_episodes:
+    """Returns whether so many of the ticket's group are ready that its other episodes are extra.
+
+    The run file may have had other extra_episodes when the group was issued.
+    """
+    if ticket.purpose is not Purpose.TRAIN:
         return False
-    return tables.ready[ticket.group] >= group_size_at(rules, Purpose.TRAIN, ticket.index)
+    size = group_size_at(rules, Purpose.TRAIN, ticket.index)
+    return size <= tables.ready[ticket.group] < len(tables.groups[Purpose.TRAIN][ticket.group])
 
 
 def may_close(rules: Rules, tables: LedgerTables, group: int) -> bool:

@@ -27,6 +27,7 @@ import msgspec
 from services.scheduler.ledger.admission import places, target_version
 from services.scheduler.ledger.evaluation import FINAL as FINAL_NAME
 from services.scheduler.ledger.evaluation import in_progress
+from services.scheduler.ledger.groups import is_full
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import Doing, StepWork
 from services.scheduler.state.evaluations import EvaluationRecord
@@ -196,7 +197,7 @@ def resume(ledger: Ledger, elapsed_s: float) -> None:
 
     A run that its time limit ended continues if the limit is another now. Groups that were issued with the
     other kind of opponent, or in a deterministic run for an older version than the plan has for their places,
-    are dropped, and issued again.
+    are dropped, and issued again. Those that have all that is trained of them now are closed.
     """
     rules, run = ledger.rules, ledger.tables.run
     spent_s = elapsed_s - (run.train_began_s or 0.0)
@@ -215,6 +216,8 @@ def resume(ledger: Ledger, elapsed_s: float) -> None:
             ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.OPPONENT_CHANGED)
         elif not planned and tickets[0].min_version < oldest.get(tickets[0].index, 0):
             ledger.attempts.drop_group(Purpose.TRAIN, group, Reason.TOO_STALE)
+        elif is_full(rules, ledger.tables, tickets[0]):
+            ledger.attempts.close_group(group)
 
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:

@@ -269,3 +269,30 @@ def test_a_run_without_the_keys_closes_nothing(rules: Rules) -> None:
     world = Matches(rules) if rules is SELF_PLAY else OneWorker(rules)
     states = {ticket.state for ticket in world.lease()}
     assert states == {TicketState.LEASED} and len(world.ledger.tables.tickets) == 8
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_a_run_that_is_resumed_with_other_extra_episodes_trains_groups_of_the_same_size(extra: int) -> None:
+    world = OneWorker(EXTRA)
+    tickets = world.lease()
+    first, second = tickets[:5], tickets[5:]
+    report_all(world, [first[4], first[1]])
+    rules = dataclasses.replace(EXTRA, extra_episodes=extra)
+    world.ledger = Ledger.restored(rules, image_of(world).load(), 0.0)
+    phases.resume(world.ledger, 0.0)
+    report_all(world, [first[2]])
+    assert set(bucket(world, "dropped:closed_early")) == {first[0].id, first[3].id}
+    report_all(world, second[:3])
+    batch = phases.next_batch(world.ledger, 0.0)
+    assert batch is not None and len(batch.tickets) == 6
+
+
+def test_a_group_that_has_enough_once_it_is_smaller_is_closed_as_the_run_resumes() -> None:
+    larger = dataclasses.replace(EXTRA, group_size=4, extra_episodes=1)
+    world = OneWorker(larger)
+    tickets = world.lease()
+    report_all(world, tickets[:3])
+    world.ledger = Ledger.restored(EXTRA, image_of(world).load(), 0.0)
+    phases.resume(world.ledger, 0.0)
+    assert set(bucket(world, "dropped:closed_early")) == {ticket.id for ticket in tickets[3:5]}
+    check_tables(world.ledger.tables)
