@@ -128,6 +128,7 @@ def _rollout(
         sequences=min(ceil_div(load.concurrency, parallelism.dp), slots),
         length=load.context_tokens,
         drafts=bool(rollout.drafts),
+        sorts=bool(config.evaluation.filters.active.keys() & {"top_k", "top_p"}),
     )
     return rollout_memory(model, how)
 

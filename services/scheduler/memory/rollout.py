@@ -30,6 +30,10 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 BLOCK_TOKENS = 32
 # sampling.BLOCK: logits are padded to whole blocks.
 SAMPLE_BLOCK = 128
+# filters.SORTED_ELEMENTS: scores that top-k and top-p sort at once, and bytes of each meanwhile: its own,
+# those of its place in the order and of its weight in float64, and what sorting needs.
+SORTED_ELEMENTS = 1 << 21
+SORTED_BYTES = 40
 # A product that oneDNN has compiled, in bfloat16 for AVX-512.
 PRODUCT_BYTES = 600 << 10
 # SlotTable of engines/torch: tokens, log-probs and versions of every position.
@@ -42,7 +46,8 @@ class RolloutNumbers:
 
     native: the torch engine. packs: it keeps large matrices a second time, on a CPU. item_bytes: of what it
     computes in. slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it
-    at once, each of `length` tokens. drafts: a step samples from rows of drafted tokens, too.
+    at once, each of `length` tokens. drafts: a step samples from rows of drafted tokens, too. sorts: top-k or
+    top-p filters what it samples from.
     """
 
     device: str
@@ -56,6 +61,7 @@ class RolloutNumbers:
     sequences: int
     length: int
     drafts: bool = False
+    sorts: bool = False
 
     @property
     def sampled(self) -> int:
@@ -141,7 +147,14 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
     padded = ceil_div(model.vocab, SAMPLE_BLOCK) * SAMPLE_BLOCK
     # Logits, those of the sequences that are complete, weights in float32, those padded.
     wide = item * 2 + WIDE_BYTES + (WIDE_BYTES if padded > model.vocab else 0)
-    yield moment("sampling", item * model.hidden * rows, how.sampled * padded * wide)
+    logits = how.sampled * padded * wide + sorting_bytes(model.vocab, how)
+    yield moment("sampling", item * model.hidden * rows, logits)
+
+
+def sorting_bytes(vocab: int, how: RolloutNumbers) -> int:
+    """filters.drop_improbable: as many rows at once as have SORTED_ELEMENTS scores, one at least."""
+    rows = min(how.sampled, max(1, SORTED_ELEMENTS // vocab))
+    return rows * vocab * SORTED_BYTES if how.sorts else 0
 
 
 def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from earl.models.packing import Packing
 from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
-from services.rollout.engines.contract import sampling
+from services.rollout.engines.contract import filters, sampling
 from services.rollout.engines.torch import attention, engine, kv_cache, linear, model_runner
 from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.model_runner import ModelRunner
@@ -68,6 +69,7 @@ def test_constants_are_those_of_what_allocates() -> None:
     assert rollout.STEP_TOKENS == engine.PREFILL_TOKENS == core.STEP_TOKENS
     assert rollout.BLOCK_TOKENS == core.BLOCK_TOKENS
     assert rollout.SAMPLE_BLOCK == sampling.BLOCK
+    assert rollout.SORTED_ELEMENTS == filters.SORTED_ELEMENTS
     columns = SlotTable(1, 1)
     position = (columns.tokens, columns.logprobs, columns.versions)
     assert sum(column.itemsize for column in position) == rollout.COLUMN_BYTES
@@ -149,6 +151,22 @@ class LiveTensors(TorchDispatchMode):
         self._there = {key: value for key, value in self._there.items() if not value[0].expired()}
         self.most_bytes = max(self.most_bytes, sum(size for _, size in self._there.values()))
         return result
+
+
+@pytest.mark.parametrize("rows, vocab", [(3, 1000), (70, 49_152), (1, 300)])
+def test_what_filters_sort_is_counted(rows: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors alone: what sorting needs besides is not seen here."""
+    monkeypatch.setattr(filters, "SORTED_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(rollout, "SORTED_ELEMENTS", 1 << 16)
+    scores = torch.randn(rows, vocab)
+    with LiveTensors() as live:
+        filters.drop_improbable(scores, np.full(rows, vocab // 2), np.full(rows, 0.9), np.full(rows, 0.01))
+    how = rollout.RolloutNumbers(
+        "cpu", True, True, 1, 4, slots=rows, context=64, kv_tokens=0, sequences=rows, length=8, sorts=True
+    )
+    predicted = rollout.sorting_bytes(vocab, how)
+    assert 0.25 * predicted < live.most_bytes <= predicted
+    assert rollout.sorting_bytes(vocab, replace(how, sorts=False)) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
