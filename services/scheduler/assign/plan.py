@@ -21,11 +21,12 @@ before short ones of this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from earl.parallelism import Parallelism
 from services.scheduler.assign.cost import DecodeCost
 
 # Ranges of length: within one, sequences count as equally long.
@@ -42,6 +43,10 @@ class EngineKind:
 
     cost: DecodeCost
     slots: int
+
+
+# The engines of a parallelism; None if their cost is not known.
+EngineKinds = Callable[[Parallelism], EngineKind | None]
 
 
 @dataclass(frozen=True, slots=True)
