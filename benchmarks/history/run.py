@@ -55,7 +55,7 @@ WAYS: Mapping[str, Sequence[Override]] = {
     WITHOUT: [("rollout.drafts", "[]"), ("scheduler.length_order", "drawn")],
     WITH: [
         ("rollout.drafts", '["task", "environment", "context"]'),
-        ("scheduler.length_order", "longest"),
+        ("scheduler.length_order", "planned"),
     ],
 }
 # A set that comes again soon, and more episodes in a batch than are played at once.

@@ -48,12 +48,14 @@ class SchedulerConfig(ConfigSection):
     # Set it to 1 or more where many tasks are always, or never, solved; each replacement costs its episodes.
     resample: int = Field(default=0, ge=0, le=64)
     # "longest": of a batch, the tickets of the groups whose responses are predicted to be longest, by earlier
-    # ones of the same task, are leased first, and late sequences move to idle engines. "drawn": tickets are
-    # leased in the order in which they were drawn, and nothing moves.
+    # ones of the same task, are leased first, and late sequences move to idle engines. "planned": each engine
+    # is leased what is planned for it by these predictions and the profile, where there are several engines
+    # and both are good enough; otherwise as "longest". "drawn": tickets are leased in the order in which they
+    # were drawn, and nothing moves.
     #
-    # Set "drawn" to see what the other is worth: a deterministic run trains on the same tokens with either
-    # (docs/history.md).
-    length_order: Literal["longest", "drawn"] = "longest"
+    # Set "longest" or "drawn" to see what the others are worth: a deterministic run trains on the same tokens
+    # with each (docs/history.md).
+    length_order: Literal["planned", "longest", "drawn"] = "planned"
     # Training steps after the warm-up; 0 only evaluates.
     #
     # Raise it to continue a run that is complete.

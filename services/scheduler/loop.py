@@ -31,6 +31,7 @@ from earl.stack.imitated import ImitatedEpisodes, imitated_of
 from earl.stack.status import RunStatus
 from earl.stack.task_sets import task_sets_of
 from earl.waiting import until_first
+from services.scheduler.assign.plan import EngineKinds
 from services.scheduler.assign.rebalance import Rebalancing
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import ColumnRegistry
@@ -44,7 +45,7 @@ from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import StepClock
 from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.parallelism.device_turns import DeviceTurns
-from services.scheduler.parallelism.engine_costs import rebalancing_of
+from services.scheduler.parallelism.engine_costs import engine_kinds, rebalancing_of
 from services.scheduler.parallelism.turn_driver import TurnDriver
 from services.scheduler.parallelism.worker_client import command_turn
 from services.scheduler.state.recorded_schedule import RecordedSchedule
@@ -68,7 +69,7 @@ class RunLoop:
     def __init__(
         self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger,
         columns: ColumnRegistry, access: Access, task_sets: Mapping[str, TaskSet],
-        imitated: ImitatedEpisodes | None = None,
+        imitated: ImitatedEpisodes | None = None, kinds: EngineKinds | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         # The recorded episodes that the warm-up imitates; None if it plays.
@@ -101,8 +102,8 @@ class RunLoop:
         )
         # None unless sequences move between engines.
         self.rebalancing: Rebalancing | None = None
-        if config.scheduler.length_order == "longest":
-            self.rebalancing = rebalancing_of(config, run_dir, ledger.tables)
+        if kinds is not None:
+            self.rebalancing = rebalancing_of(kinds, ledger.tables)
         self.columns = columns
         self.roles = RunRoles(config, ledger, columns)
         # Whether tickets were leased since the last tick.
@@ -129,8 +130,11 @@ class RunLoop:
         imitated = await asyncio.to_thread(imitated_of, config, run_dir)
         counts = {label: len(each) for label, each in imitated.usable.items()} if imitated is not None else {}
         rules = rules_of(config, task_sets, counts)
-        ledger = Ledger.restored(rules, records, time.monotonic(), columns.held_back)
-        return cls(config, run_dir, bus, store, ledger, columns, access, task_sets, imitated)
+        order = config.scheduler.length_order
+        kinds = engine_kinds(config, run_dir) if order != "drawn" else None
+        planned = kinds if order == "planned" else None
+        ledger = Ledger.restored(rules, records, time.monotonic(), columns.held_back, planned)
+        return cls(config, run_dir, bus, store, ledger, columns, access, task_sets, imitated, kinds)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""

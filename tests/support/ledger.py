@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from earl.errors import EarlError, LedgerError
 from earl.ticket_ranges import RangeSet
+from services.scheduler.assign.plan import EngineKinds
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
@@ -122,7 +123,10 @@ class Checkpoint:
 
 
 class World:
-    """Drives a ledger with the choices of a random generator, and remembers the truth."""
+    """Drives a ledger with the choices of a random generator, and remembers the truth. kinds: of the workers'
+    engines, where leases are planned."""
+
+    kinds: EngineKinds | None = None
 
     def __init__(self, choices: random.Random, rules: Rules = RULES, image: Image | None = None) -> None:
         self.choices = choices
@@ -130,7 +134,7 @@ class World:
         self.image = image or Image()
         self.now = 0.0
         self.crash_chance = 0.1
-        self.ledger = Ledger.restored(rules, self.image.load(), self.now)
+        self.ledger = Ledger.restored(rules, self.image.load(), self.now, kinds=self.kinds)
         self.rollouts = [Rollout("rollout-0"), Rollout("rollout-1")]
         self.trainer = 0
         self.reconciled = False
@@ -175,7 +179,7 @@ class World:
 
     def restart(self) -> None:
         """A new scheduler process finds what was stored."""
-        self.ledger = Ledger.restored(self.rules, self.image.load(), self.now)
+        self.ledger = Ledger.restored(self.rules, self.image.load(), self.now, kinds=self.kinds)
         self.act_quietly(lambda: None)
 
     def act_quietly(self, operation):

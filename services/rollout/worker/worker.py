@@ -94,7 +94,7 @@ class RolloutWorker:
         self._opponent = resources.opponent
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
         self._movable: MovableSequences | None = None
-        if config.scheduler.length_order == "longest":
+        if config.scheduler.length_order != "drawn":
             self._movable = MovableSequences(resources.pool.router, lambda: resources.gauges.engines)
         # Set whenever an attempt was given up or the arena got free space: credit may have grown.
         self._credit = asyncio.Event()

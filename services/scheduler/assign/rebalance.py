@@ -14,43 +14,36 @@ import numpy as np
 
 from earl.parallelism import Parallelism
 from earl.worker_report import LiveSequence, SequenceMove
-from services.scheduler.assign.cost import DecodeCost
 from services.scheduler.assign.moves import LiveSequences, moves, tokens_left
-from services.scheduler.assign.plan import EngineKind
-
-Costs = Callable[[Parallelism], DecodeCost | None]
-
+from services.scheduler.assign.plan import EngineKinds
 
 # Engines of a worker between which sequences are moved, at most.
 ENGINES = 1024
 
 
 class Rebalancing:
-    """Decides moves. costs: of an engine of a parallelism, None if it is not known. slots: sequences that an
-    engine of so many devices (tp) decodes at once. predicted: tokens of a response to a ticket, 0 if nothing
-    is. waiting: whether tickets wait to be leased."""
+    """Decides moves. kinds: of engines. predicted: tokens of a response to a ticket, 0 if nothing is.
+    waiting: whether tickets wait to be leased."""
 
     def __init__(
         self,
-        costs: Costs,
-        slots: Callable[[int], int],
+        kinds: EngineKinds,
         predicted: Callable[[int], int],
         waiting: Callable[[], bool],
     ) -> None:
-        self._costs = costs
-        self._slots = slots
+        self._kinds = kinds
         self._predicted = predicted
         self._waiting = waiting
 
     def may_move(self, parallelism: Parallelism) -> bool:
         """Returns whether sequences of a worker may move now, whatever they are."""
-        return 1 < parallelism.dp <= ENGINES and not self._waiting() and self._costs(parallelism) is not None
+        return 1 < parallelism.dp <= ENGINES and not self._waiting() and self._kinds(parallelism) is not None
 
     def moves(self, parallelism: Parallelism, sequences: Sequence[LiveSequence]) -> list[SequenceMove]:
         """The moves of a worker's sequences that pay now; none where a sequence's engine is not one of
         parallelism.dp."""
-        cost = self._costs(parallelism)
-        if not self.may_move(parallelism) or not sequences or cost is None:
+        kind = self._kinds(parallelism)
+        if not self.may_move(parallelism) or not sequences or kind is None:
             return []
         engines = parallelism.dp
         engine = np.asarray([each.engine for each in sequences])
@@ -64,6 +57,5 @@ class Rebalancing:
             np.asarray([each.context_tokens for each in sequences], float),
             tokens_left(predicted, response),
         )
-        kind = EngineKind(cost, self._slots(parallelism.tp))
         made = moves(live, [kind], np.zeros(engines, int))
         return [SequenceMove(sequences[move.sequence].session, move.engine) for move in made]

@@ -124,6 +124,7 @@ class RunRecorder:
                 **batch_plan.summary(committed, masks_truncated=self._masks_truncated, frozen=self._frozen),
                 **self._closed_early(ledger),
                 **ledger.replay.figures(),
+                **(ledger.planned.take_figures() if ledger.planned is not None else {}),
                 **self._imitated,
             },
             trainer={**trainer, **counters.totals, **step_figures(counters.take()), **ledger.lengths.figures},

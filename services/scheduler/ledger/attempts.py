@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from services.scheduler.ledger.evaluation import baseline
 from services.scheduler.ledger.groups import can_spare, has_signal, is_full
 from services.scheduler.ledger.lengths import TaskLengths
+from services.scheduler.ledger.planned_leases import PlannedLeases
 from services.scheduler.ledger.reports import fault_of, is_accepted, is_broken, refusal, unlike_match
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
@@ -45,10 +46,12 @@ class TicketAttempts:
     """Transitions of single tickets and of matches."""
 
     def __init__(
-        self, rules: Rules, tables: LedgerTables, successes: TaskSuccesses, lengths: TaskLengths
-    ) -> None:
+        self, rules: Rules, tables: LedgerTables, successes: TaskSuccesses, lengths: TaskLengths,
+        planned: PlannedLeases | None = None,
+    ) -> None:  # fmt: skip
         self.rules = rules
         self.tables = tables
+        self.planned = planned
         self._successes = successes
         self._lengths = lengths
         # Tickets in a row that used up their attempts, the label of the last one's environment, and why an
@@ -103,14 +106,15 @@ class TicketAttempts:
         return group
 
     def lease(self, worker: WorkerRecord, credit: int, now: float) -> list[Ticket]:
-        """The tickets of up to `credit` pending episodes, in their order (PendingTickets), now leased to this
-        worker until now + lease_s. A match is one episode: only one of its seats acts at a time."""
+        """The tickets of up to `credit` pending episodes, as planned or in their order (PendingTickets), now
+        leased to this worker until now + lease_s. A match is one episode: one of its seats acts at a time."""
         tables, run = self.tables, self.tables.run
         if run.version and worker.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
         pins = self.rules.deterministic  # its version is planned: nothing newer samples it
-        for ticket in tables.pending.deal(credit, lambda: self._share(worker)):
+        plan = self.planned.of(worker, now) if self.planned is not None and tables.pending else None
+        for ticket in tables.pending.deal(credit, lambda: self._share(worker), plan):
             for member in tables.match(ticket):
                 run.fence += 1
                 tables.move(

@@ -20,12 +20,14 @@ from msgspec.structs import replace
 
 from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
+from services.scheduler.assign.plan import EngineKinds
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketAttempts
 from services.scheduler.ledger.groups import count_missing, may_close
 from services.scheduler.ledger.lengths import TaskLengths
 from services.scheduler.ledger.membership import Membership
 from services.scheduler.ledger.pending import PendingTickets
+from services.scheduler.ledger.planned_leases import PlannedLeases
 from services.scheduler.ledger.replay_memory import ReplayMemory
 from services.scheduler.ledger.successes import TaskSuccesses
 from services.scheduler.ledger.tables import LedgerTables
@@ -42,15 +44,21 @@ class Ledger:
     """Workers (`membership`), their attempts at tickets (`attempts`), and the batches made of those.
 
     held_back: groups of training that no batch may take yet, though all their tickets are ready; may be a
-    view.
+    view. kinds: of rollout's engines, to plan leases with; None where none are planned.
     """
 
-    def __init__(self, rules: Rules, held_back: Collection[int] = ()) -> None:
+    def __init__(
+        self, rules: Rules, held_back: Collection[int] = (), kinds: EngineKinds | None = None
+    ) -> None:
         self.rules = rules
         self.tables = LedgerTables(PendingTickets(rules.batch_groups if rules.longest_first else 0))
         self.successes = TaskSuccesses(rules, self.tables)
         self.lengths = TaskLengths(rules, self.tables)
-        self.attempts = TicketAttempts(rules, self.tables, self.successes, self.lengths)
+        # None where leases are not planned.
+        self.planned: PlannedLeases | None = None
+        if kinds is not None and rules.longest_first:
+            self.planned = PlannedLeases(rules, self.tables, kinds, lambda: self.lengths.error.factor)
+        self.attempts = TicketAttempts(rules, self.tables, self.successes, self.lengths, self.planned)
         self.membership = Membership(rules, self.tables, self.attempts)
         self.replay = ReplayMemory(rules, self.tables)
         self._held_back = held_back
@@ -62,9 +70,10 @@ class Ledger:
         records: Iterable[tuple[str, str, bytes]],
         now: float,
         held_back: Collection[int] = (),
+        kinds: EngineKinds | None = None,
     ) -> Ledger:
         """The ledger of stored records; leases and memberships get their full time again from `now`."""
-        ledger = cls(rules, held_back)
+        ledger = cls(rules, held_back, kinds)
         ledger.tables.restore(records, now, rules.lease_s)
         for name in ledger.tables.workers:
             # It may know of a larger fleet.

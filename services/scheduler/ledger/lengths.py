@@ -1,4 +1,4 @@
-"""Lengths of trajectories by task, as records, and what they predict; with length_order = "longest" alone.
+"""Lengths of trajectories by task, as records, and what they predict; not with length_order = "drawn".
 
     group trained, or replaced for want of signal ─► record of its step ─► LengthHistory ─► prediction
                                                                            of each group that is issued
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.scheduler.assign.history import LengthHistory
+from services.scheduler.assign.history import LengthHistory, PredictionError
 from services.scheduler.ledger.admission import training_step
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.state.group_lengths import GroupLengths, StepLengths
@@ -33,12 +33,14 @@ class TaskLengths:
         self._history: LengthHistory | None = None
 
     @property
+    def error(self) -> PredictionError:
+        """The error of the predictions that recent groups were issued with."""
+        return self._known().error if self._rules.longest_first else PredictionError()
+
+    @property
     def figures(self) -> dict[str, float]:
-        """The error of the predictions that recent groups were issued with, see PredictionError; empty
-        before a group with a prediction has ended."""
-        if not self._rules.longest_first:
-            return {}
-        error = self._known().error
+        """The same, see PredictionError; empty before a group with a prediction has ended."""
+        error = self.error
         if error.factor is None or error.covered is None:
             return {}
         return {"length_prediction_factor": error.factor, "length_prediction_covered": error.covered}

@@ -12,6 +12,9 @@ fourth of that order, closer ones where fewer wait. Otherwise who asks first wou
 It takes whole groups, whose members share a prompt, where it has room for SEVERAL_GROUPS. Where no prediction
 of a batch differs from another, it takes them one after the other.
 
+Where a plan has engines for the tickets of a batch (planned_leases.py), a worker takes what is planned for it
+when it is that batch's turn.
+
 The order is a function of the tickets that wait. A batch is that of the tickets' places in the schedule (see
 admission.places). Tickets of a group have one prediction. Where no group was replaced, no new ticket is
 leased before one of an earlier batch: places are issued in their order.
@@ -23,11 +26,25 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from services.scheduler.state.tickets import Purpose, Ticket
 
 # A worker that takes fewer whole groups than these would be late if one of them is long.
 SEVERAL_GROUPS = 4
+
+
+class LeasePlan(Protocol):
+    """The plan for the worker that asks."""
+
+    def covers(self, ticket: Ticket) -> bool:
+        """Returns whether a ticket that waits is planned for any worker."""
+        ...
+
+    def next(self, new: Callable[[int], Ticket | None]) -> Ticket | None:
+        """The ticket that this worker leases next, of those that wait and were never leased; None if none is
+        for it now."""
+        ...
 
 
 class PendingTickets:
@@ -47,6 +64,8 @@ class PendingTickets:
         # By group of training of which a new ticket waits: how many were added, and how many of them wait.
         self._added: Counter[int] = Counter()
         self._waiting: Counter[int] = Counter()
+        # New tickets of training that were added since the start.
+        self.added = 0
 
     def __len__(self) -> int:
         """Number of tickets that wait."""
@@ -59,6 +78,7 @@ class PendingTickets:
         if self._is_ordered(ticket):
             insort(self._longest[self._batch(ticket)], _by_length(ticket))
             self._added[ticket.group] += 1
+            self.added += 1
             self._waiting[ticket.group] += 1
 
     def remove(self, ticket: Ticket) -> None:
@@ -76,11 +96,19 @@ class PendingTickets:
             if not self._waiting[ticket.group]:
                 del self._waiting[ticket.group], self._added[ticket.group]
 
-    def deal(self, credit: int, share: Callable[[], float] = lambda: 1.0) -> Iterator[Ticket]:
+    def batches(self) -> list[list[Ticket]]:
+        """The new tickets of training, by batch, the earlier ones first; of each the longest first."""
+        return [
+            [self._tickets[number] for _, number in longest] for _, longest in sorted(self._longest.items())
+        ]
+
+    def deal(
+        self, credit: int, share: Callable[[], float] = lambda: 1.0, plan: LeasePlan | None = None
+    ) -> Iterator[Ticket]:
         """The tickets of up to `credit` episodes to lease at once, one for each.
 
         It and the others of its match have to be removed before the next is asked for. share: the worker's
-        part of all workers' room, above 0.
+        part of all workers' room, above 0. plan: None where nothing is planned.
         """
         batch, group, before, stride, place = -1, -1, 0, 1.0, 0
         for left in range(credit, 0, -1):
@@ -89,6 +117,12 @@ class PendingTickets:
                 return
             if not self._is_ordered(turn):
                 yield turn
+                continue
+            if plan is not None and plan.covers(turn):
+                planned = plan.next(self._new)
+                if planned is None:
+                    return
+                yield planned
                 continue
             longest, seats = self._longest[self._batch(turn)], len(turn.match)
             if self._batch(turn) != batch:
@@ -105,6 +139,10 @@ class PendingTickets:
                 else:
                     group = -1
             yield self._ticket_in(longest, place)
+
+    def _new(self, number: int) -> Ticket | None:
+        ticket = self._tickets.get(number)
+        return ticket if ticket is not None and self._is_ordered(ticket) else None
 
     def _ticket_in(self, longest: Sequence[tuple[int, int]], place: int) -> Ticket:
         return self._tickets[longest[place][1]]

@@ -62,7 +62,7 @@ class LedgerTables:
         self.stages: RecordTable[str, StageRecord] = RecordTable()
         # By step of training, what its groups came to; only with a curriculum.
         self.outcomes: RecordTable[int, StepOutcomes] = RecordTable()
-        # By step of training, the lengths of its groups; only with length_order = "longest".
+        # By step of training, the lengths of its groups; none with length_order = "drawn".
         self.lengths: RecordTable[int, StepLengths] = RecordTable()
         # By group, those that may be trained again, or might after a roll-back; only with replay.reuse.
         self.replays: RecordTable[int, ReplayGroup] = RecordTable()

@@ -1,5 +1,5 @@
-"""The costs of rollout's engines in a run, by its profile: moves of sequences between engines are decided by
-them. Without a profile nothing moves.
+"""The costs of rollout's engines in a run, by its profile: leases are planned by them, and moves of sequences
+between engines decided. Without a profile nothing is planned, and nothing moves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.parallelism import ROLLOUT, Parallelism
 from services.scheduler.assign.cost import DecodeCost, decode_cost
+from services.scheduler.assign.plan import EngineKind, EngineKinds
 from services.scheduler.assign.rebalance import Rebalancing
 from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.memory.parts import ceil_div
@@ -54,12 +55,12 @@ class ProfileCosts:
             table = reading.result()
             if table is not None:
                 return decode_cost(table, parallelism)
-            log.info("no sequence moves between engines: there is no profile of this model on this machine")
+            log.info("leases are not planned: there is no profile of this model on this machine")
         except EarlError as error:
-            log.warning("no sequence moves between engines of %s: %s", parallelism, error)
+            log.warning("leases of engines of %s are not planned: %s", parallelism, error)
         except Exception:
             # A worker asks in its heartbeat, and would end with the error.
-            log.exception("no sequence moves between engines of %s: its profile cannot be read", parallelism)
+            log.exception("leases of engines of %s are not planned: no profile can be read", parallelism)
         return None
 
 
@@ -73,17 +74,23 @@ def rollout_table(config: RunConfig, directory: Path) -> ProfileTable | None:
     return ProfileTable(parse(*profile), ROLLOUT) if profile is not None else None
 
 
-def rebalancing_of(config: RunConfig, directory: Path, tables: LedgerTables) -> Rebalancing:
+def engine_kinds(config: RunConfig, directory: Path) -> EngineKinds:
+    """The engines of a run by their parallelism, as its profile has them."""
+    costs, rollout = ProfileCosts(partial(rollout_table, config, directory)), config.rollout
+
+    def kind(parallelism: Parallelism) -> EngineKind | None:
+        cost = costs(parallelism)
+        slots = ceil_div(rollout.max_sequences * parallelism.tp, rollout.tp)
+        return EngineKind(cost, slots) if cost is not None else None
+
+    return kind
+
+
+def rebalancing_of(kinds: EngineKinds, tables: LedgerTables) -> Rebalancing:
     """The moves of a run."""
 
     def predicted(ticket_id: int) -> int:
         ticket = tables.tickets.get(ticket_id)
         return ticket.predicted_tokens if ticket is not None else 0
 
-    rollout = config.rollout
-    return Rebalancing(
-        ProfileCosts(partial(rollout_table, config, directory)),
-        lambda tp: ceil_div(rollout.max_sequences * tp, rollout.tp),
-        predicted,
-        lambda: len(tables.pending) > 0,
-    )
+    return Rebalancing(kinds, predicted, lambda: len(tables.pending) > 0)

@@ -159,7 +159,7 @@ def rules_of(
         replay_groups=config.replay.batch_part(config.scheduler.batch_groups),
         replay_capacity=config.replay.kept_groups(config.scheduler.batch_groups),
         replay_needs_signal=config.scheduler.advantage in GROUP_RELATIVE,
-        longest_first=differ and config.scheduler.length_order == "longest",
+        longest_first=differ and config.scheduler.length_order != "drawn",
         mixture=mixture,
         reference_for=None if config.trainer.kl_coefficient else frozenset(protected_kl(config)),
         evaluation_setting=_evaluation_setting(config, task_sets),

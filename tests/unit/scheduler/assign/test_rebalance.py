@@ -8,6 +8,7 @@ from earl.errors import ConfigError
 from earl.parallelism import ROLLOUT, Parallelism
 from earl.worker_report import LiveSequence, SequenceMove
 from services.scheduler.assign.cost import DecodeCost
+from services.scheduler.assign.plan import EngineKind
 from services.scheduler.assign.rebalance import Rebalancing
 from services.scheduler.parallelism.engine_costs import ProfileCosts
 from services.scheduler.profile.rows import ProfileRow
@@ -31,10 +32,11 @@ def rebalancing(
     cost: DecodeCost | None = CROWDED, waiting: bool = False, predicted: dict[int, int] | None = None
 ) -> Rebalancing:
     lengths = predicted or {}
-    slots = {1: 8, 2: 16}
-    return Rebalancing(
-        lambda _: cost, slots.__getitem__, lambda ticket: lengths.get(ticket, 2000), lambda: waiting
-    )
+
+    def kind(parallelism: Parallelism) -> EngineKind | None:
+        return EngineKind(cost, 8 * parallelism.tp) if cost is not None else None
+
+    return Rebalancing(kind, lambda ticket: lengths.get(ticket, 2000), lambda: waiting)
 
 
 def test_an_idle_engine_takes_half_of_a_crowded_ones_sequences():
