@@ -197,7 +197,7 @@ class SamplingFilters(_message.Message):
     def __init__(self, repetition_penalty: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label", "seat", "seats", "frozen_version", "filters", "pinned_version", "recorded", "recorded_reward", "record")
+    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript", "label", "seat", "seats", "frozen_version", "filters", "pinned_version", "recorded", "recorded_reward", "record", "engine")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class Ticket(_message.Message):
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_REWARD_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     fence: int
@@ -252,7 +253,8 @@ class Ticket(_message.Message):
     recorded: _containers.RepeatedCompositeFieldContainer[RecordedTurn]
     recorded_reward: float
     record: bool
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ..., frozen_version: _Optional[int] = ..., filters: _Optional[_Union[SamplingFilters, _Mapping]] = ..., pinned_version: _Optional[int] = ..., recorded: _Optional[_Iterable[_Union[RecordedTurn, _Mapping]]] = ..., recorded_reward: _Optional[float] = ..., record: _Optional[bool] = ...) -> None: ...
+    engine: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ..., label: _Optional[str] = ..., seat: _Optional[int] = ..., seats: _Optional[int] = ..., frozen_version: _Optional[int] = ..., filters: _Optional[_Union[SamplingFilters, _Mapping]] = ..., pinned_version: _Optional[int] = ..., recorded: _Optional[_Iterable[_Union[RecordedTurn, _Mapping]]] = ..., recorded_reward: _Optional[float] = ..., record: _Optional[bool] = ..., engine: _Optional[int] = ...) -> None: ...
 
 class RecordedTurn(_message.Message):
     __slots__ = ("observed", "acted")

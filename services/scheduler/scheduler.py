@@ -94,6 +94,11 @@ class Scheduler:
         """The traceparent of a leased ticket, "" if it is not traced."""
         return self.loop.traces.parent(ticket_id)
 
+    def planned_engine(self, ticket: Ticket) -> int | None:
+        """The engine among its worker's that a leased ticket is planned for; None if any will do."""
+        planned = self.loop.ledger.planned
+        return planned.engine(ticket) if planned is not None else None
+
     # --- workers' calls ---------------------------------------------------------------------
 
     async def join(self, worker: WorkerRecord) -> tuple[int, list[str]]:

@@ -1,8 +1,8 @@
 """Routes turns to engines that may be replaced while the turns run.
 
                      ┌─► engine 0 (processes) ──┐
-    generate ────────┤   least loaded, or the   ├──► Generation     interrupt: every turn ends with what it
-       ▲             └─► session's last one ────┘        │          has and waits here; `use` continues it
+    generate ────────┤   session's last one, or  ├──► Generation    interrupt: every turn ends with what it
+       ▲             └─► preferred, least loaded ┘       │          has and waits here; `use` continues it
        └───────────── ids + sampled tokens ◄───── interrupted       where its session is now, `move` one
                                                                     session at another engine
 
@@ -34,7 +34,8 @@ from services.rollout.pool.turn import ResumableTurn
 class SessionRoute:
     """The route of a session's turns. tokens: of its context; most_tokens: what that may become in the turn
     that runs, 0 between turns. prompt_tokens: of its first turn. request: the id of the turn that runs, ""
-    between turns. moves: how often it was moved; left: engines that it was moved from in its turn."""
+    between turns. moves: how often it was moved; left: engines that it was moved from in its turn. preferred:
+    the index of the engine that it begins at, if that lives."""
 
     replica: EngineReplica | None = None
     tokens: int = 0
@@ -43,6 +44,7 @@ class SessionRoute:
     request: str = ""
     moves: int = 0
     left: list[Engine] = field(default_factory=list)
+    preferred: int | None = None
 
 
 class RequestRouter:
@@ -67,6 +69,8 @@ class RequestRouter:
         self._changes = changes
         self._waits = waits
         self._sessions: dict[str, SessionRoute] = {}
+        # By session that may begin: the index of the engine that it is for.
+        self._preferred: dict[str, int] = {}
         self._open = True
         self._interrupts = 0
         # Turns that were continued since the start, and sessions that were moved.
@@ -101,6 +105,13 @@ class RequestRouter:
             default=0,
         )
 
+    def prefer(self, session: str, engine: int | None) -> None:
+        """Lets a session begin at the engine of this index, if that lives then; None: at any."""
+        if engine is None:
+            self._preferred.pop(session, None)
+        else:
+            self._preferred[session] = engine
+
     # --- generation ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -111,7 +122,9 @@ class RequestRouter:
         # Without a session its KV could not move to another engine.
         name = request.session or f"request {request.request_id}"
         turn = ResumableTurn(msgspec.structs.replace(request, session=name))
-        session = self._sessions.setdefault(name, SessionRoute())
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = SessionRoute(preferred=self._preferred.get(name))
         session.tokens, session.most_tokens = turn.tokens, turn.most_tokens
         session.prompt_tokens = session.prompt_tokens or turn.tokens
         try:
@@ -146,17 +159,24 @@ class RequestRouter:
             await forget(engine, [name])
 
     async def _engine_of(self, session: SessionRoute) -> Engine:
-        """The session's engine, or the least loaded one, which is then the session's."""
+        """The session's engine, or the one that it begins at, or the least loaded one: then the session's."""
         while True:
             if self._open:
                 replica = session.replica
                 if replica is None or not replica.live:
-                    live = self.replicas.live
-                    replica = min(live, key=lambda replica: replica.running) if live else None
+                    replica = self._first_of(session)
                 if replica is not None and replica.engine is not None:
                     session.replica = replica
                     return replica.engine
             await self._changes.wait()
+
+    def _first_of(self, session: SessionRoute) -> EngineReplica | None:
+        """The engine that a session without one gets; None if none lives."""
+        place, session.preferred = session.preferred, None
+        replicas, live = list(self.replicas.all), self.replicas.live
+        if place is not None and place < len(replicas) and replicas[place].live:
+            return replicas[place]
+        return min(live, key=lambda replica: replica.running) if live else None
 
     @staticmethod
     async def _ask(session: SessionRoute, engine: Engine, request: GenerateRequest) -> Generation:

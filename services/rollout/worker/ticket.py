@@ -51,6 +51,7 @@ class EpisodeTicket:
     recorded: Sequence[RecordedTurn] = ()  # becomes its trajectory: nobody plays
     recorded_reward: float = 0.0  # what that earned
     record: bool = False  # the turns are reported in token ids
+    engine: int | None = None  # that it is planned for, by its index; None if any will do
 
     @property
     def key(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from services.rollout.worker.ticket import EpisodeOutcome, EpisodeTicket
 
 _SAME = {field.name for field in fields(EpisodeTicket)} - {
     "publish", "scripted", "traceparent", "others", "session_seats", "filters", "recorded",
+    "engine",
 }  # fmt: skip
 _FILTERS = [field.name for field in fields(SamplingFilters)]
 
@@ -38,6 +39,7 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:
         scripted=ticket.actor == common_pb2.ACTOR_RANDOM_LEGAL,
         traceparent=checked(ticket.traceparent),
         session_seats=ticket.seats or 1,
+        engine=ticket.engine if ticket.HasField("engine") else None,
         filters=_filters(ticket) if ticket.HasField("filters") else SamplingFilters(),
         recorded=[RecordedTurn(list(turn.observed), list(turn.acted)) for turn in ticket.recorded],
         **{name: getattr(ticket, name) for name in _SAME},

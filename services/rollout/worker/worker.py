@@ -33,6 +33,7 @@ from earl.errors import EarlError
 from earl.scheduler_client import SchedulerClient
 from earl.waiting import until_first
 from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.actions import session_name
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.frozen_opponent import FrozenOpponent
 from services.rollout.worker.gauges import Gauges, WorkerLoad
@@ -216,12 +217,14 @@ class RolloutWorker:
         if self._draining:
             self.reporter.add(ticket, _leaving_outcome())
             return
+        self._prefer(ticket, ticket.engine)
         task = asyncio.create_task(self._agent.play(ticket))
         self._episodes[ticket] = task
         task.add_done_callback(lambda task: self._ended(ticket, task))
 
     def _ended(self, ticket: EpisodeTicket, task: asyncio.Task[EpisodeOutcome]) -> None:
         del self._episodes[ticket]
+        self._prefer(ticket, None)
         if ticket not in self.leases:
             return  # the lease was lost: there is nobody to report to
         if task.cancelled():
@@ -233,6 +236,11 @@ class RolloutWorker:
             outcome = task.result()
         self._gauges.ended(outcome)
         self.reporter.add(ticket, outcome)
+
+    def _prefer(self, ticket: EpisodeTicket, engine: int | None) -> None:
+        """Lets the contexts of an episode begin at the engine that it is planned for."""
+        for seat in ticket.seats:
+            self._pool.router.prefer(session_name(seat), engine)
 
     def _reported(self, ticket: EpisodeTicket) -> None:
         self.leases.give_up(ticket)

@@ -79,7 +79,10 @@ class TicketEncoder:
         each = max(longest + max(map(len, self._tasks.values())), 1) + (recorded.longest if recorded else 0)
         self.most = MAX_MESSAGE_BYTES // 4 // each // max(entry.seats for entry in self._entries)
 
-    def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
+    def encode(
+        self, ticket: Ticket, traceparent: str = "", engine: int | None = None
+    ) -> scheduler_pb2.Ticket:
+        """engine: that it is planned for; None if any will do."""
         scripted = ticket.purpose is Purpose.WARMUP
         entry = self._by_label.get(ticket.environment) or entry_of(self._entries, ticket.environment)
         episode = self._recorded.episode(ticket) if self._recorded is not None else None
@@ -112,6 +115,7 @@ class TicketEncoder:
             recorded=[scheduler_pb2.RecordedTurn(observed=turn.observed, acted=turn.acted) for turn in turns],
             recorded_reward=episode.reward if episode is not None else 0.0,
             record=self._records and ticket.evaluation == FINAL,
+            engine=engine,
         )
 
     def _task_json(self, entry: MixtureEntry, ticket: Ticket) -> str:

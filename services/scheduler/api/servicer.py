@@ -87,8 +87,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             _wait(request.wait_s),
             request.newest_fence if request.HasField("newest_fence") else None,
         )
-        traceparent = self._scheduler.traceparent
-        encoded = [self._tickets.encode(ticket, traceparent(ticket.id)) for ticket in tickets]
+        traceparent, engine = self._scheduler.traceparent, self._scheduler.planned_engine
+        encoded = [self._tickets.encode(ticket, traceparent(ticket.id), engine(ticket)) for ticket in tickets]
         return scheduler_pb2.LeaseTicketsResponse(tickets=encoded, stop=stop)
 
     async def RenewLeases(self, request, context):

@@ -44,6 +44,26 @@ async def test_least_loaded_engine_is_taken_and_a_session_stays():
         assert made[1].released == ["1"]
 
 
+async def test_a_session_begins_at_the_engine_that_it_is_planned_for():
+    async with running() as (pool, made, _):
+        await pool.load(published(1))
+        for engine in made:
+            engine.answer.set()
+        for name, preferred in (("a", 1), ("b", 1), ("c", 7), ("d", None)):
+            pool.router.prefer(name, preferred)
+        for name in "abcd":
+            await pool.generate(request(f"{name}/1", name))
+        assert made[1].served == ["a/1", "b/1"] and made[0].served == ["c/1", "d/1"]
+        # It is for the beginning alone: where it is then, it stays.
+        pool.router.prefer("c", 1)
+        await pool.generate(request("c/2", "c"))
+        assert made[0].served[-1] == "c/2"
+        pool.router.prefer("e", 1)
+        pool.router.prefer("e", None)
+        await pool.generate(request("e/1", "e"))
+        assert made[0].served[-1] == "e/1"
+
+
 async def test_a_session_that_moves_continues_its_turn_at_the_other_engine():
     async with running() as (pool, made, _):
         await pool.load(published(1))
