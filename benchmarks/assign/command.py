@@ -42,6 +42,8 @@ app = typer.Typer(add_completion=False)
 MEASURED_CODE = (
     "services/scheduler/assign",
     "services/scheduler/ledger/admission.py",
+    "services/scheduler/ledger/pending.py",
+    "services/scheduler/ledger/planned_leases.py",
     "benchmarks/assign",
 )
 COMPARES = (
@@ -51,9 +53,10 @@ COMPARES = (
     "products take by arithmetic, not by measurement. All policies have the same admission: a batch of "
     "16,384 sequences, in groups of 16, is trained once the ledger's rule allows; training takes no time. "
     'round-robin: sequences to engines in turns. credit: as the ledger leases with length_order = "drawn": '
-    "an engine with open slots takes the oldest sequences. longest: as it leases by default: of the oldest "
+    "an engine with open slots takes the oldest sequences. longest: as it leases with longest: of the oldest "
     "batch the groups first that are predicted to be longest, to each engine its share of them. "
-    "history: planned by the same "
+    "planned: as it leases by default: what is planned for an engine, or what it takes from another's queue; "
+    "as longest while predictions are too wrong; nothing that runs moves. history: planned by the same "
     "predictions; sequences that wait, or run, move to engines with open slots, and a moved context is "
     "computed again. "
     "oracle: the same planner and moves with true lengths. bubble: worker-seconds in which an engine has "
@@ -121,6 +124,10 @@ def headline(by_case: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "longest_reduction",
         "longest_reduction_vs_credit",
         "longest_vs_oracle",
+        "planned_reduction",
+        "planned_reduction_vs_credit",
+        "planned_vs_oracle",
+        "planned_vs_longest",
         "vs_oracle",
         "vs_oracle_max",
         "vs_round_robin",

@@ -13,9 +13,11 @@ from benchmarks.assign.policies import (
     HISTORY,
     LONGEST,
     ORACLE,
+    PLANNED,
     POLICIES,
     ROUND_ROBIN,
     Credit,
+    LeasedAsPlanned,
     Longest,
     Planned,
     RoundRobin,
@@ -56,6 +58,8 @@ def judged(case: AssignCase, seed: int, trace: LengthTrace, devices: int) -> Jud
             policy = Credit()
         elif name == LONGEST:
             policy = Longest(fleet, recorded_history(trace))
+        elif name == PLANNED:
+            policy = LeasedAsPlanned(fleet, recorded_history(trace))
         else:
             policy = Planned(fleet, history if name == HISTORY else None)
         times[name] = fleet.run(policy)
@@ -79,7 +83,8 @@ def figures(runs: Sequence[JudgedAssignment]) -> dict[str, Any]:
     """The figures of one case over seeds.
 
     bubble_reduction: 1 less the bubble of `history` over that of round-robin, bubbles of all seeds together;
-    longest_reduction: of `longest`.
+    longest_reduction, planned_reduction: of these. planned_vs_longest: seconds of `longest` over those of
+    `planned`.
     vs_oracle: seconds of `history` over those of the oracle, mean over seeds; _max: of the worst seed.
     """
     ratios = [seconds(run, HISTORY) / seconds(run, ORACLE) for run in runs]
@@ -93,6 +98,12 @@ def figures(runs: Sequence[JudgedAssignment]) -> dict[str, Any]:
         "longest_vs_oracle": round(
             statistics.fmean(seconds(run, LONGEST) / seconds(run, ORACLE) for run in runs), 4
         ),
+        "planned_reduction": reduction(runs, ROUND_ROBIN, PLANNED),
+        "planned_reduction_vs_credit": reduction(runs, CREDIT, PLANNED),
+        "planned_vs_oracle": round(
+            statistics.fmean(seconds(run, PLANNED) / seconds(run, ORACLE) for run in runs), 4
+        ),
+        "planned_vs_longest": speedup(runs, LONGEST, PLANNED),
         "vs_oracle": round(statistics.fmean(ratios), 4),
         "vs_oracle_max": round(max(ratios), 4),
         "vs_round_robin": speedup(runs, ROUND_ROBIN),
@@ -123,9 +134,9 @@ def reduction(runs: Sequence[JudgedAssignment], rival: str, name: str = HISTORY)
     return round(1 - ours_s / rivals_s, 4) if rivals_s > 0 else None
 
 
-def speedup(runs: Sequence[JudgedAssignment], rival: str) -> float:
-    """Seconds of a rival over those of `history`: the geometric mean over seeds."""
-    return round(statistics.geometric_mean(seconds(run, rival) / seconds(run, HISTORY) for run in runs), 4)
+def speedup(runs: Sequence[JudgedAssignment], rival: str, name: str = HISTORY) -> float:
+    """Seconds of a rival over those of a policy: the geometric mean over seeds."""
+    return round(statistics.geometric_mean(seconds(run, rival) / seconds(run, name) for run in runs), 4)
 
 
 def seconds(run: JudgedAssignment, policy: str) -> float:

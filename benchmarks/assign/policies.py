@@ -3,8 +3,9 @@
 round-robin  sequences to engines in turns, in proportion to their slots
 credit       as the ledger leases with scheduler.length_order = "drawn": an engine with open slots takes the
              oldest sequences that wait
-longest      as it leases by default: of the oldest batch the sequences of the groups that are predicted to be
-             longest, to each engine its share of them
+longest      as with length_order = "longest": of the oldest batch the sequences of the groups that are
+             predicted to be longest, to each engine its share of them
+planned      as it leases by default: what is planned for an engine; as before while predictions are too wrong
 history      `services.scheduler.assign`: planned by predicted lengths, moved to where slots are open
 oracle       the same planner and moves, with true lengths
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -23,11 +24,14 @@ from benchmarks.assign.traces import SequenceBatch
 from services.scheduler.assign.history import LengthHistory
 from services.scheduler.assign.moves import LiveSequences, engine_left_s, moves, tokens_left
 from services.scheduler.assign.plan import EngineFleet, assign
+from services.scheduler.assign.queues import EngineQueues, LeasedSequences, WaitingBatch, planned_queues
 from services.scheduler.ledger.pending import PendingTickets
+from services.scheduler.ledger.planned_leases import MOST_FACTOR, REPLAN_S
 from services.scheduler.state.tickets import Purpose, Ticket
 
-ROUND_ROBIN, CREDIT, LONGEST, HISTORY, ORACLE = "round-robin", "credit", "longest", "history", "oracle"
-POLICIES = (ROUND_ROBIN, CREDIT, LONGEST, HISTORY, ORACLE)
+ROUND_ROBIN, CREDIT, LONGEST, PLANNED = "round-robin", "credit", "longest", "planned"
+HISTORY, ORACLE = "history", "oracle"
+POLICIES = (ROUND_ROBIN, CREDIT, LONGEST, PLANNED, HISTORY, ORACLE)
 
 
 class RoundRobin:
@@ -112,6 +116,82 @@ class Longest:
 
     def poll(self, fleet: SimulatedFleet) -> None:
         """Moves nothing."""
+
+
+class LeasedAsPlanned(Longest):
+    """Leases what is planned for an engine, as the scheduler does by default; each engine is a worker.
+    While predictions are too wrong, the longest first (`services.scheduler.ledger.planned_leases`).
+    """
+
+    def __init__(self, fleet: SimulatedFleet, history: LengthHistory) -> None:
+        super().__init__(fleet, history)
+        self._queues: EngineQueues | None = None
+        self._planned_s = 0.0
+        self._called_s = np.zeros(len(fleet.engines))
+        # By number, what was predicted as its batch was released, and when it was leased.
+        self._predicted: dict[int, int] = {}
+        self._leased_s: dict[int, float] = {}
+
+    def released(self, fleet: SimulatedFleet, numbers: range) -> None:
+        super().released(fleet, numbers)
+        for batch in self._pending.batches():
+            self._predicted.update((each.id, each.predicted_tokens) for each in batch)
+        self._plan()
+
+    def take(self, engine: int, credit: int) -> Iterator[int]:
+        now_s = self._fleet.now_s
+        plan = EnginePlan(self._queues, engine, credit, now_s) if self._queues is not None else None
+        for ticket in self._pending.deal(credit, lambda: self._share[engine], plan):
+            self._pending.remove(ticket)
+            self._leased_s[ticket.id] = now_s
+            yield ticket.id
+
+    def poll(self, fleet: SimulatedFleet) -> None:
+        """Asks again for every engine with open slots, as waiting workers do."""
+        if fleet.now_s - self._planned_s >= REPLAN_S:
+            self._plan()
+        for engine, state in enumerate(fleet.engines):
+            if self._pending and len(state.running) < state.kind.slots:
+                fleet.fill(engine, self)
+
+    def _plan(self) -> None:
+        fleet, self._planned_s = self._fleet, self._fleet.now_s
+        factor = self._history.error.factor
+        if factor is None or factor > MOST_FACTOR:
+            self._queues = None
+            return
+        waiting = []
+        for tickets in self._pending.batches():
+            lengths = np.asarray([each.predicted_tokens for each in tickets], float)
+            waiting.append(WaitingBatch([each.id for each in tickets], np.zeros(len(lengths)), lengths))
+        running, engines, _ = fleet.progress()
+        numbers = running.tolist()
+        leased = LeasedSequences(
+            engines,
+            np.asarray([self._predicted[number] for number in numbers], float),
+            fleet.now_s - np.asarray([self._leased_s[number] for number in numbers]),
+        )
+        self._queues = planned_queues(waiting, fleet.kinds, fleet.kind, leased, self._called_s, fleet.now_s)
+
+
+class EnginePlan:
+    """The plan for one engine that asks (`services.scheduler.ledger.pending.LeasePlan`)."""
+
+    def __init__(self, queues: EngineQueues, engine: int, open_slots: int, now_s: float) -> None:
+        self._queues = queues
+        self._engines = range(engine, engine + 1)
+        self._open_slots = open_slots
+        self._now_s = now_s
+
+    def covers(self, ticket: Ticket) -> bool:
+        return ticket.id in self._queues
+
+    def next(self, new: Callable[[int], Ticket | None]) -> Ticket | None:
+        placed = self._queues.take(
+            self._engines, [self._open_slots], self._now_s, lambda number: new(number) is not None
+        )
+        self._open_slots -= 1
+        return new(placed.number) if placed is not None else None
 
 
 class Planned:

@@ -146,6 +146,7 @@ def test_every_sequence_is_played_once_in_batches_as_stale_as_allowed(name, stal
         policies.ROUND_ROBIN: lambda: RoundRobin(fleet),
         CREDIT: Credit,
         LONGEST: lambda: Longest(fleet, history),
+        policies.PLANNED: lambda: policies.LeasedAsPlanned(fleet, history),
         HISTORY: lambda: Planned(fleet, history),
         ORACLE: lambda: Planned(fleet, None),
     }[name]()
