@@ -146,6 +146,12 @@ def figures(result: str = "reward", labels: Sequence[str] = ()) -> Iterator[Figu
         partial(windowed, key="engines_idle_fraction", part="last"),
         percent,
     )
+    yield Figure(
+        "length_tail",
+        "longest over mean length, last steps",
+        partial(windowed, key="length_tail_ratio", part="last"),
+        number,
+    )
     accepted = partial(counted, part="accepted_tokens", whole="drafted_tokens")
     yield Figure("accepted_drafts", "of drafted tokens, accepted", accepted, percent)
     forwards = partial(counted, part="drafting_tokens", whole="drafting_steps")

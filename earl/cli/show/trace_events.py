@@ -29,6 +29,7 @@ COUNTERS: Mapping[str, Mapping[str, str]] = {
     "tickets": {f"ledger.{state.name}": state.word for state in LIVE},
     "concurrency": {"load.rollout.concurrency": "mean", "load.rollout.concurrency_most": "most"},
     "idle engines": {"engines_idle_fraction": "fraction"},
+    "tail of lengths": {"length_tail_ratio": "longest over mean"},
     "KV used": {"load.rollout.kv.used_fraction": "fraction"},
     "memory used": {f"load.{stage}.memory_fraction": stage for stage in ("rollout", "reference", "trainer")},
 }

@@ -253,6 +253,7 @@ def _figures(batch: Batch, rows: Sequence[_Row], *, masks: bool) -> dict[str, fl
         "trained_tokens": float(in_loss),
         "length_mean": sum(tokens) / count,
         "length_max": float(max(tokens)),
+        "length_tail_ratio": max(tokens) * count / max(1, sum(tokens)),
         "turns_mean": sum(turns) / count,
         "truncated_episodes": float(sum(truncated)),
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
