@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from earl.dispatch.memory import last_words
 from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
 from earl.rpc.main import AWAIT_VARIABLE
@@ -159,7 +160,9 @@ class StackProcess:
         if kind is not None:
             return kind(f"{self.spec.name}: {errors[-1]}")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = [*lines[-1:], *errors[-1:]][-1].strip() if lines else "its log is empty"
+        # A truncated arena ends who reads it, by a signal: the stack that was written last names it.
+        arenas = [line for line in lines if last_words.READS in line] if code == -signal.SIGBUS else []
+        last = [*lines[-1:], *arenas[-1:], *errors[-1:]][-1].strip() if lines else "its log is empty"
         error = ProcessFailed(f"{self.spec.name} {how} {doing}: {last}", f"see {self.log}")
         error.add_note("\n".join(lines[-TAIL_LINES:]))
         return error

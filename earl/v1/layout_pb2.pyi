@@ -52,7 +52,7 @@ class Box(_message.Message):
     def __init__(self, start: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArenaRef(_message.Message):
-    __slots__ = ("owner", "incarnation", "path", "nonce", "size_bytes", "ucx_address", "device", "host", "nixl_address")
+    __slots__ = ("owner", "incarnation", "path", "nonce", "size_bytes", "ucx_address", "device", "host", "nixl_address", "file_system")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class ArenaRef(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     NIXL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FILE_SYSTEM_FIELD_NUMBER: _ClassVar[int]
     owner: str
     incarnation: int
     path: str
@@ -71,7 +72,8 @@ class ArenaRef(_message.Message):
     device: str
     host: str
     nixl_address: str
-    def __init__(self, owner: _Optional[str] = ..., incarnation: _Optional[int] = ..., path: _Optional[str] = ..., nonce: _Optional[int] = ..., size_bytes: _Optional[int] = ..., ucx_address: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., nixl_address: _Optional[str] = ...) -> None: ...
+    file_system: int
+    def __init__(self, owner: _Optional[str] = ..., incarnation: _Optional[int] = ..., path: _Optional[str] = ..., nonce: _Optional[int] = ..., size_bytes: _Optional[int] = ..., ucx_address: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., nixl_address: _Optional[str] = ..., file_system: _Optional[int] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("arena", "offset_bytes", "size_bytes", "generation", "slot", "checksums", "checksum_block_bytes")

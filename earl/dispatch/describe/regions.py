@@ -25,6 +25,7 @@ class ArenaRef:
     """A worker's memory and every way to reach it.
 
     ucx_address, nixl_address: host:port of its serving process, empty if that wire is not served.
+    file_system: the number that the host gives the file system of `path`; 0 if it is not known.
     """
 
     owner: str
@@ -36,6 +37,7 @@ class ArenaRef:
     device: str
     host: str
     nixl_address: str = ""
+    file_system: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class Regions:
     def verifiable(self) -> np.ndarray:
         """bool[N]: whether a region has checksums."""
         return self.first_checksum[1:] > self.first_checksum[:-1]
+
+    def expected(self, blocks: np.ndarray) -> np.ndarray:
+        """uint64[B]: the published digests of blocks, int64[B, 2] of (region, block), which exist."""
+        return self.checksums[self.first_checksum[blocks[:, 0]] + blocks[:, 1]]
 
     def checksum(self, region: int, block: int) -> int:
         """The published digest of one block. Raises LayoutError if there is none."""

@@ -10,19 +10,20 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import xxhash
 
-from earl.dispatch.describe.regions import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, Regions, host_id
-from earl.dispatch.memory import arena_file
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions, host_id
+from earl.dispatch.memory import arena_file, last_words
 from earl.dispatch.memory.allocator import Slabs
 from earl.dispatch.memory.arena_file import SLOT_WORDS, Header
-from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
+from earl.dispatch.memory.digests import block_digests, region_digests
+from earl.dispatch.memory.open_arena import open_arena
+from earl.errors import ArenaFull, LayoutError, RegionGone
 
 _GENERATION, _OFFSET, _SIZE = 0, 1, 2
 # Odd generations are of published regions.
@@ -31,6 +32,7 @@ _PUBLISHED = np.uint64(1)
 _GROWTH_BYTES = 16 << 20
 # How much is touched between two chances for other threads.
 _TOUCHED_BYTES = 64 << 20
+T = TypeVar("T")
 
 
 class Region:
@@ -54,13 +56,21 @@ class Region:
             )
         return np.ndarray(tuple(shape), dtype, self._arena.memory, self.offset_bytes + offset)
 
+    def clear_padding(self, offset: int, count: int, step: int, size_bytes: int) -> None:
+        """Zeroes what lies behind each of `count` arrays of so many bytes, `step` apart from `offset` on.
+
+        So that regions of equal arrays have equal digests.
+        """
+        if count and size_bytes < step:
+            places = self.array(np.uint8, (count, step), offset)
+            places[:, size_bytes:] = 0
+
     def seal(self, checksum: bool) -> RegionRef:
         """Publishes the bytes as they are now: from here on readers may copy them."""
         if self.ref is None:
             checksums = ()
             if checksum:
-                whole = self.array(np.uint8, (self.size_bytes,))
-                checksums = block_checksums(whole)
+                checksums = region_digests(self.array(np.uint8, (self.size_bytes,)))
             self.ref = self._arena._publish(self._slot, self, checksums)
         return self.ref
 
@@ -93,7 +103,15 @@ class Arena:
         self._lock = threading.Lock()
         self._closed = False
         self.ref = ArenaRef(
-            owner, header.incarnation, str(path), header.nonce, header.size_bytes, "", "cpu", host_id()
+            owner,
+            header.incarnation,
+            str(path),
+            header.nonce,
+            header.size_bytes,
+            "",
+            "cpu",
+            host_id(),
+            file_system=os.fstat(fd).st_dev,
         )
 
     @classmethod
@@ -227,11 +245,18 @@ class MappedArena:
 
     _fd = -1
 
-    def __init__(self, path: str, nonce: int, incarnation: int) -> None:
-        """Maps the file. Raises RegionGone when it is gone or another's, TransportUnavailable when barred."""
-        fd, self._header, file_bytes = _open(path, nonce, incarnation)
+    def __init__(self, path: str, nonce: int, incarnation: int, file_system: int = 0) -> None:
+        """Maps the file. file_system: that its owner names; 0 if it names none.
+
+        Raises RegionGone when it is gone or another's, TransportUnavailable when it is barred or not shared
+        with this process.
+        """
+        fd, self._header, file_bytes = open_arena(path, nonce, incarnation, file_system)
         try:
             self._map = mmap.mmap(fd, file_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except ValueError:  # it became shorter since it was opened
+            os.close(fd)
+            raise RegionGone(f"arena {path} was truncated", "its owner must publish again") from None
         except BaseException:
             os.close(fd)
             raise
@@ -240,8 +265,28 @@ class MappedArena:
         self._fd = fd
         self._table = _table(self._map, self._header)
         self.memory = np.frombuffer(self._map, np.uint8)
-        for pages in _pages(self.memory[: arena_file.allocated_prefix(fd)]):
+        last_words.enable()
+        self.reading(self._populate)
+
+    def _populate(self) -> None:
+        for pages in _pages(self.memory[: arena_file.allocated_prefix(self._fd)]):
             pages.max()
+
+    def reading(self, work: Callable[..., T], *args: Any) -> T:
+        """work(*args), which touches the arena's memory: if that ends the process, its stack names the arena.
+
+        What truncates an arena while it is read ends its readers by SIGBUS; a truncation before that is
+        RegionGone.
+        """
+        return last_words.named_call(self.path)(work, *args)
+
+    def _refuse_truncated(self) -> None:
+        size_bytes = os.fstat(self._fd).st_size
+        if size_bytes < self._header.size_bytes:
+            raise RegionGone(
+                f"arena {self.path} was truncated to {size_bytes} of {self._header.size_bytes} bytes",
+                "its owner must publish again; stop what writes to files there",
+            )
 
     @property
     def abandoned(self) -> bool:
@@ -250,6 +295,7 @@ class MappedArena:
 
     def check(self, slots: np.ndarray, generations: np.ndarray) -> None:
         """Raises RegionGone unless each slot (int64[N]) holds its generation (uint64[N]), published, now."""
+        self._refuse_truncated()
         known, rows = self._known(slots)
         actual = self._table[rows, _GENERATION]
         good = known & (actual == generations) & (generations & _PUBLISHED).astype(bool)
@@ -262,6 +308,7 @@ class MappedArena:
 
     def extents(self, slots: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(offsets, sizes), int64[N] bytes, of published regions, within the file. Raises RegionGone."""
+        self._refuse_truncated()
         _, rows = self._known(slots)
         words = self._table[rows].astype(np.int64)
         offsets, sizes = words[:, _OFFSET], words[:, _SIZE]
@@ -306,13 +353,8 @@ class MappedArena:
 
     def digests(self, regions: Regions, blocks: Iterable[tuple[int, int]]) -> list[int]:
         """xxh3-64 of checksum blocks, each (region, block), as the bytes are now."""
-        digests: list[int] = []
-        for region, block in blocks:
-            offset, size = int(regions.offset_bytes[region]), int(regions.size_bytes[region])
-            start = block * regions.block_bytes
-            stop = min(start + regions.block_bytes, size)
-            digests.append(xxhash.xxh3_64_intdigest(self.memory[offset + start : offset + stop].data))
-        return digests
+        table = np.array(list(blocks), np.int64).reshape(-1, 2)
+        return block_digests(self.memory, regions, table).tolist()
 
     def close(self) -> None:
         """Gives up the file; the mapping ends when the last array over it does."""
@@ -326,46 +368,6 @@ class MappedArena:
         self.close()
 
 
-def can_be_mapped(arena: ArenaRef) -> bool:
-    """Returns whether this process can map the arena now."""
-    if arena.host != host_id():
-        return False
-    try:
-        fd, _, _ = _open(arena.path, arena.nonce, arena.incarnation)
-    except (RegionGone, TransportUnavailable):
-        return False
-    os.close(fd)
-    return True
-
-
-def _open(path: str, nonce: int, incarnation: int) -> tuple[int, Header, int]:
-    """(file descriptor, header, bytes of the file) of an arena. Raises as MappedArena."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise RegionGone(
-            f"arena {path} is gone",
-            "its owner ended: read a newer descriptor; or its arena_dir is not shared: let it serve over "
-            "the wire (data_plane.bind)",
-        ) from None
-    except OSError as error:
-        raise TransportUnavailable(
-            f"arena {path} cannot be opened: {error.strerror}", "serve it over ucx"
-        ) from error
-    try:
-        file_bytes = os.fstat(fd).st_size
-        header = Header.unpack(os.pread(fd, arena_file.PAGE_BYTES, 0), path, file_bytes)
-        if (header.nonce, header.incarnation) != (nonce, incarnation):
-            raise RegionGone(
-                f"arena {path} is of incarnation {header.incarnation:x}, not {incarnation:x}",
-                "its owner restarted; read a newer descriptor",
-            )
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, header, file_bytes
-
-
 def _pages(memory: np.ndarray) -> Iterator[np.ndarray]:
     """A byte of every page, some MiB at a time, to populate them: all in one call would hold the GIL."""
     for start in range(0, len(memory), _TOUCHED_BYTES):
@@ -375,9 +377,3 @@ def _pages(memory: np.ndarray) -> Iterator[np.ndarray]:
 def _table(mapped: mmap.mmap, header: Header) -> np.ndarray:
     words = np.frombuffer(mapped, np.uint64, header.slots * SLOT_WORDS, header.table_offset)
     return words.reshape(header.slots, SLOT_WORDS)
-
-
-def block_checksums(region: np.ndarray, block_bytes: int = CHECKSUM_BLOCK_BYTES) -> tuple[int, ...]:
-    """xxh3-64 of each block of a region's bytes, uint8[N]."""
-    starts = range(0, len(region), block_bytes)
-    return tuple(xxhash.xxh3_64_intdigest(region[i : i + block_bytes].data) for i in starts)

@@ -184,12 +184,22 @@ def allocated_prefix(fd: int) -> int:
     return os.lseek(fd, 0, os.SEEK_HOLE)
 
 
+def file_system_of(directory: Path) -> int:
+    """The number of the file system of a directory, or of its nearest parent that exists."""
+    for place in (directory, *directory.parents):
+        try:
+            return os.stat(place).st_dev
+        except OSError:
+            continue
+    return 0
+
+
 def remove_stale(directory: Path) -> list[Path]:
     """Removes the arenas of owners that are dead; returns what was removed."""
     removed: list[Path] = []
     for path in sorted(directory.glob("*.arena")):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # gone meanwhile, or not readable by this user
         try:

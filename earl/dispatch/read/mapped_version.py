@@ -75,14 +75,14 @@ class MappedPart:
     def check(self) -> None:
         """Raises RegionGone if what is to be copied is not there any more, or lies elsewhere."""
         for pieces in self.pieces:
-            self.arena.check_reach(pieces.regions, pieces.reach)
+            self.arena.reading(self.arena.check_reach, pieces.regions, pieces.reach)
 
     def confirm(self, verify: bool) -> None:
         """Raises RegionGone, and ChecksumMismatch if it verifies, unless the bytes are still those that were
         published."""
         for pieces in self.pieces:
             if verify:
-                verify_pieces(self.arena, pieces)
+                self.arena.reading(verify_pieces, self.arena, pieces)
             self.arena.check(pieces.regions.slot, pieces.regions.generation)
 
 

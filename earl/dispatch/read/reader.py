@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
-from earl.dispatch.memory.arena import can_be_mapped
+from earl.dispatch.memory.open_arena import can_be_mapped
 from earl.dispatch.read.cached_plan import Repeated as Repeated
 from earl.dispatch.read.cached_plan import VersionRead
 from earl.dispatch.read.mapped_version import MappedPart, MappedVersion

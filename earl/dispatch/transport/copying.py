@@ -85,10 +85,17 @@ class Views:
     def __init__(self, pieces: Pieces) -> None:
         self.reach = pieces.reach
         self._pairs: WeakKeyDictionary[Any, dict[bytes, list[Pair]]] = WeakKeyDictionary()
+        self._blocks: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Number of places for which views are kept."""
         return sum(map(len, self._pairs.values()))
+
+    def blocks(self, pieces: Pieces) -> np.ndarray:
+        """int64[B, 2]: the checksum blocks that these pieces touch."""
+        if self._blocks is None or self._blocks[0] != pieces.regions.block_bytes:
+            self._blocks = pieces.regions.block_bytes, pieces.blocks()
+        return self._blocks[1]
 
     def pairs(self, owner: Any, memory: np.ndarray, pieces: Pieces, limit_bytes: int) -> list[Pair]:
         """(target, source) arrays, of equal shape and at most limit_bytes each, that together are the pieces.

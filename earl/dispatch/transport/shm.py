@@ -1,6 +1,10 @@
 """Reads through shared memory: the arena's file mapped read-only, strided copies straight to the target.
 
-Large copies run on a thread (numpy lets go of the GIL), so the calling loop stays responsive.
+    sizes and generations ─► copy ─► digests of the blocks that were read from ─► generations
+
+Large copies and digests run on a thread (both let go of the GIL), so the calling loop stays responsive. The
+digests are of the arena's bytes after the copy: what was changed before or during the copy, and stays so, is
+noticed.
 """
 
 from __future__ import annotations
@@ -9,21 +13,24 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from earl.dispatch.describe.pieces import Pieces, Repeat
-from earl.dispatch.describe.regions import ArenaRef, host_id
+from earl.dispatch.describe.regions import ArenaRef, Regions, host_id
 from earl.dispatch.memory.arena import MappedArena
+from earl.dispatch.memory.digests import block_digests
 from earl.dispatch.transport.base import Transport, refuse_mismatch, settle
 from earl.dispatch.transport.copying import Views, copy
 from earl.errors import PeerLost, RegionGone, TransportUnavailable
 
-# Below this a copy takes less time than handing it to a thread.
+# Below this copying and hashing take less time than handing them to a thread.
 INLINE_BYTES = 1 << 20
 # How much is copied between two checks whether the read was cancelled.
 STEP_BYTES = 16 << 20
+_BLOCKS_AT_ONCE = 64
 _THREADS = 2
 _SWEEP_S = 1.0
 
@@ -67,7 +74,7 @@ class SharedMemory(Transport):
             self._forget_abandoned()
             loop = asyncio.get_running_loop()
             opening = loop.run_in_executor(
-                self._threads, MappedArena, arena.path, arena.nonce, arena.incarnation
+                self._threads, MappedArena, arena.path, arena.nonce, arena.incarnation, arena.file_system
             )
             self._opening[key] = opening
             opening.add_done_callback(lambda done: self._opened(key, done))
@@ -77,12 +84,12 @@ class SharedMemory(Transport):
         mapped = await self.open(arena)
         views = self._views_of(pieces)
         stop = threading.Event()
-        if pieces.size_bytes <= INLINE_BYTES:
-            _copy_all(mapped, pieces, views, verify, stop)
+        copy_all = partial(_copy_all, mapped, pieces, views, verify, stop)
+        hashed_bytes = int(pieces.regions.size_bytes.sum()) if verify else 0
+        if pieces.size_bytes + hashed_bytes <= INLINE_BYTES:
+            mapped.reading(copy_all)
             return 0
-        work = asyncio.get_running_loop().run_in_executor(
-            self._threads, _copy_all, mapped, pieces, views, verify, stop
-        )
+        work = asyncio.get_running_loop().run_in_executor(self._threads, mapped.reading, copy_all)
         self._copying.add(work)
         try:
             await asyncio.shield(work)
@@ -136,7 +143,11 @@ def _copy_all(
                 return
             np.copyto(target, source)
     if verify:
-        verify_pieces(mapped, pieces)
+        hashed = _verified_blocks(pieces, views)
+        for first in range(0, len(hashed), _BLOCKS_AT_ONCE):
+            if stop.is_set():
+                return
+            _verify(mapped, pieces.regions, hashed[first : first + _BLOCKS_AT_ONCE])
     mapped.check(pieces.regions.slot, pieces.regions.generation)
 
 
@@ -145,12 +156,22 @@ def verify_pieces(mapped: MappedArena, pieces: Pieces) -> None:
 
     Raises RegionGone, ChecksumMismatch.
     """
-    regions = pieces.regions
-    verifiable = regions.verifiable
-    touched = [(region, block) for region, block in pieces.blocks().tolist() if verifiable[region]]
-    digests = mapped.digests(regions, touched)
+    _verify(mapped, pieces.regions, _verified_blocks(pieces, None))
+
+
+def _verified_blocks(pieces: Pieces, views: Views | None) -> np.ndarray:
+    """int64[B, 2]: (region, block) of every block that the pieces touch and that has a digest."""
+    blocks = pieces.blocks() if views is None else views.blocks(pieces)
+    return blocks[pieces.regions.verifiable[blocks[:, 0]]]
+
+
+def _verify(mapped: MappedArena, regions: Regions, blocks: np.ndarray) -> None:
+    digests = block_digests(mapped.memory, regions, blocks)
     # First: bytes of a region that is gone are of no use.
     mapped.check(regions.slot, regions.generation)
-    for (region, block), digest in zip(touched, digests, strict=True):
+    expected = regions.expected(blocks)
+    wrong = np.flatnonzero(digests != expected)
+    if len(wrong):
+        region, block = blocks[wrong[0]].tolist()
         where = f"{mapped.path} region {regions.slot[region]}"
-        refuse_mismatch(regions.checksum(region, block), digest, block, where)
+        refuse_mismatch(int(expected[wrong[0]]), int(digests[wrong[0]]), block, where)

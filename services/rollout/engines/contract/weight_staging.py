@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earl.dispatch.describe.dtypes import numpy_dtype
+from earl.dispatch.memory.arena import MappedArena
 from earl.dispatch.read.mapped_version import MappedVersion, Outline
 from earl.dispatch.read.reader import Repeated, VersionRead
 from earl.dispatch.read.resolve import Form
@@ -70,11 +71,10 @@ class StagedVersion:
     def size_bytes(self) -> int:
         return self.mapped.size_bytes
 
-    def copies(self) -> Iterator[tuple[np.ndarray, Iterator[StagedCopy]]]:
-        """The copies that fill every parameter exactly once, by the memory, read-only uint8[N], they are out
-        of."""
+    def copies(self) -> Iterator[tuple[MappedArena, Iterator[StagedCopy]]]:
+        """The copies that fill every parameter exactly once, by the arena that they are out of."""
         for part in self.mapped.parts:
-            yield part.arena.memory, (copy for pieces in part.pieces for copy in self._copies(pieces))
+            yield part.arena, (copy for pieces in part.pieces for copy in self._copies(pieces))
 
     def _copies(self, pieces) -> Iterator[StagedCopy]:
         columns = (pieces.start, pieces.stride, pieces.rows, pieces.run, pieces.target_stride)
@@ -86,9 +86,9 @@ class StagedVersion:
         """(name, array, published dtype's name) of each parameter: where it lies, if it lies there whole,
         else gathered into memory of its own. Arrays are only to be read, before `confirm`."""
         copies: dict[str, list[tuple[np.ndarray, StagedCopy]]] = {}
-        for memory, some in self.copies():
+        for arena, some in self.copies():
             for copy in some:
-                copies.setdefault(copy.parameter, []).append((memory, copy))
+                copies.setdefault(copy.parameter, []).append((arena.memory, copy))
         for name, shape in self.shapes.items():
             dtype = numpy_dtype(self.dtypes[name])
             some = copies.get(name, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,10 @@ from earl.errors import (
     ConfigError,
     LayoutError,
     RegionGone,
+    TransportUnavailable,
 )
+from earl.stack.plan import ProcessSpec
+from earl.stack.process import StackProcess
 
 
 @pytest.fixture
@@ -185,6 +189,79 @@ def test_another_file_is_refused(arena: Arena, tmp_path: Path):
         junk.write_bytes(content)
         with pytest.raises(RegionGone, match="no arena"):
             MappedArena(str(junk), 1, 1)
+
+
+def test_what_is_no_file_is_refused_and_blocks_nobody(tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path, kind in ((fifo, "a FIFO"), (Path("/dev/zero"), "a device"), (tmp_path, "a directory")):
+        with pytest.raises(RegionGone, match=kind):
+            MappedArena(str(path), 1, 1)
+    for path in ("/proc/kmsg", "/proc/self/mem", "/dev/shm/\0", "/dev/zero/x"):
+        with pytest.raises((RegionGone, TransportUnavailable)):
+            MappedArena(path, 1, 1)
+
+
+def test_an_arena_on_another_file_system_is_not_taken_for_one_that_is_gone(arena: Arena, tmp_path: Path):
+    ref = arena.ref
+    assert ref.file_system == os.stat(ref.path).st_dev
+    missing = str(tmp_path / "gone" / "o.arena")
+    with pytest.raises(RegionGone, match="its owner ended"):
+        MappedArena(missing, ref.nonce, 1, ref.file_system)
+    with pytest.raises(TransportUnavailable, match=r"does not share .*data_plane\.bind"):
+        MappedArena(missing, ref.nonce, 1, os.stat("/proc").st_dev)
+
+
+def test_an_arena_that_was_truncated_is_refused(arena: Arena):
+    region = arena.allocate(5000)
+    ref = region.seal(checksum=True)
+    mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+    check(mapped, ref.slot, ref.generation)
+    os.truncate(arena.ref.path, 4096)
+    for read in (
+        lambda: check(mapped, ref.slot, ref.generation),
+        lambda: mapped.check_reach(Regions.of([ref]), np.array([10])),
+        lambda: MappedArena(arena.ref.path, arena.ref.nonce, 1),
+    ):
+        with pytest.raises(RegionGone, match=r"truncated to 4096 of|no arena"):
+            read()
+    os.truncate(arena.ref.path, arena.ref.size_bytes)
+    mapped.close()
+
+
+# Reads a byte of an arena that is no longer there, as a copy does under which the file was truncated.
+TRUNCATED = """
+import os, sys
+from pathlib import Path
+from earl.dispatch.memory.arena import Arena, MappedArena
+arena = Arena.create(Path(sys.argv[1]), "victim", 1, 1 << 20)
+mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+os.truncate(arena.ref.path, 4096)
+print(mapped.reading(lambda: mapped.memory[-1]))
+"""
+
+
+def test_a_process_that_a_truncation_ends_names_the_arena(tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(tmp_path / "arenas")], capture_output=True, text=True
+    )
+    assert ended.returncode == -signal.SIGBUS
+    assert "Bus error" in ended.stderr
+    named = f"<reads the arena {tmp_path}/arenas/victim-0000000000000001.arena>"
+    assert named in ended.stderr
+    # A launcher reports the line that names the arena.
+    log = tmp_path / "log"
+    log.write_text(ended.stderr)
+    failure = StackProcess(ProcessSpec("rollout-0", ()), log).failure(-signal.SIGBUS, "while it read")
+    assert "rollout-0 was ended by SIGBUS" in failure.message and named in failure.message
+
+
+def test_padding_is_cleared_behind_each_array(arena: Arena):
+    region = arena.allocate(256)
+    region.array(np.uint8, (256,))[:] = 1
+    region.clear_padding(64, 2, 64, 60)
+    held = region.array(np.uint8, (256,))
+    assert np.flatnonzero(held == 0).tolist() == [*range(124, 128), *range(188, 192)]
 
 
 def test_only_dead_owners_files_are_removed(tmp_path: Path):

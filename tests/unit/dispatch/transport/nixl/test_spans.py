@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import Regions
-from earl.dispatch.memory.arena import block_checksums
+from earl.dispatch.memory.digests import region_digests
 from earl.dispatch.transport.copying import copy
 from earl.dispatch.transport.nixl.agent import rdma_ports, wire_here
 from earl.dispatch.transport.nixl.spans import GAP_BYTES, MAX_SPANS, Fetch, fetches, near
@@ -29,7 +29,7 @@ def pieces_of(draw: st.DrawFn) -> Pieces:
     sizes = draw(st.lists(st.integers(1, 40_000), min_size=1, max_size=6))
     starts = np.cumsum([0, *(size + 64 for size in sizes)])[:-1]
     digests = [
-        block_checksums(MEMORY[a : a + n], BLOCK) if draw(st.booleans()) else ()
+        region_digests(MEMORY[a : a + n], BLOCK) if draw(st.booleans()) else ()
         for a, n in zip(starts, sizes, strict=True)
     ]
     regions = Regions(
@@ -109,7 +109,7 @@ def test_near_spans_are_read_together(starts: list[int]):
 
 def test_thin_slices_of_one_block_read_it_once():
     """Small tensors in one region are one block, not as many as there are."""
-    digests = np.array(block_checksums(MEMORY[:BLOCK], BLOCK), np.uint64)
+    digests = np.array(region_digests(MEMORY[:BLOCK], BLOCK), np.uint64)
     one, none = np.array([0]), np.zeros(500, np.int64)
     regions = Regions(
         one, np.ones(1, np.uint64), one, np.array([BLOCK]), np.array([0, len(digests)]), digests, BLOCK
