@@ -147,6 +147,10 @@ class DescriptorMissing(DataPlaneError, status="NOT_FOUND"):
     """The registry has no descriptor under this key: never published, or its lease ended."""
 
 
+class KeyTaken(DataPlaneError, status="ALREADY_EXISTS"):
+    """Another owner has published under this key, and its lease lives."""
+
+
 class PeerLost(DataPlaneError):
     """The owner of the memory died or cannot be reached."""
 

@@ -202,4 +202,5 @@ class ReaderProcess:
 
 async def publish_descriptors(registry: Registry, descriptors: Sequence[Descriptor]) -> None:
     """Set these descriptors, as an owner would that publishes them."""
-    await registry.publish_encoded({descriptor.key: encode(descriptor) for descriptor in descriptors})
+    encoded = {descriptor.key: encode(descriptor) for descriptor in descriptors}
+    await registry.publish_encoded(encoded, replace=True)

@@ -19,8 +19,11 @@ from earl.dispatch.describe.descriptor import packed
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.memory.arena import Arena, Region
 from earl.dispatch.registry import codec
-from earl.dispatch.registry.registry import Registry
+from earl.dispatch.registry.registry import Registry, holder_mark
 from earl.errors import LayoutError, RegionGone
+
+# Below this, digests take less time than handing them to a thread.
+_INLINE_BYTES = 1 << 20
 
 
 class SequenceStore:
@@ -45,6 +48,7 @@ class SequenceStore:
         self._columns = tuple(columns)
         self._items = [numpy_dtype(dtype).itemsize for _, dtype in columns]
         self._checksum = checksum
+        self._mark = holder_mark(arena.ref)
         # Name -> rows and region; and what was published of it.
         self._held: dict[str, tuple[int, Region]] = {}
         self._records: dict[str, bytes] = {}
@@ -91,14 +95,16 @@ class SequenceStore:
     async def publish(self, names: Iterable[str]) -> None:
         """Seals these and makes them known, in one round trip; from here on they must not be written.
 
-        Raises LayoutError for a name that is not held, BusUnavailable.
+        Raises LayoutError for a name that is not held, KeyTaken, BusUnavailable.
         """
         names = list(names)
         unknown = [name for name in names if name not in self._held]
         if unknown:
             raise LayoutError(f"{self.key_of(unknown[0])} was never reserved, or was removed", "reserve it")
         work = [(name, *self._held[name]) for name in names]
-        sealed = await asyncio.to_thread(self._seal, work) if self._checksum else self._seal(work)
+        hashed_bytes = sum(region.size_bytes for _, _, region in work) if self._checksum else 0
+        inline = hashed_bytes <= _INLINE_BYTES
+        sealed = self._seal(work) if inline else await asyncio.to_thread(self._seal, work)
         # What was removed meanwhile is not to be known any more.
         for name, region, record in sealed:
             if name in self._held and self._held[name][1] is region:
@@ -114,16 +120,20 @@ class SequenceStore:
         # What is being published may be one of these.
         async with self._publishing:
             await self._registry.remove_records(
-                self.key, [name for name in held if name not in self._records]
+                self.key, self._mark, [name for name in held if name not in self._records]
             )
 
     async def renew(self) -> bool:
         """Extends the lease; False if records were lost and had to be published again."""
         expected = len(self._records)
-        if not expected or await self._registry.renew_records(self.key) >= expected:
+        if not expected or await self._registry.renew_records(self.key, self._mark) >= expected:
             return True
         await self._put(list(self._records))
         return False
+
+    async def release(self) -> None:
+        """Forgets the key: the owner is leaving. Raises BusUnavailable."""
+        await self._registry.release_records(self.key, self._mark)
 
     def free(self) -> None:
         """Frees every region: the owner is leaving."""
@@ -137,7 +147,8 @@ class SequenceStore:
         sealed: list[tuple[str, Region, bytes]] = []
         for name, rows, region in work:
             with contextlib.suppress(RegionGone):
-                sealed.append((name, region, codec.encode_record(rows, region.seal(self._checksum))))
+                ref = region.seal(self._checksum)
+                sealed.append((name, region, codec.encode_record(self.key_of(name), rows, ref)))
         return sealed
 
     async def _put(self, names: Sequence[str]) -> None:
@@ -145,8 +156,9 @@ class SequenceStore:
             records = {name: self._records[name] for name in names if name in self._records}
             if not records:
                 return
-            head = codec.encode_head(self.arena.ref, self._columns)
+            head = codec.encode_head(self.key, self.arena.ref, self._columns)
             # Fewer than these: the hash was lost, and what was in it.
             expected = len(self._records)
-            if await self._registry.publish_records(self.key, head, records) < expected:
-                await self._registry.publish_records(self.key, head, dict(self._records))
+            put = self._registry.publish_records
+            if await put(self.key, self._mark, head, records) < expected:
+                await put(self.key, self._mark, head, dict(self._records))

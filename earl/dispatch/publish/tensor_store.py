@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,9 @@ from earl.dispatch.memory.allocator import rounded
 from earl.dispatch.memory.arena import Arena, Region
 from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.dispatch.registry import codec
-from earl.dispatch.registry.registry import Registry
+from earl.dispatch.registry.registry import Registry, holder_mark
 from earl.dispatch.serve.server_process import ServingProcess
-from earl.errors import BusUnavailable, EarlError, LayoutError
+from earl.errors import BusUnavailable, EarlError, KeyTaken, LayoutError
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,13 @@ class TensorSpec:
         return self.box if self.box is not None else Box.whole(self.shape)
 
     @property
+    def size_bytes(self) -> int:
+        return self.held.size * numpy_dtype(self.dtype).itemsize
+
+    @property
     def rounded_bytes(self) -> int:
         """Bytes of its aligned place in a region."""
-        return rounded(self.held.size * numpy_dtype(self.dtype).itemsize)
+        return rounded(self.size_bytes)
 
 
 # (class, rank on its mesh, offset of its first tensor, bytes from each to the next)
@@ -91,6 +96,7 @@ class TensorStore:
         self.arena = arena
         self._registry = registry
         self._checksum = checksum
+        self._mark = holder_mark(arena.ref)
         self._entries: dict[str, _Entry] = {}
         # By a region's offset: what lies there, and its arrays.
         self._arrays: dict[int, tuple[_Placed, dict[str, np.ndarray]]] = {}
@@ -106,16 +112,18 @@ class TensorStore:
         directory: Path,
         owner: str,
         *,
-        incarnation: int,
         size_bytes: int,
+        incarnation: int | None = None,
         grows_to: int = 0,
     ) -> TensorStore:
         """An arena of `size_bytes` in the run's `arena_directory`, served over the wire where configured.
 
+        owner: a name that no other process has. incarnation: of this life of the owner; None: a random one.
         grows_to: bytes that it may take later. With NIXL, which registers an arena whole, it does not grow.
         Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
         """
         most = grows_to if not config.wired or config.wire == "ucx" else 0
+        incarnation = secrets.randbits(64) if incarnation is None else incarnation
         arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes, most)
         if not config.wired:
             return cls(arena, registry, checksum=config.checksums == "always")
@@ -144,6 +152,8 @@ class TensorStore:
             offsets[name] = size_bytes
             size_bytes += spec.rounded_bytes
         region = self.arena.allocate(size_bytes)
+        for name, spec in specs.items():
+            region.clear_padding(offsets[name], 1, spec.rounded_bytes, spec.size_bytes)
         self._entries[key] = _Entry(version, region, dict(specs), offsets)
         return {
             name: region.array(numpy_dtype(spec.dtype), spec.held.shape, offsets[name])
@@ -168,6 +178,9 @@ class TensorStore:
             placed.append((tensor_class, rank, size_bytes, spaced(part_bytes)))
             size_bytes += count * spaced(part_bytes)
         region = self.arena.allocate(max(size_bytes, least_bytes))
+        for tensor_class, rank, offset, step in placed:
+            count, part_bytes = tensor_class.extent(rank)
+            region.clear_padding(offset, count, step, part_bytes)
         self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
         return self._class_arrays(region, tuple(placed))
 
@@ -193,10 +206,12 @@ class TensorStore:
         self._keep_renewing()
         return made
 
-    async def publish(self, keys: str | Iterable[str]) -> list[Descriptor]:
+    async def publish(self, keys: str | Iterable[str], *, replace: bool = False) -> list[Descriptor]:
         """Seals what was reserved under these keys and makes it known, in one round trip.
 
-        From here on the arrays must not be written until the key is removed.
+        From here on the arrays must not be written until the key is removed. replace: whatever other owners
+        hold these keys, which only one that knows of their end may do. Raises KeyTaken where another owner's
+        lease lives: nothing is known then, and what was reserved stays reserved. Raises BusUnavailable.
         """
         keys = [keys] if isinstance(keys, str) else list(keys)
         descriptors: list[Descriptor] = []
@@ -215,7 +230,13 @@ class TensorStore:
             descriptor = Descriptor(key, entry.version, _tensors(entry, ref), classes)
             entry.encoded = encoded[key] = codec.encode(descriptor)
             descriptors.append(descriptor)
-        await self._registry.publish_encoded(encoded)
+        try:
+            await self._registry.publish_encoded(encoded, self._mark, replace=replace)
+        except KeyTaken:
+            for key in encoded:
+                if key in self._entries:
+                    self._entries[key].encoded = b""
+            raise
         self._keep_renewing()
         return descriptors
 
@@ -228,7 +249,7 @@ class TensorStore:
         held = [key for key in keys if key in self._entries]
         for key in held:
             self._entries[key].encoded = b""
-        await self._registry.remove(held)
+        await self._registry.release(held, self._mark)
 
     def free(self, key: str) -> None:
         """Frees the region of a key that was withheld; nothing if it is not held."""
@@ -239,7 +260,7 @@ class TensorStore:
         keys = [keys] if isinstance(keys, str) else list(keys)
         held = [key for key in keys if key in self._entries]
         self._free(held)
-        await self._registry.remove(held)
+        await self._registry.release(held, self._mark)
 
     @property
     def keys(self) -> list[str]:
@@ -257,7 +278,9 @@ class TensorStore:
         for sequences in self._sequences:
             sequences.free()
         try:
-            await self._registry.remove([*keys, *(sequences.key for sequences in self._sequences)])
+            await self._registry.release(keys, self._mark)
+            for sequences in self._sequences:
+                await sequences.release()
         except BusUnavailable as error:
             log.warning("descriptors of %s lapse by themselves: %s", self.arena.ref.owner, error)
         finally:
@@ -288,20 +311,28 @@ class TensorStore:
         while True:
             # Often: a Redis that restarted empty must soon know everything again.
             await asyncio.sleep(min(self._registry.lease_s / _RENEWALS_PER_LEASE, _LONGEST_RENEWAL_S))
-            try:
-                lapsed = await self._registry.renew(list(self._published()))
-                published = self._published()
-                again = {key: published[key] for key in lapsed if key in published}
-                if again:
-                    await self._registry.publish_encoded(again)
-                    # Those removed or withheld meanwhile must not have come back.
-                    await self._registry.remove(again.keys() - self._published().keys())
-                kept = [await sequences.renew() for sequences in self._sequences]
-                if again or not all(kept):
-                    count = len(again) + kept.count(False)
-                    log.warning("published %d descriptors again that were lost", count)
-            except EarlError as error:
-                log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
+            for renewal in (self._renew_tensors, *(sequences.renew for sequences in self._sequences)):
+                try:
+                    if not await renewal():
+                        log.warning("published descriptors of %s again that were lost", self.arena.ref.owner)
+                except EarlError as error:
+                    log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
+
+    async def _renew_tensors(self) -> bool:
+        """Extends the leases of what is published; False if some was lost and had to be published again."""
+        lapsed, taken = await self._registry.renew_held(list(self._published()), self._mark)
+        for key in taken:
+            if key in self._entries:
+                self._entries[key].encoded = b""
+        if taken:
+            log.warning("%s are published by others now: not renewed any more", ", ".join(taken))
+        published = self._published()
+        again = {key: published[key] for key in lapsed if key in published}
+        if again:
+            await self._registry.publish_encoded(again, self._mark)
+            # Those removed or withheld meanwhile must not have come back.
+            await self._registry.release(again.keys() - self._published().keys(), self._mark)
+        return not again
 
 
 def _tensors(entry: _Entry, ref: RegionRef) -> tuple[TensorShards, ...]:

@@ -1,4 +1,8 @@
-"""Descriptors to protobuf bytes and back. Decoding validates everything that a reader relies on."""
+"""Descriptors to bytes and back. Decoding validates everything that a reader relies on.
+
+A descriptor's bytes are a digest and a protobuf message; the digest is of the message. Those of sequences are
+digests of the owner's key too, and of the sequence's name, so that none is taken for another one's.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from functools import lru_cache
 from math import prod
 
 import numpy as np
+import xxhash
 from google.protobuf.message import DecodeError
 
 from earl.dispatch.describe.descriptor import (
@@ -33,12 +38,13 @@ _KIND = "PLACEMENT_KIND_"
 _MOST_RANKS = 1 << 16
 # No arena and no tensor is larger.
 _MOST_BYTES = 1 << 48
-# Words of a sequence's record before its digests.
+# Words of a sequence's record before its blocks' digests; the last word is the record's digest.
 _WORDS = 4
+_DIGEST_BYTES = 8
 
 
 def encode(descriptor: Descriptor) -> bytes:
-    """A LayoutDescriptor's bytes; each arena and region appears once."""
+    """A descriptor's bytes; each arena and region appears once in it."""
     message = pb.LayoutDescriptor(key=descriptor.key, version=descriptor.version)
     arenas: dict[ArenaRef, int] = {}
     regions: dict[int, int] = {}  # by identity: hashing a region hashes all its checksums
@@ -64,14 +70,14 @@ def encode(descriptor: Descriptor) -> bytes:
                 entry.strides_bytes.extend(shard.strides_bytes)
     for shard in descriptor.classes:
         _add_class(message, shard, number(shard.region))
-    return message.SerializeToString()
+    return _sealed(message.SerializeToString())
 
 
 def decode(data: bytes) -> Descriptor:
-    """The values of a LayoutDescriptor. Raises LayoutError when it is damaged or inconsistent."""
+    """The values of a descriptor. Raises LayoutError when it is damaged or inconsistent."""
     message = pb.LayoutDescriptor()
     try:
-        message.ParseFromString(data)
+        message.ParseFromString(_opened(data))
         arenas = [from_message(ArenaRef, arena) for arena in message.arenas]
         regions = [from_message(RegionRef, region, arena=arenas[region.arena]) for region in message.regions]
         for region in regions:
@@ -83,34 +89,43 @@ def decode(data: bytes) -> Descriptor:
     return Descriptor(message.key, message.version, tensors, classes)
 
 
-def encode_head(arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
-    """A SequenceHead's bytes. columns: (name, dtype's name)."""
+def encode_head(key: str, arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
+    """The bytes of the head of an owner's sequences under its key. columns: (name, dtype's name)."""
     message = pb.SequenceHead(arena=to_message(pb.ArenaRef, arena), checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
     for name, dtype in columns:
         message.columns.add(name=name, dtype=pb.Dtype.Value(_PREFIX + dtype.upper()))
-    return message.SerializeToString()
+    return _sealed(message.SerializeToString(), key)
 
 
-def encode_record(rows: int, region: RegionRef) -> bytes:
-    """A sequence's record: its rows, slot, generation, offset and checksums as little-endian uint64."""
+def encode_record(key: str, rows: int, region: RegionRef) -> bytes:
+    """A sequence's record: its rows, slot, generation, offset, checksums and a digest of all that and of the
+    key by which readers know it, as little-endian uint64.
+    """
     words = (rows, region.slot, region.generation, region.offset_bytes, *region.checksums)
-    return np.array(words, "<u8").tobytes()
+    record = np.array(words, "<u8").tobytes()
+    return record + _digest(record, key)
 
 
-def decode_sequences(head: bytes, records: Sequence[bytes]) -> SequenceRecords:
-    """Some sequences of one owner, in order. Raises LayoutError when anything is damaged."""
+def decode_sequences(
+    owner: str, head: bytes, names: Sequence[str], records: Sequence[bytes]
+) -> SequenceRecords:
+    """Some sequences under an owner's key, by name, in order. Raises LayoutError when anything is damaged."""
     message = pb.SequenceHead()
-    lengths = np.array([len(record) for record in records], np.int64)
+    lengths = np.array([len(record) - _DIGEST_BYTES for record in records], np.int64)
     try:
-        message.ParseFromString(head)
+        message.ParseFromString(_opened(head, owner))
         columns = tuple((c.name, _dtype(c.dtype)) for c in message.columns)
         if not columns or message.checksum_block_bytes < 1 or not message.HasField("arena"):
             raise ValueError("no columns, no arena or no size of blocks")
         if (lengths % 8).any() or (lengths < 8 * _WORDS).any():
             raise ValueError(f"records of {lengths.min()} to {lengths.max()} bytes")
+        parts = [record[:-_DIGEST_BYTES] for record in records]
+        for name, part, record in zip(names, parts, records, strict=True):
+            if _digest(part, f"{owner}#{name}") != record[-_DIGEST_BYTES:]:
+                raise ValueError(f"the record of {name} has another digest")
     except (DecodeError, ValueError) as error:
-        raise LayoutError(f"damaged sequences of {len(head)} bytes: {error}", "publish them again") from error
-    words = np.frombuffer(b"".join(records), "<u8")
+        raise LayoutError(f"damaged sequences of {owner}: {error}", "publish them again") from error
+    words = np.frombuffer(b"".join(parts), "<u8")
     counts = lengths // 8
     first = np.cumsum(counts) - counts
     table = words[first[:, None] + np.arange(_WORDS)] if len(first) else np.zeros((0, _WORDS), np.uint64)
@@ -135,6 +150,24 @@ def decode_sequences(head: bytes, records: Sequence[bytes]) -> SequenceRecords:
     return SequenceRecords(from_message(ArenaRef, message.arena), columns, rows, regions)
 
 
+def _digest(data: bytes, key: str = "") -> bytes:
+    """Digest of bytes that belong to a key; the message of a descriptor names its key itself."""
+    seed = xxhash.xxh3_64_intdigest(key.encode()) if key else 0
+    return xxhash.xxh3_64_digest(data, seed)
+
+
+def _sealed(message: bytes, key: str = "") -> bytes:
+    return _digest(message, key) + message
+
+
+def _opened(data: bytes, key: str = "") -> bytes:
+    """The message that `_sealed` was given. Raises ValueError where it is not that message."""
+    digest, message = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if digest != _digest(message, key):
+        raise ValueError("its digest is of other bytes")
+    return message
+
+
 def _damaged(text: str) -> LayoutError:
     return LayoutError(text, "publish it again")
 
@@ -156,12 +189,25 @@ def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
         region = regions[entry.region]
         if len(box.start) != len(shape) or len(strides) != len(shape):
             raise _damaged(f"{layout.name}: box {box} in shape {shape}")
+        if not _apart(box.shape, strides, item_bytes):
+            raise _damaged(f"{layout.name}: strides {strides} let elements of box {box} overlap")
         last = entry.offset_bytes + item_bytes
         last += sum((n - 1) * stride for n, stride in zip(box.shape, strides, strict=True))
         if box.size and last > region.size_bytes:
             raise _damaged(f"{layout.name}: box {box} ends at byte {last} of a region of {region.size_bytes}")
         shards.append(ShardRef(box, region, entry.offset_bytes, strides))
     return TensorShards(layout.name, dtype, shape, tuple(shards))
+
+
+def _apart(extent: Sequence[int], strides: Sequence[int], item_bytes: int) -> bool:
+    """Returns whether each dimension's stride steps over all that the dimensions of smaller strides span."""
+    span = item_bytes
+    for stride, length in sorted(zip(strides, extent, strict=True)):
+        if length > 1:
+            if stride < span:
+                return False
+            span += (length - 1) * stride
+    return True
 
 
 def _check_region(region: RegionRef) -> None:

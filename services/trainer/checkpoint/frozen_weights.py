@@ -147,7 +147,8 @@ class FrozenWeights:
         for name, tensor in model_tensors(self._path(frozen), getattr(torch, self._dtype)):
             target = torch.from_numpy(arrays[name])
             (target.view(torch.bfloat16) if self._dtype == "bfloat16" else target).copy_(tensor)
-        self._call(store.publish(key))
+        # An earlier rank 0 may have had another owner's name.
+        self._call(store.publish(key, replace=True))
 
     def _write_saved(self, frozen: int, version: int) -> None:
         """Writes a version that was not to be kept when it was trained, from its checkpoint."""

@@ -223,7 +223,8 @@ class WeightSlots:
         self._io.wait(announcing, "publishing a version", timeout_s, self._hurry)
 
     async def _announce(self, version: int, key: str) -> None:
-        await self._store.publish([key])
+        # A rank of this life may have had another number in the one before, and another owner's name.
+        await self._store.publish([key], replace=True)
         if not self._group.leads:
             return
         keys = [self.key(version, rank) for rank in range(self._group.size)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import product
 from math import prod
 from typing import cast
 
@@ -133,6 +134,22 @@ def test_strided_shards_that_do_not_say_what_a_rank_holds_are_refused(
         assert tensor.to_local().numel() == 1
         with pytest.raises(LayoutError, match=says):
             local_boxes(tensor)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4, 6])
+def test_no_strided_shards_of_one_dimension_are_misread(rank: int):
+    """Whatever the factors: the boxes are of the indices that torch gave this rank, or refused."""
+    right = 0
+    with mesh_of(rank, 2, 2, 2) as mesh:
+        for length, factors in product((5, 7), product((0, 1, 2, 4), repeat=3)):
+            placements = [_StridedShard(0, split_factor=n) if n else Shard(0) for n in factors]
+            whole = torch.arange(length)
+            tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            with suppress(LayoutError):
+                boxes = local_boxes(tensor)
+                torch.testing.assert_close(in_local_order(whole, boxes), tensor.to_local())
+                right += 1
+    assert right > 20
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (2, 1, 0)])

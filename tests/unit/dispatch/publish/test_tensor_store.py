@@ -35,16 +35,18 @@ class Lapsing(Registry):
         if act is not None:
             await act()
 
-    async def renew(self, keys: Sequence[str]) -> list[str]:
-        await self._meanwhile("renew")
+    async def renew_held(self, keys: Sequence[str], mark: bytes) -> tuple[list[str], list[str]]:
+        await self._meanwhile("renew_held")
         self.renewals.put_nowait(list(keys))
-        return list(keys)
+        return list(keys), []
 
-    async def publish_encoded(self, descriptors: Mapping[str, bytes]) -> None:
+    async def publish_encoded(
+        self, descriptors: Mapping[str, bytes], mark: bytes = b"", *, replace: bool = False
+    ) -> None:
         await self._meanwhile("publish_encoded")
         self.known.update(descriptors)
 
-    async def remove(self, keys: Iterable[str]) -> None:
+    async def release(self, keys: Iterable[str], mark: bytes) -> None:
         for key in keys:
             self.known.pop(key, None)
 
@@ -70,7 +72,7 @@ async def renewed_without(registry: Lapsing, key: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["withhold", "remove"])
-@pytest.mark.parametrize("call", ["", "renew", "publish_encoded"])
+@pytest.mark.parametrize("call", ["", "renew_held", "publish_encoded"])
 async def test_what_was_withdrawn_never_comes_back(store: TensorStore, action: str, call: str) -> None:
     registry = store._registry
     assert isinstance(registry, Lapsing)

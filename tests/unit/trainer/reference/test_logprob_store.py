@@ -21,13 +21,15 @@ class Known(Registry):
     lease_s = 60.0
 
     def __init__(self) -> None:
-        self.keys: set[str] = set()
+        self.known: set[str] = set()
 
-    async def publish_encoded(self, descriptors: Mapping[str, bytes]) -> None:
-        self.keys.update(descriptors)
+    async def publish_encoded(
+        self, descriptors: Mapping[str, bytes], mark: bytes = b"", *, replace: bool = False
+    ) -> None:
+        self.known.update(descriptors)
 
-    async def remove(self, keys: Iterable[str]) -> None:
-        self.keys.difference_update(keys)
+    async def release(self, keys: Iterable[str], mark: bytes) -> None:
+        self.known.difference_update(keys)
 
 
 @pytest.fixture
