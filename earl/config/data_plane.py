@@ -53,11 +53,17 @@ class DataPlaneConfig(ConfigSection):
     # Raise it if processes are paused for longer and should keep what they published; lower it to forget lost
     # owners sooner.
     descriptor_lease_s: float = Field(default=60.0, gt=0)
-    # Which reads verify checksums: those over a network ("wire"), all ("always") or none ("off").
+    # Which reads verify checksums, of the bytes that they read: all ("always"), those over a network ("wire")
+    # or none ("off"). Owners compute them when they publish.
     #
-    # Set "always" to look for corrupted memory, "off" to save the time of computing them on a network that
-    # you trust.
-    checksums: Literal["wire", "always", "off"] = "wire"
+    # Set "wire" or "off" to save one pass of a hash over published bytes for owner and reader each, where
+    # memory (and the network) can be trusted.
+    checksums: Literal["always", "wire", "off"] = "always"
+
+    @property
+    def checksums_by_memory(self) -> bool:
+        """True when reads through shared memory verify checksums."""
+        return self.checksums == "always"
 
     @property
     def loopback(self) -> bool:

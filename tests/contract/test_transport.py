@@ -15,10 +15,18 @@ from benchmarks.put_tensors import Placed, put_tensors
 from earl.bus.connection import open_redis
 from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.layout.box import Box
-from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorSpec
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
-from earl.errors import ChecksumMismatch, DescriptorMissing, PeerLost, ReadTimeout, RegionGone, VersionGone
+from earl.errors import (
+    ChecksumMismatch,
+    DescriptorMissing,
+    LayoutError,
+    PeerLost,
+    ReadTimeout,
+    RegionGone,
+    VersionGone,
+)
 from tests.support.clock import stopped_clock
 from tests.support.content import MIB, assert_random, assert_same, random_bytes
 from tests.support.dispatch import (
@@ -50,7 +58,7 @@ async def test_a_box_over_two_shards_arrives_whole(plane: Plane):
     receipt = await plane.reader.read([Read(("boxes/0", "boxes/1"), "w", box, into)], READ_S)
     np.testing.assert_array_equal(into, whole[box.slices()])
     assert receipt.size_bytes_by_path == {PATHS[plane.kind]: into.nbytes}
-    assert receipt.verified == (plane.kind != "shm")
+    assert receipt.verified
     layouts = await plane.reader.describe(["boxes/0", "boxes/1"])
     assert (layouts["w"].shape, layouts["w"].dtype) == (whole.shape, "float32")
 
@@ -270,8 +278,12 @@ async def test_a_descriptor_that_lies_about_sizes_is_refused(plane: Plane):
         plane.registry, [dataclasses.replace(descriptor, key="liar", tensors=(tensor,))]
     )
     into = np.zeros(4096, np.uint8)
-    with pytest.raises(RegionGone):
+    with pytest.raises(LayoutError, match="without checksums"):
         await plane.read("liar", "x", into)
+    unverified = plane.config.model_copy(update={"checksums": "off"})
+    async with await Dispatcher.create(plane.registry, unverified) as reader:
+        with pytest.raises(RegionGone):
+            await reader.read([Read(("liar",), "x", None, into)], READ_S)
     assert not into.any()
 
 
@@ -283,22 +295,21 @@ async def test_what_is_not_published_is_named(plane: Plane):
 
 
 async def test_a_flipped_byte_is_found(plane: Plane):
-    config = plane.config.model_copy(update={"checksums": "always"})
-    checked = TensorStore(plane.store.arena, plane.registry, checksum=True)
-    array = checked.reserve(
-        "flip", {"x": Placed(d := random_bytes(3 * MIB + 5), d.shape, Box.whole(d.shape)).spec}
-    )
-    array["x"][:] = d
-    await checked.publish("flip")
-    async with await Dispatcher.create(plane.registry, config) as reader:
-        into = np.zeros_like(d)
-        assert (await reader.read([Read(("flip",), "x", None, into)], READ_S)).verified
-        array["x"][2 * MIB + 17] ^= 1
-        with pytest.raises(ChecksumMismatch, match="block 2"):
-            await reader.read([Read(("flip",), "x", Box((2 * MIB,), (2 * MIB + 10,)), into[:10])], READ_S)
-        # Blocks that were not harmed can still be read.
-        await reader.read([Read(("flip",), "x", Box((0,), (MIB,)), into[:MIB])], READ_S)
-    await checked.remove("flip")
+    store, size = plane.store, 3 * MIB + 5
+    array = store.reserve("flip", {"x": TensorSpec("uint8", (size,))})["x"]
+    array[:] = random_bytes(size)
+    await store.publish("flip")
+    into = np.zeros_like(array)
+    assert (await plane.read("flip", "x", into)).verified
+    # Written after it was published: by its owner, or by whoever corrupts its memory.
+    array[2 * MIB + 17] ^= 1
+    with pytest.raises(ChecksumMismatch, match="block 2"):
+        await plane.read("flip", "x", into)
+    with pytest.raises(ChecksumMismatch, match="block 2"):
+        await plane.read("flip", "x", into[:10], Box((2 * MIB,), (2 * MIB + 10,)))
+    # Blocks that were not harmed can still be read.
+    await plane.read("flip", "x", into[:MIB], Box((0,), (MIB,)))
+    await store.remove("flip")
 
 
 async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):

@@ -90,9 +90,8 @@ async def test_what_was_overwritten_meanwhile_is_not_confirmed(plane: Plane):
         version.confirm()
 
 
-async def test_digests_are_compared_where_the_run_wants_them_always(plane: Plane):
-    config = DataPlaneConfig(checksums="always")
-    async with await Dispatcher.create(plane.registry, config) as reader:
+async def test_digests_are_compared_when_a_version_is_found_and_when_it_was_copied(plane: Plane):
+    async with await Dispatcher.create(plane.registry, DataPlaneConfig()) as reader:
         keys = await publish(plane.store, 1)
         _, version = await mapped(reader, keys)
         version.confirm()

@@ -7,7 +7,7 @@ placements and packed ragged columns all map onto boxes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -124,7 +124,7 @@ class Layout:
                 )
             boxes.append(shard.box)
         if not replicas:
-            self._refuse_overlap()
+            self._refuse_overlap(self.shards)
         missing = [whole] if whole.size else []
         for box in dict.fromkeys(boxes):
             missing = [piece for rest in missing for piece in rest.subtract(box)]
@@ -134,9 +134,13 @@ class Layout:
                 "have every owner publish its shard",
             )
 
-    def _refuse_overlap(self) -> None:
+    def refuse_partial_overlap(self) -> None:
+        """Raises LayoutOverlap where boxes have elements in common and are not equal, as replicas are."""
+        self._refuse_overlap({shard.box: shard for shard in self.shards}.values())
+
+    def _refuse_overlap(self, shards: Iterable[ShardBox]) -> None:
         # Sweep along the first dimension: shards of a real layout touch few others there.
-        ordered = sorted((s for s in self.shards if s.box.size), key=lambda s: s.box.start)
+        ordered = sorted((s for s in shards if s.box.size), key=lambda s: s.box.start)
         for i, shard in enumerate(ordered):
             for other in ordered[i + 1 :]:
                 if self.shape and other.box.start[0] >= shard.box.stop[0]:

@@ -126,7 +126,7 @@ class TensorStore:
         incarnation = secrets.randbits(64) if incarnation is None else incarnation
         arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes, most)
         if not config.wired:
-            return cls(arena, registry, checksum=config.checksums == "always")
+            return cls(arena, registry, checksum=config.checksums_by_memory)
         try:
             serving = await ServingProcess.start(arena.ref, config, await registry.secret())
         except BaseException:

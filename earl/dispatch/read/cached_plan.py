@@ -20,6 +20,7 @@ from earl.dispatch.describe.descriptor import Descriptor
 from earl.dispatch.describe.pieces import Pieces, Repeat
 from earl.dispatch.describe.regions import RegionRef, Regions
 from earl.dispatch.layout.box import Box
+from earl.dispatch.read.replicas import only_region
 from earl.dispatch.read.resolve import FromArena, Read, ReadPlan
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
 
@@ -54,7 +55,7 @@ class Repeated:
         Raises LayoutGap, LayoutError.
         """
         descriptors = [known[key] for key in keys]
-        regions = [_only_region(descriptor) for descriptor in descriptors]
+        regions = [only_region(descriptor) for descriptor in descriptors]
         published = _published(descriptors, regions)
         last = self._plan
         if last is not None and published is not None and last.published == published and self._writable:
@@ -116,13 +117,6 @@ def _places(descriptor: Descriptor) -> tuple[list[Any], list[Any]]:
         for entry in descriptor.tensors
     ]
     return classes, tensors
-
-
-def _only_region(descriptor: Descriptor) -> RegionRef | None:
-    """The region that holds all of a descriptor; None if there are several or none."""
-    shards = [shard for tensor in descriptor.tensors for shard in tensor.shards]
-    regions = [shard.region for shard in (*descriptor.classes, *shards)]
-    return regions[0] if regions and all(region is regions[0] for region in regions) else None
 
 
 def _copy_for_plan(pieces: Pieces, count: int) -> Pieces:

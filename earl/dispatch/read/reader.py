@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.memory.open_arena import can_be_mapped
 from earl.dispatch.read.cached_plan import Repeated as Repeated
 from earl.dispatch.read.cached_plan import VersionRead
 from earl.dispatch.read.mapped_version import MappedPart, MappedVersion
+from earl.dispatch.read.replicas import refuse_disagreement
 from earl.dispatch.read.resolve import Form, FromArena, Read, ReadPlan, assemble
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
 from earl.dispatch.read.resolve_sequences import SequenceRead, resolve_sequences
@@ -29,7 +31,7 @@ from earl.dispatch.registry.registry import WEIGHTS_PREFIX, Registry
 from earl.dispatch.requirement import refuse_unmet
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
-from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
+from earl.errors import LayoutError, ReadTimeout, RegionGone, TransportUnavailable, VersionGone
 from earl.worker_report import TransferTotals
 
 AnyRead = Read | SequenceRead | VersionRead
@@ -89,16 +91,20 @@ class Dispatcher:
         refuse_unmet(config)
         return cls(registry, config, await registry.secret())
 
-    async def read(self, reads: Sequence[AnyRead], deadline_s: float) -> Receipt:
+    async def read(
+        self, reads: Sequence[AnyRead], deadline_s: float, *, replicas_equal: bool = True
+    ) -> Receipt:
         """Fills every read's arrays, together, before the deadline.
 
-        Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutError, PeerLost, ReadTimeout,
-        ChecksumMismatch, TransportUnavailable, BusUnavailable.
+        replicas_equal: refuse owners that hold the same arrays in different values; False where each computed
+        them itself, so that they may differ by rounding.
+        Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutOverlap, LayoutError, PeerLost,
+        ReadTimeout, ChecksumMismatch, TransportUnavailable, BusUnavailable.
         """
         started = time.perf_counter()
         try:
             async with asyncio.timeout(deadline_s):
-                batches = await self._batches(reads)
+                batches = await self._batches(reads, replicas_equal)
                 planned_s = time.perf_counter() - started
                 await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
@@ -140,17 +146,21 @@ class Dispatcher:
         Whatever `data_plane.transport` is: who gives the keys decides that they are to be mapped. Digests are
         compared as in `read`. Raises as `read`, and TransportUnavailable where an arena cannot be mapped.
         """
-        verify = self._config.checksums == "always"
+        verify = self._config.checksums_by_memory
         try:
             async with asyncio.timeout(deadline_s):
                 descriptors = dict(zip(read.keys, await self._registry.get(list(read.keys)), strict=True))
+                refuse_disagreement(list(descriptors.values()))
                 parts: list[MappedPart] = []
                 for source in read.slices.plan(read.keys, descriptors, self._turn):
                     try:
                         arena = await self._shm.open(source.arena)
                     except RegionGone as error:
                         raise _gone(source.arena, True, error) from error
-                    parts.append(MappedPart(source.arena.owner, arena, tuple(source.pieces(CREDIT_BYTES))))
+                    pieces = tuple(source.pieces(CREDIT_BYTES))
+                    for some in pieces:
+                        self._refuse_unverifiable(source.arena, some)
+                    parts.append(MappedPart(source.arena.owner, arena, pieces))
                 version = MappedVersion(tuple(parts), verify)
                 version.check()
                 if verify:
@@ -182,7 +192,7 @@ class Dispatcher:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _batches(self, reads: Sequence[AnyRead]) -> list[_Batch]:
+    async def _batches(self, reads: Sequence[AnyRead], replicas_equal: bool) -> list[_Batch]:
         boxes = [read for read in reads if isinstance(read, Read)]
         sequences = [read for read in reads if isinstance(read, SequenceRead)]
         versions = [read for read in reads if isinstance(read, VersionRead)]
@@ -195,6 +205,8 @@ class Dispatcher:
         fetched = [await self._registry.fetch(keys, first)]
         fetched += [await self._registry.fetch([], names) for names in others]
         descriptors, records = fetched[0][0], [held for _, held in fetched]
+        for group in groups if replicas_equal else ():
+            refuse_disagreement([descriptors[key] for key in group])
         published = [read for read in boxes if read.keys in of_weights]
         samples = ReadPlan()
         once = ReadPlan()
@@ -218,6 +230,7 @@ class Dispatcher:
         arena, verify = batch.source.arena, batch.verified
         try:
             for pieces in batch.source.pieces(CREDIT_BYTES):
+                self._refuse_unverifiable(arena, pieces)
                 batch.retries += await batch.transport.read(arena, pieces, verify=verify)
                 batch.verified &= pieces.verifiable
         except RegionGone as error:
@@ -227,6 +240,13 @@ class Dispatcher:
         if self._config.checksums == "wire":
             return transport is not self._shm
         return self._config.checksums == "always"
+
+    def _refuse_unverifiable(self, arena: ArenaRef, pieces: Pieces) -> None:
+        if self._config.checksums == "always" and not pieces.verifiable:
+            raise LayoutError(
+                f"{arena.owner} published without checksums what is read here",
+                "give owner and reader the same data_plane.checksums",
+            )
 
     async def _transport(self, arena: ArenaRef, weights: bool) -> Transport:
         """shm where this process can map the arena, otherwise the wire, within what is configured."""

@@ -131,7 +131,10 @@ def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:
 
 
 def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan) -> None:
-    """Appends the pieces of reads of tensors that are published by boxes. Raises LayoutGap, LayoutError."""
+    """Appends the pieces of reads of tensors that are published by boxes.
+
+    Raises LayoutGap, LayoutError, LayoutOverlap where owners' boxes overlap and are no replicas.
+    """
     assembled: dict[tuple[str, ...], dict[str, Tensor]] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Read]] = {}
     for read in reads:
@@ -150,6 +153,7 @@ def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies
         boxes = [checked(read, tensor.layout.dtype, tensor.layout.shape) for read in group]
         if len(group) > 1 and len(tensor.layout.shape) == 1 and _add_ranges(group, boxes, tensor, copies):
             continue
+        tensor.layout.refuse_partial_overlap()
         cost = {s.region.arena.owner: float(s.region.arena.host != host_id()) for s in tensor.shards}
         table = tables.setdefault(len(tensor.layout.shape), _Table())
         for read, box in zip(group, boxes, strict=True):

@@ -114,7 +114,7 @@ class HostCopy:
             self._incarnation,
             occupied(size_bytes) + ALIGNMENT_BYTES,
         )
-        checksum = self._data.config.checksums == "always"
+        checksum = self._data.config.checksums_by_memory
         self._store = TensorStore(arena, await self._data.registry(), checksum=checksum)
         self._store_bytes = size_bytes
         return self._store

@@ -102,7 +102,7 @@ class KvShards:
             staging = np.empty(box.shape, self._cache.host_dtype)
         places = self._cache.places(rows, staging)
         reads = [Read(keys, TENSOR, box, into) for box, into in zip(boxes, places, strict=True)]
-        receipt = await dispatcher.read(reads, deadline_s)
+        receipt = await dispatcher.read(reads, deadline_s, replicas_equal=False)
         if staging is not None:
             await self._copied(self._cache.copy_in, rows, staging)
         return KvShardReport(receipt.size_bytes, time.perf_counter() - clock)

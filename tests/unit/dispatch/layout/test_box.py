@@ -199,3 +199,14 @@ def test_bad_boxes_are_named():
         plan(layout_of((4,), [Box((0,), (4,))]), Box((0,), (9,)))
     with pytest.raises(LayoutError, match="partial"):
         placement_boxes((4,), (2,), [("partial",)], (0,))
+
+
+def test_boxes_that_overlap_must_be_equal():
+    def layout(*boxes: Box) -> Layout:
+        shards = tuple(ShardBox(str(number), box) for number, box in enumerate(boxes))
+        return Layout("w", "float32", (8, 8), shards)
+
+    low, high = Box((0, 0), (4, 8)), Box((4, 0), (8, 8))
+    layout(low, high, low, Box((3, 3), (3, 8))).refuse_partial_overlap()
+    with pytest.raises(LayoutOverlap, match=r"both claim \[3:4, 0:8\]"):
+        layout(low, high, Box((3, 0), (8, 8))).refuse_partial_overlap()
