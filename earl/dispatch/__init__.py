@@ -17,5 +17,88 @@ A folder imports those below it, never one above:
     layout/                                      boxes, placements, meshes (pure)
 
 Only `publish.dtensor` knows torch. Nothing here unpickles, no tensor enters
-Redis.
+Redis. Other programs import from here:
+
+    from earl.dispatch import Dispatcher, Read, Registry, TensorSpec, TensorStore
+
+What is named here is imported when it is first used: layouts and plans need numpy alone, `Registry` needs
+redis.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from earl.dispatch.layout.box import Box, Layout, ShardBox
+    from earl.dispatch.layout.mesh import MeshLayout
+    from earl.dispatch.layout.placements import placement_boxes, shard_order
+    from earl.dispatch.plan.class_plan import Want, plan_reads
+    from earl.dispatch.plan.schedule import schedule
+    from earl.dispatch.plan.sequence_plan import ContextSlice
+    from earl.dispatch.publish.dtensor import local_box, local_boxes
+    from earl.dispatch.publish.sequence_store import SequenceStore
+    from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
+    from earl.dispatch.read.cached_plan import Repeated, VersionRead
+    from earl.dispatch.read.reader import Dispatcher, Receipt
+    from earl.dispatch.read.resolve import Form, Read
+    from earl.dispatch.read.resolve_sequences import SequenceRead
+    from earl.dispatch.registry.registry import Registry
+
+__all__ = [
+    "Box",
+    "ContextSlice",
+    "Dispatcher",
+    "Form",
+    "Layout",
+    "MeshLayout",
+    "Read",
+    "Receipt",
+    "Registry",
+    "Repeated",
+    "SequenceRead",
+    "SequenceStore",
+    "ShardBox",
+    "TensorSpec",
+    "TensorStore",
+    "VersionRead",
+    "Want",
+    "local_box",
+    "local_boxes",
+    "placement_boxes",
+    "plan_reads",
+    "schedule",
+    "shard_order",
+]
+
+_LAZY = {
+    "Box": "layout.box",
+    "ContextSlice": "plan.sequence_plan",
+    "Dispatcher": "read.reader",
+    "Form": "read.resolve",
+    "Layout": "layout.box",
+    "MeshLayout": "layout.mesh",
+    "Read": "read.resolve",
+    "Receipt": "read.reader",
+    "Registry": "registry.registry",
+    "Repeated": "read.cached_plan",
+    "SequenceRead": "read.resolve_sequences",
+    "SequenceStore": "publish.sequence_store",
+    "ShardBox": "layout.box",
+    "TensorSpec": "publish.tensor_store",
+    "TensorStore": "publish.tensor_store",
+    "VersionRead": "read.cached_plan",
+    "Want": "plan.class_plan",
+    "local_box": "publish.dtensor",
+    "local_boxes": "publish.dtensor",
+    "placement_boxes": "layout.placements",
+    "plan_reads": "plan.class_plan",
+    "schedule": "plan.schedule",
+    "shard_order": "layout.placements",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from earl.dispatch import Box, Read, TensorSpec, TensorStore
 from earl.dispatch.describe.regions import RegionRef
-from earl.dispatch.layout.box import Box
 from earl.dispatch.memory.arena import Arena
-from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
-from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.read.reader import Dispatcher
 from earl.errors import (
     DataPlaneError,
     DescriptorMissing,
@@ -170,7 +169,10 @@ async def test_sequences_have_one_owner_too(plane: Plane, tmp_path: Path):
             await other.publish(["2"])
         await other.remove(["2"])
         assert await plane.registry.keys("trajectories/x") == ["trajectories/x/1"]
+        assert await plane.registry.sequences("trajectories/x/1") == {"1": 10}
     assert await plane.registry.keys("trajectories/x") == []
+    with pytest.raises(DescriptorMissing):
+        await plane.registry.sequences("trajectories/x/1")
 
 
 async def test_owners_must_agree_on_what_both_hold(plane: Plane, tmp_path: Path):

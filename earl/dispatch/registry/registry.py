@@ -164,6 +164,20 @@ class Registry:
             if not cursor:
                 return sorted(listed)
 
+    async def sequences(self, owner: str) -> dict[str, int]:
+        """The sequences under an owner's key, by name, each with its rows.
+
+        Raises DescriptorMissing, LayoutError, BusUnavailable.
+        """
+        fields = await self._call(lambda: self._redis.hgetall(self._key(owner)))
+        records = {_text(name): record for name, record in fields.items()}
+        head = records.pop(_HEAD, b"")
+        _refuse_missing([] if head else [owner])
+        if not records:
+            return {}
+        held = codec.decode_sequences(owner, head[MARK_BYTES:], list(records), list(records.values()))
+        return dict(zip(records, held.rows.tolist(), strict=True))
+
     async def wait(self, keys: str | Sequence[str], deadline_s: float) -> None:
         """Returns once there is something under each of these keys.
 
