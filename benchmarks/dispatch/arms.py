@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from benchmarks.dispatch.arm import Arm
 from benchmarks.dispatch.central_grpc import CentralGrpcAsyncio, CentralGrpcThreads
 from benchmarks.dispatch.direct import CentralSameTransport, Direct
-from benchmarks.dispatch.floor import MemcpyFloor
-from benchmarks.dispatch.member import TRANSPORTS
+from benchmarks.dispatch.floor import MemcpyFloor, MemcpyHashFloor
+from benchmarks.dispatch.member import TRANSPORTS, VERIFIED
 from benchmarks.dispatch.sockets import Sockets
 from earl.dispatch.transport.nixl.agent import PACKAGE as NIXL
 
@@ -18,7 +18,9 @@ GRPC = ("central_grpc_threads", "central_grpc_asyncio")
 
 ARMS: dict[str, Callable[[], Arm]] = {
     **{name: partial(Direct, name) for name in TRANSPORTS},
+    VERIFIED: partial(Direct, VERIFIED),
     "memcpy_floor": MemcpyFloor,
+    "memcpy_hash_floor": MemcpyHashFloor,
     "socket": Sockets,
     **{f"central_{name}": partial(CentralSameTransport, name) for name in TRANSPORTS},
     "central_grpc_threads": CentralGrpcThreads,

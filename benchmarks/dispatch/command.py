@@ -16,7 +16,7 @@ import typer
 from benchmarks.dispatch import busy, caps, peers
 from benchmarks.dispatch.arms import ARMS, GRPC, absent
 from benchmarks.dispatch.measure import measure
-from benchmarks.dispatch.member import TRANSPORTS
+from benchmarks.dispatch.member import TRANSPORTS, VERIFIED
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.execution import RecordedCommand
@@ -37,22 +37,26 @@ COMPARES = (
     "owns what it wants in a contiguous buffer touched before, data parallel 2 x context parallel 2: each "
     "consumer wants half of every row of two producers. The rows lie in the producers' memory, written "
     "there in place before the clock starts. The same processes run all arms, in turn within every round, "
-    "each with other values, every element checked after every round; medians over the rounds. No arm "
-    "checks sums on the way. Consumers learn that a producer is ready by one byte through a pipe, in arms "
-    "that need to. shm, ucx, nixl: EARL's Dispatcher, told once what a consumer wants of a round: it plans "
-    "in the warm-up and again only where rows lie elsewhere; descriptors are published to the registry and "
-    "fetched from it within the time (an embedded Valkey, which answers once it is on disk: publish_ms); "
-    "ucx and nixl (on a CPU over TCP) are served by a process next to every producer. central_shm, "
-    "central_ucx, central_nixl: a controller reads whole producers over that same transport and consumers "
-    "read its copy: what is left is topology. central_grpc: a controller to which producers stream each "
-    "reader's half rows in 1 MiB messages and which forwards every message at once, whole and without a "
-    "copy of its own, with grpc's threads and with grpc.aio, the faster of the two at each size. socket: "
-    "TCP straight from producers to consumers, sendmsg of rows where they lie, recv_into the target; both "
-    "ends know what to send, so nothing is published, asked for or planned within its time. "
-    "ucx_bytes_vs_socket: that time over the ucx arm's bytes_ms, the longest of its consumers' reads once "
-    "it was known what lies where. memcpy_floor: np.copyto of the same slices from mapped, touched memory, "
-    "one thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB a "
-    "worker; a consumer reads as much in one go. Everything on one host; a network would punish a "
+    "each with other values, every element checked after every round; medians over the rounds. Two arms "
+    "compute checksums, shm_verified and memcpy_hash_floor, no other. Consumers learn that a producer is "
+    "ready by one byte through a pipe, in arms that need to. shm, ucx, nixl: EARL's Dispatcher, told once "
+    "what a consumer wants of a round: it plans in the warm-up and again only where rows lie elsewhere; "
+    "descriptors are published to the registry and fetched from it within the time (an embedded Valkey, "
+    "which answers once it is on disk: publish_ms); ucx and nixl (on a CPU over TCP) are served by a "
+    "process next to every producer. central_shm, central_ucx, central_nixl: a controller reads whole "
+    "producers over that same transport and consumers read its copy: what is left is topology. "
+    "central_grpc: a controller to which producers stream each reader's half rows in 1 MiB messages and "
+    "which forwards every message at once, whole and without a copy of its own, with grpc's threads and "
+    "with grpc.aio, the faster of the two at each size. socket: TCP straight from producers to consumers, "
+    "sendmsg of rows where they lie, recv_into the target; both ends know what to send, so nothing is "
+    "published, asked for or planned within its time. ucx_bytes_vs_socket: that time over the ucx arm's "
+    "bytes_ms, the longest of its consumers' reads once it was known what lies where. memcpy_floor: "
+    "np.copyto of the same slices from mapped, touched memory, one thread a consumer. unverified: shm over "
+    "memcpy_floor. shm_verified: shm with the default checksums: producers hash what they publish, "
+    "consumers the blocks of 1 MiB out of which they copied, which hold both halves of each row. "
+    "memcpy_hash_floor: memcpy_floor and the same hash of the same bytes, once on each side. verified: "
+    "shm_verified over memcpy_hash_floor. moved_bytes: what arrived at every hop, as counted there. A size "
+    "is MiB a worker; a consumer reads as much in one go. Everything on one host; a network would punish a "
     "controller further (capped)."
 )
 
@@ -160,6 +164,8 @@ def ratios(by_arm: dict[str, Any]) -> dict[str, Any]:
     divide("speedup_vs_central_grpc", "central_grpc", "shm")
     divide("speedup_vs_central_same_transport", "central_shm", "shm")
     divide("times_memcpy_floor", "shm", "memcpy_floor")
+    divide("unverified", "shm", "memcpy_floor")
+    divide("verified", VERIFIED, "memcpy_hash_floor")
     for wire in TRANSPORTS.keys() - {"shm"}:
         divide(f"{wire}_speedup_vs_central_grpc", "central_grpc", wire)
         divide(f"{wire}_speedup_vs_central_same_transport", f"central_{wire}", wire)

@@ -27,12 +27,15 @@ from earl.errors import DeadlineExceeded
 WAIT_S = 60.0
 LOOPBACK = "127.0.0.1"
 # The data plane's transports: each is an arm of its own and another through a controller. None verifies
-# checksums, because no other arm does.
+# checksums, because the arms that they are compared with do not.
 TRANSPORTS = {
     "shm": DataPlaneConfig(transport="shm", checksums="off"),
     "ucx": DataPlaneConfig(transport="ucx", checksums="off"),
     "nixl": DataPlaneConfig(transport="nixl", checksums="off"),
 }
+# How runs read by default: owners compute checksums as they publish, and readers compare them.
+VERIFIED = "shm_verified"
+PLANES = {**TRANSPORTS, VERIFIED: DataPlaneConfig(transport="shm")}
 # Beside the tensors: alignment.
 _SPARE_BYTES = 4 << 20
 
@@ -88,8 +91,8 @@ class Member:
     def data_plane(self, transport: str) -> DataPlaneConfig:
         """The transport's settings; off loopback at this process's address, on a network that is trusted."""
         if self.address == LOOPBACK:
-            return TRANSPORTS[transport]
-        return TRANSPORTS[transport].model_copy(update={"bind": self.address, "trusted_network": True})
+            return PLANES[transport]
+        return PLANES[transport].model_copy(update={"bind": self.address, "trusted_network": True})
 
     async def store(self, transport: str) -> TensorStore:
         """This process's arena for a transport, opened on first use; a controller's has all the rows."""

@@ -65,7 +65,7 @@ class ReshardProcess:
         )
         self.arenas, self.rendezvous = role["arenas"], role["rendezvous"]
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self.config = DataPlaneConfig(arena_dir=self.arenas)
+        self.config = DataPlaneConfig(arena_dir=self.arenas, checksums="off")
         self.redis = self.runner.run(_open_valkey(role["redis"]))
         self.registry = Registry(self.redis, "{earl:bench}:", LEASE_S)
 

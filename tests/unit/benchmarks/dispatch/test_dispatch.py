@@ -143,6 +143,7 @@ def test_ratios_are_of_the_arms_that_ran() -> None:
     ms = {
         "shm": 40.0, "ucx": 100.0, "memcpy_floor": 32.0, "socket": 95.0, "central_shm": 100.0,
         "central_ucx": 250.0, "central_grpc_threads": 480.0, "central_grpc_asyncio": 460.0,
+        "shm_verified": 66.0, "memcpy_hash_floor": 60.0,
     }  # fmt: skip
     arms = {name: {"ms": value} for name, value in ms.items()}
     found = command.ratios(arms)
@@ -151,6 +152,8 @@ def test_ratios_are_of_the_arms_that_ran() -> None:
         "speedup_vs_central_grpc": 11.5,
         "speedup_vs_central_same_transport": 2.5,
         "times_memcpy_floor": 1.25,
+        "unverified": 1.25,
+        "verified": 1.1,
         "ucx_speedup_vs_central_grpc": 4.6,
         "ucx_speedup_vs_central_same_transport": 2.5,
         "ucx_vs_socket": 0.95,
