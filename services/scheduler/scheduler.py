@@ -96,8 +96,7 @@ class Scheduler:
 
     def planned_engine(self, ticket: Ticket) -> int | None:
         """The engine among its worker's that a leased ticket is planned for; None if any will do."""
-        planned = self.loop.ledger.planned
-        return planned.engine(ticket) if planned is not None else None
+        return planned.engine(ticket) if (planned := self.loop.ledger.planned) is not None else None
 
     # --- workers' calls ---------------------------------------------------------------------
 
@@ -185,9 +184,8 @@ class Scheduler:
         self.loop.tickets_taken = True
         if self.loop.ledger.tables.pending:
             self.loop.tickets_available.notify_one()
-        self.loop.recorder.monitor.playing(
-            self.loop.ledger.tables.buckets[TicketState.LEASED], time.monotonic()
-        )
+        leased = self.loop.ledger.tables.buckets[TicketState.LEASED]
+        self.loop.recorder.monitor.playing(leased, time.monotonic())
         self.loop.traces.moved(ticket.id for ticket in tickets)
         await self.loop.journal.durable()
         return tickets, False
