@@ -1,7 +1,7 @@
 # Everything a contributor needs. Each target does its own set-up: a fresh clone needs Python >= 3.11 and a package index.
 #   make demo    train the tic-tac-toe agent, live view, report at the end; make setup-demo only installs what it needs
 #   make test    the default test suite          make test-slow   the rest, about an hour; renews its record
-#   make test-slow-oldest                   those of the rest whose turn it is in CI, 20 minutes
+#   make test-slow-oldest                   those of the rest whose turn it is in CI, 25 minutes
 #   make test-browser                       the web page, the report and the site's search in Debian's chromium, 2 minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared

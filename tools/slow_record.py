@@ -30,7 +30,7 @@ ALONE = {
 # Slow tests that CI runs at every landing (`make test-browser`): no turn has them.
 EVERY_LANDING = "tests/browser/"
 # Seconds of the turn that CI runs at each landing.
-TURN_S = 20 * 60.0
+TURN_S = 25 * 60.0
 # How many of the others run side by side.
 WORKERS = 2
 # Assumed of a test that never ran.

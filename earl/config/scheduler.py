@@ -53,9 +53,9 @@ class SchedulerConfig(ConfigSection):
     # and both are good enough; otherwise as "longest". "drawn": tickets are leased in the order in which they
     # were drawn, and nothing moves.
     #
-    # Set "longest" or "drawn" to see what the others are worth: a deterministic run trains on the same tokens
-    # with each (docs/history.md).
-    length_order: Literal["planned", "longest", "drawn"] = "planned"
+    # Set "planned" where engines of several workers differ in tp, "drawn" to see what the others are worth: a
+    # deterministic run trains on the same tokens with each (docs/history.md).
+    length_order: Literal["planned", "longest", "drawn"] = "longest"
     # Training steps after the warm-up; 0 only evaluates.
     #
     # Raise it to continue a run that is complete.

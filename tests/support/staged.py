@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +24,17 @@ class StagedArrays:
         self.overwritten = overwritten
         self._sizes = {name: array.nbytes for name, array in arrays.items()}
 
-    def copies(self) -> Iterator[tuple[np.ndarray, Iterator[StagedCopy]]]:
+    def reading(self, work: Callable[..., None], *arguments: Any) -> None:
+        """As MappedArena.reading, of memory that nobody truncates."""
+        work(*arguments)
+
+    def copies(self) -> Iterator[tuple[StagedArrays, Iterator[StagedCopy]]]:
         copies: list[StagedCopy] = []
         start = 0
         for name, size_bytes in self._sizes.items():
             copies.append(StagedCopy(name, start, 0, 1, size_bytes, 0, 0))
             start += size_bytes
-        yield self.memory, iter(copies)
+        yield self, iter(copies)
 
 
 class ArrayStager:

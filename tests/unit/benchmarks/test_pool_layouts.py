@@ -45,7 +45,7 @@ def run(way: str, train_s: float, repetition: int = 0, **others: Any) -> dict[st
     return figures | others
 
 
-def test_every_static_way_is_a_run_file():
+def test_every_static_way_is_a_run_file(tmp_path: Path):
     config = load_run(RUN_FILE, [])
     assert config.pace is not None
     statics = static_layouts(config, config.pace)
@@ -54,7 +54,9 @@ def test_every_static_way_is_a_run_file():
         chosen = load_run(RUN_FILE, static_keys(config, layouts))
         assert chosen.rollout.engines * chosen.rollout.tp + chosen.trainer.ranks == 8
         assert chosen.rollout.max_sequences == config.rollout.max_sequences * layouts[0].tp
-    assert load_run(RUN_FILE, [("scheduler.profile", "profile.csv")]).selects_layouts
+    profile = tmp_path / "profile.csv"
+    profile.write_text(noisy_profile(config))
+    assert load_run(RUN_FILE, [("scheduler.profile", str(profile))]).selects_layouts
     with pytest.raises(ConfigError):
         compare_layouts([("stack.pool_devices", "0"), ("paced.table", "")], 2, Path(), as_json=False)
     assert load_run(EXAMPLE, []).pace is None

@@ -29,7 +29,7 @@ const CARDS = [
   ["machine", "KV cache", "Tokens that are held, of those that fit.", [["load.rollout.kv.used_fraction", "in use"]], share],
   ["machine", "Sequences at once", "Of the episodes being played, one for each seat of the policy.", [["load.rollout.concurrency", "sequences"]], number],
   ["machine", "Idle engines", "Of the seconds of a step, all engines together: those in which one generated nothing.", [["engines_idle_fraction", "idle"]], share],
-  ["machine", "Planned leases", "Tickets that were leased in a step as planned for an engine, and those that another engine took. Idle engines before and after show what that is worth.", [["planned_leases", "planned"], ["taken_leases", "taken by another"]], number],
+  ["machine", "Assigned episodes", "Episodes that began in a step at the engine that they were assigned to, and those that another engine took. Idle engines before and after show what that is worth.", [["planned_leases", "assigned"], ["taken_leases", "taken by another"]], number],
   ["machine", "Accepted drafts", "Of the tokens that engines drafted in a step, by where the draft stood.", [["draft_acceptance", "all"], ["drafts.task.acceptance", "task"], ["drafts.environment.acceptance", "environment"], ["drafts.context.acceptance", "context"]], share],
   ["machine", "Tokens a step of an engine", "Of a sequence, where engines draft; without drafts it is 1.", [["tokens_per_forward", "tokens"]], number],
   ["machine", "Seconds of a step", "Of the trainer’s own work.", [["train_s", "training"], ["publish_s", "publishing weights"], ["read_s", "reading samples"]], duration],

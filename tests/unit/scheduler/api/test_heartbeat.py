@@ -22,7 +22,7 @@ from tests.support.runs import tictactoe
 
 async def reported(tmp_path: Path, **gauges: float) -> WorkerReport:
     """The report that the scheduler gets of a trainer's heartbeat."""
-    heartbeat = Mock(return_value=False)
+    heartbeat = Mock(return_value=(False, 0.0))
     scheduler: Any = SimpleNamespace(
         config=tictactoe(tmp_path), task_sets={}, recorded=None, heartbeat=heartbeat, heartbeat_s=1.0
     )
@@ -42,7 +42,7 @@ async def test_the_part_of_a_batch_that_is_trained_is_none_of_the_gauges_that_ar
 async def test_a_worker_whose_sequences_may_move_is_told_where(tmp_path: Path):
     moves = Mock(return_value=[SequenceMove("7/1", 1)])
     scheduler: Any = SimpleNamespace(
-        config=tictactoe(tmp_path), task_sets={}, recorded=None, heartbeat=Mock(return_value=False),
+        config=tictactoe(tmp_path), task_sets={}, recorded=None, heartbeat=Mock(return_value=(False, 0.0)),
             heartbeat_s=1.0,
         may_move=Mock(return_value=True), moves=moves,
     )  # fmt: skip

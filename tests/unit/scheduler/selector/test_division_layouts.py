@@ -130,7 +130,8 @@ def test_a_division_is_judged_by_the_best_layouts_of_its_devices():
     verdict = decided(layouts, SplitWork(40.0, 60.0))
     # In the replicas of now (3, 5) would be best, with 13.3 s.
     assert verdict.best == (2, 6) and verdict.candidates[2, 6] == pytest.approx(10.0)
-    assert layouts.replicas((2, 6)) == {"rollout": (2, 1, 1), "trainer": (1, 1, 1)}
+    replicas = {stage: layout.replica for stage, layout in layouts.by_stage((2, 6)).items()}
+    assert replicas == {"rollout": (2, 1, 1), "trainer": (1, 1, 1)}
     assert verdict.moves and verdict.sentence.startswith("goes to rollout 2 as tp2, trainer 6: ")
 
 
