@@ -85,27 +85,27 @@ def test_a_policy_that_is_better_than_its_teacher_is_weaned_at_once(tmp_path: Pa
 def test_a_run_that_is_stopped_while_it_is_taught_continues_with_its_teacher(tmp_path: Path) -> None:
     with launch_in(tmp_path, forked=True) as run:
         run.start(
-            teacher__path=str(write_teacher(tmp_path)), teacher__until="120", warmup__batches="1",
-            scheduler__steps="150", evaluation__episodes="0", **LEARNS_FAST,
+            teacher__path=str(write_teacher(tmp_path)), teacher__until="45", warmup__batches="1",
+            scheduler__steps="60", scheduler__train_limit_s="0", evaluation__episodes="0", **LEARNS_FAST,
         )  # fmt: skip
-        run.until(r"train [1-9]\d*/150")
+        run.until(r"train [1-9]\d*/60")
         assert run.process is not None
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.finish()
         assert code == 130, run.said
         run.assert_nothing_left()
         before = trained(run)
-        assert 1 <= len(before) < 118
+        assert 1 <= len(before) < 43
         run.resume()
         run.until(r"teacher done")
         code, figures = run.finish()
         assert code == 0, run.said
         steps = trained(run)
-        assert [step["step"] for step in steps] == list(range(1, 151))
+        assert [step["step"] for step in steps] == list(range(1, 61))
         assert steps[: len(before)] == before
         for step in steps:
-            assert step["teacher_weight"] == float(step["version"] <= 120), step["step"]
-            assert (step["kl_teacher"] > 0) == (step["version"] <= 120), step["step"]
+            assert step["teacher_weight"] == float(step["version"] <= 45), step["step"]
+            assert (step["kl_teacher"] > 0) == (step["version"] <= 45), step["step"]
         assert_ledger_adds_up(figures)
         run.assert_nothing_left()
 
