@@ -34,12 +34,12 @@ def program(directory: Path) -> Path:
 
 
 def shown(command: str) -> list[str]:
-    """What the page shows behind a command that ends so."""
+    """The output that the page shows for a reading command that ends so."""
     return re.findall(rf"^.*\$ python rows.py read .*{command}\n(.*)$", PAGE, re.MULTILINE)
 
 
 def read(program: Path, url: str, hosts: Sequence[tuple[tuple[str, ...], list[str]]]) -> str:
-    """What the reader prints; hosts: of owner and reader, what a command there begins and ends with."""
+    """The output of the reader. hosts: of owner and reader, the beginning and end of a command there."""
     (before, after), (reads_before, reads_after) = hosts
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     owner = subprocess.Popen(

@@ -42,7 +42,7 @@ def open_arena(path: str, nonce: int, incarnation: int, file_system: int) -> tup
         # A FIFO or a device in an arena's place must not block the thread that opens it.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except FileNotFoundError:
-        raise _missing(path, file_system) from None
+        raise _absence_error(path, file_system) from None
     except (OSError, ValueError) as error:
         raise TransportUnavailable(f"arena {path!r} cannot be opened: {error}", _OTHER_WAY) from error
     try:
@@ -65,7 +65,7 @@ def open_arena(path: str, nonce: int, incarnation: int, file_system: int) -> tup
     return fd, header, status.st_size
 
 
-def _missing(path: str, file_system: int) -> RegionGone | TransportUnavailable:
+def _absence_error(path: str, file_system: int) -> RegionGone | TransportUnavailable:
     """The error of an arena that is not there: gone, or on a file system that this process does not see."""
     if file_system and arena_file.file_system_of(Path(path).parent) != file_system:
         return TransportUnavailable(

@@ -45,8 +45,8 @@ def refuse_disagreement(descriptors: Sequence[Descriptor]) -> None:
             _compare(other, (descriptor, region))
 
 
-def _compare(one: tuple[Descriptor, RegionRef], other: tuple[Descriptor, RegionRef]) -> None:
-    (descriptor, region), (another, its_region) = one, other
+def _compare(first: tuple[Descriptor, RegionRef], second: tuple[Descriptor, RegionRef]) -> None:
+    (descriptor, region), (another, its_region) = first, second
     size = region.checksum_block_bytes
     end = max(stop for _, _, stop in _places(descriptor))
     blocks = len(region.checksums) if end >= region.size_bytes else end // size

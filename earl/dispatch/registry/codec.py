@@ -77,7 +77,7 @@ def decode(data: bytes) -> Descriptor:
     """The values of a descriptor. Raises LayoutError when it is damaged or inconsistent."""
     message = pb.LayoutDescriptor()
     try:
-        message.ParseFromString(_opened(data))
+        message.ParseFromString(_check_digest(data))
         arenas = [from_message(ArenaRef, arena) for arena in message.arenas]
         regions = [from_message(RegionRef, region, arena=arenas[region.arena]) for region in message.regions]
         for region in regions:
@@ -113,7 +113,7 @@ def decode_sequences(
     message = pb.SequenceHead()
     lengths = np.array([len(record) - _DIGEST_BYTES for record in records], np.int64)
     try:
-        message.ParseFromString(_opened(head, owner))
+        message.ParseFromString(_check_digest(head, owner))
         columns = tuple((c.name, _dtype(c.dtype)) for c in message.columns)
         if not columns or message.checksum_block_bytes < 1 or not message.HasField("arena"):
             raise ValueError("no columns, no arena or no size of blocks")
@@ -160,7 +160,7 @@ def _sealed(message: bytes, key: str = "") -> bytes:
     return _digest(message, key) + message
 
 
-def _opened(data: bytes, key: str = "") -> bytes:
+def _check_digest(data: bytes, key: str = "") -> bytes:
     """The message that `_sealed` was given. Raises ValueError where it is not that message."""
     digest, message = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if digest != _digest(message, key):

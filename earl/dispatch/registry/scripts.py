@@ -1,4 +1,4 @@
-"""What the registry lets Redis do in one step: check who holds a key, and change it only then.
+"""Scripts that Redis runs in one step: they check who holds a key, and change it only then.
 
 Each script gets the keys and a holder's mark as its first argument. A mark is 8 bytes of the owner's name and
 8 of one life of it; it stands before a descriptor, and before the head of an owner's sequences.
