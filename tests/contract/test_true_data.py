@@ -58,6 +58,7 @@ async def test_no_change_of_a_descriptor_is_ever_taken_for_data(plane: Plane):
     name = plane.registry._key("changed")
     kept = await redis.get(name)
     neighbour = await redis.get(plane.registry._key("neighbour"))
+    assert isinstance(kept, bytes) and isinstance(neighbour, bytes)
     rng, refused = random.Random(5), 0
     for turn in range(300):
         made = bytearray(kept)
