@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,14 +25,16 @@ from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnava
 from earl.obs.limits import usable_cores
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
-from earl.stack import credentials, disk_space, plan, teacher_episodes, warden
+from earl.stack import credentials, disk_space, plan, teacher_episodes
 from earl.stack.auto_dtype import gpu_bytes_here, settle
 from earl.stack.begun_bounds import with_begun_bounds
 from earl.stack.codec import OperatorClient
+from earl.stack.elsewhere import Elsewhere
 from earl.stack.ending import recorded_reason, refuse_complete
 from earl.stack.endpoints import Endpoints
 from earl.stack.imitated import imitated_of, with_measured_score
-from earl.stack.placement import VISIBLE, place
+from earl.stack.launch_guard import LaunchGuard
+from earl.stack.placement import VISIBLE, Placement, place
 from earl.stack.ports import binds, resolve_all
 from earl.stack.predicted_sizes import with_predicted_sizes
 from earl.stack.record import LaunchRecorder, read_record
@@ -99,13 +99,15 @@ async def launch(
     on_update: OnUpdate,
     on_taken: Callable[[RunDirectory], None] | None = None,
     on_failed: Callable[[str], None] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> LaunchOutcome:
     """Runs a whole stack; returns when the run has ended or was stopped, with nothing left running.
 
     Keys that are left open (a dtype "auto", threads, the longest context, KV, checkpointing, the teacher's
     score) are resolved here, if the caller has not. With teacher.episodes the teacher plays them first, in a
     run of its own. on_taken: called once the run's directory is this launch's. on_failed: called
-    with the sentence of `recorded_reason` if it fails once the run has begun.
+    with the sentence of `recorded_reason` if it fails once the run has begun. elsewhere: the machines that
+    run what computes; without it all runs on this one.
     Raises ConfigError and PortInUse before anything is started, and the typed reason when a process of the
     stack fails for good.
     """
@@ -118,12 +120,8 @@ async def launch(
     config = with_measured_score(config, imitated_of(config, run_path(config)))
     config, _ = with_begun_bounds(config, before)
     config = await asyncio.to_thread(settle, config, before)
-    gpu_bytes = await asyncio.to_thread(gpu_bytes_here, config)
-    placement = place(config, len(gpu_bytes))
-    config = with_threads(config, len(gpu_bytes), usable_cores(), before)
-    least_bytes = min(gpu_bytes, default=0)
-    config = await asyncio.to_thread(with_predicted_sizes, config, placement, least_bytes, before)
-    launched = resolve(config)
+    config, placement = await asyncio.to_thread(_sized, config, before, elsewhere)
+    launched = resolve(config if elsewhere is None else elsewhere.bound(config))
     credentials.check(launched.scheduler.bind, binds(launched).values())
     with RunDirectory(config, resume=resume) as directory:
         previous = read_record(directory.path) if resume else None
@@ -136,7 +134,8 @@ async def launch(
         starts = StartTimes(config.model)
         specs = plan.placed(plan.plan(launched, directory.run_json), placement, os.environ.get(VISIBLE))
         bounds = config.stack.model_copy(update={"start_s": start_seconds(config, checkpoint_bytes(config))})
-        supervisor = Supervisor(specs, directory, addresses, bounds, starts.last())
+        starters = elsewhere.starters([spec.name for spec in specs]) if elsewhere is not None else None
+        supervisor = Supervisor(specs, directory, addresses, bounds, starts.last(), starters)
         leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
         recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at, earlier_s)
 
@@ -186,6 +185,19 @@ async def _record(
     return file if file is not None else dataclasses.replace(ended[-1], begun=False)
 
 
+def _sized(
+    config: RunConfig, before: Path | None, elsewhere: Elsewhere | None
+) -> tuple[RunConfig, Placement]:
+    """The configuration with the sizes that the machines decide, and the devices of each process."""
+    if elsewhere is not None:
+        placement, config = elsewhere.placement(config), elsewhere.sized(config)
+        return with_predicted_sizes(config, placement, 0, before, elsewhere.memory_bytes), placement
+    gpu_bytes = gpu_bytes_here(config)
+    placement = place(config, len(gpu_bytes))
+    config = with_threads(config, len(gpu_bytes), usable_cores(), before)
+    return with_predicted_sizes(config, placement, min(gpu_bytes, default=0), before), placement
+
+
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with free ports in place of 0, so that a restarted service keeps its address.
 
@@ -200,31 +212,6 @@ def resolve(config: RunConfig) -> RunConfig:
             for name in ("scheduler", "gateway", "dashboard")
         }
     )
-
-
-class LaunchGuard:
-    """Keeps a warden that ends the run should this process die, and removes the run's temporary files."""
-
-    def __init__(self, mark: str, leaves: Sequence[Path]) -> None:
-        self._arguments = (sys.executable, "-m", "earl.stack.warden", mark, *map(str, leaves))
-        self._leaves = leaves
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def __aenter__(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-        )
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        for path in self._leaves:
-            shutil.rmtree(path, ignore_errors=True)
-        await self._process.communicate(warden.DONE)
 
 
 class Launch:

@@ -22,14 +22,19 @@ _COMMAND = ("-m", "services.scheduler.profiler.node_probe")
 
 
 def with_predicted_sizes(
-    config: RunConfig, placement: Placement, gpu_bytes: int, run_json: Path | None = None
+    config: RunConfig,
+    placement: Placement,
+    gpu_bytes: int,
+    run_json: Path | None = None,
+    machine_bytes: int = 0,
 ) -> RunConfig:
     """The configuration with checkpointing if the trainer does not fit its GPUs without, with the longest
     context that some layout of the machine holds, and with the KV that fits beside everything else.
 
     gpu_bytes: of the smallest GPU. run_json: of the run that is resumed; if it is there, what it has is kept.
-    What the run file names stays. With rollout.max_context_tokens engines on the processor commit what they
-    write; a trainer there keeps its activations. Raises ConfigError.
+    machine_bytes: memory of the machine; 0: of this one. What the run file names stays. With
+    rollout.max_context_tokens engines on the processor commit what they write; a trainer there keeps its
+    activations. Raises ConfigError.
     """
     rollout = config.rollout
     bounds_memory = "rollout-0" in placement.on_gpus or not rollout.max_context_tokens
@@ -48,7 +53,12 @@ def with_predicted_sizes(
         return _with(config, rollout.kv_tokens, checkpoints, rollout.held_context_tokens)
     # Not the bus: its URL may hold a password.
     run = config.model_dump(mode="json", exclude_defaults=True, exclude={"bus"})
-    given = {"run": run, "gpus": placement.gpus, "device_bytes": gpu_bytes, "host_bytes": host_bytes()}
+    given = {
+        "run": run,
+        "gpus": placement.gpus,
+        "device_bytes": gpu_bytes,
+        "host_bytes": machine_bytes or host_bytes(),
+    }
     try:
         done = subprocess.run(
             [sys.executable, *_COMMAND],

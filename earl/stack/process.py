@@ -1,4 +1,4 @@
-"""One process of the stack: started in a session of its own, its output kept, its end reported.
+"""One process of the stack: its state, where it serves, its log, and the reason for its end.
 
 Standard output carries one line that matters, `{"ready": name, "address": "host:port"}`; everything
 else it prints, and all of standard error, goes to `<run dir>/logs/<name>.log`.
@@ -10,28 +10,29 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from earl.dispatch.memory import last_words
 from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
 from earl.rpc.main import AWAIT_VARIABLE
 from earl.stack.plan import ProcessSpec
-from earl.stack.priority import lower_priority
+from earl.stack.starter import LocalStarter, ReadyLine, StartedProcess, Starter, StartOrder
 
 TAIL_BYTES, TAIL_LINES = 16 << 10, 12
-LINE_BYTES = 1 << 20
 ERROR_PREFIX = "earl: error: "
 
 
 class StackProcess:
-    """A process that runs, or ran. States: waiting, starting, ready, restarting, done, failed, stopped."""
+    """A process that runs, or ran.
 
-    def __init__(self, spec: ProcessSpec, log: Path) -> None:
+    States: queued, waiting, starting, ready, restarting, done, failed, stopped.
+    """
+
+    def __init__(self, spec: ProcessSpec, log: Path, starter: Starter | None = None) -> None:
+        """starter: who starts it; without one it is a child of this process."""
         self.spec = spec
         self.log = log
         self.state = "waiting"
@@ -43,7 +44,8 @@ class StackProcess:
         self.start_s = 0.0
         self._began_at = 0.0
         self.ready = asyncio.Event()
-        self._process: asyncio.subprocess.Process | None = None
+        self._starter = starter or LocalStarter()
+        self._process: StartedProcess | None = None
         self._reader: asyncio.Task[None] | None = None
 
     @property
@@ -52,7 +54,12 @@ class StackProcess:
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and self._process.running
+
+    @property
+    def lost(self) -> str:
+        """The reason why its machine, not the process, ended it; "" if it did not."""
+        return self._process.lost if self._process else ""
 
     async def start(self, environment: Mapping[str, str], *, held: bool = False) -> None:
         """Starts it with these variables instead of the launcher's own.
@@ -63,56 +70,43 @@ class StackProcess:
         self._began_at = time.monotonic()
         self.ready.clear()
         variables = {**environment, **self.spec.environment, **({AWAIT_VARIABLE: "1"} if held else {})}
-        with self._open_log() as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *self.spec.arguments,
-                stdin=asyncio.subprocess.PIPE if held else asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=variables,
-                start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
-                limit=LINE_BYTES,
-            )
-        if self.spec.nice:
-            await lower_priority(self._process.pid, self.spec.nice)
-        assert self._process.stdout is not None
-        self._reader = asyncio.create_task(self._read(self._process.stdout))
+        order = StartOrder(self.spec.name, self.spec.arguments, variables, self.log, held, self.spec.nice)
+        self._process = await self._starter.start(order)
+        self._reader = asyncio.create_task(self._process.follow(self._serves))
+
+    async def placed(self) -> None:
+        """Waits until it runs somewhere, or has ended. Raises ProcessFailed after the queue's bound."""
+        assert self._process is not None
+        placing = asyncio.ensure_future(self._process.placed())
+        try:
+            await asyncio.wait([placing], timeout=0.0)
+            if not placing.done():
+                before, self.state = self.state, "queued"
+                await placing
+                self.state = self.state if self.ready.is_set() else before
+                self._began_at = time.monotonic()
+            placing.result()
+        finally:
+            placing.cancel()
+        if self._process.place:
+            self.note(f"runs on {self._process.place}")
 
     def begin(self, environment: Mapping[str, str]) -> None:
         """Starts the process's work, as what it needs is ready: adds variables to those of its start."""
         if not self.ready.is_set():  # one that did not wait may serve already
             self.state = "starting"
             self._began_at = time.monotonic()
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(dict(environment)).encode() + b"\n")
-            self._process.stdin.close()
+        if self._process is not None:
+            self._process.begin(environment)
 
     def note(self, line: str) -> None:
         """Adds a line of the launcher's own to the log."""
-        with self._open_log() as log:
+        with open(self.log, "ab") as log:
             log.write(f"earl: {line}\n".encode())
 
-    def _open_log(self) -> BinaryIO:
-        return open(self.log, "ab")
-
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        """Looks for the ready line; the rest of standard output joins the log."""
-        with self._open_log() as log:
-            while True:
-                try:
-                    line = await stream.readline()
-                except ValueError:  # longer than LINE_BYTES: the stream dropped it
-                    continue
-                if not line:
-                    return
-                address = ready_address(line)
-                if address is None:
-                    log.write(line)
-                    log.flush()
-                    continue
-                self.address, self.metrics = address, metrics_address(line)
-                self.become_ready("ready")
+    def _serves(self, report: ReadyLine) -> None:
+        self.address, self.metrics = report.address, report.metrics
+        self.become_ready("ready")
 
     def become_ready(self, state: str) -> None:
         """Lets those begin that need it. state: "ready", or "done" for a job."""
@@ -130,16 +124,13 @@ class StackProcess:
 
     def signal(self, signal_number: int) -> None:
         """Signals its whole process group; nothing if it has ended."""
-        if self.running:
-            try:
-                os.killpg(self.pid, signal_number)
-            except ProcessLookupError:
-                return
+        if self._process is not None:
+            self._process.signal(signal_number)
 
     def terminate(self) -> None:
         """SIGTERM to the process alone: it drains, and ends what it started itself."""
-        if self._process is not None and self.running:
-            self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
 
     # --- reason for its end -----------------------------------------------------------------
 
@@ -159,6 +150,8 @@ class StackProcess:
         kind = error_of_exit_code(code) if errors else None
         if kind is not None:
             return kind(f"{self.spec.name}: {errors[-1]}")
+        if self.lost:
+            return ProcessFailed(f"{self.spec.name} was lost {doing}: {self.lost}", f"see {self.log}")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         # A truncated arena ends who reads it, by a signal: the stack that was written last names it.
         arenas = [line for line in lines if last_words.READS in line] if code == -signal.SIGBUS else []
@@ -189,22 +182,6 @@ def readable(line: str) -> list[str]:
         return [f"{record['level']}: {record['message']}", *record.get("traceback", "").splitlines()]
     except (ValueError, KeyError, TypeError):
         return [line]
-
-
-def ready_address(line: bytes) -> str | None:
-    """The address of a ready line; None if the line is anything else."""
-    if not line.startswith(b'{"ready"'):
-        return None
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return str(message.get("address", ""))
-
-
-def metrics_address(line: bytes) -> str:
-    """Returns where the process of a ready line serves its metrics; "" if the line does not name it."""
-    return str(json.loads(line).get("metrics", ""))
 
 
 def error_of_exit_code(code: int) -> type[EarlError] | None:

@@ -29,6 +29,7 @@ from earl.stack import credentials
 from earl.stack.plan import VALKEY, ProcessSpec, StackAddresses
 from earl.stack.process import StackProcess
 from earl.stack.rundir import RunDirectory
+from earl.stack.starter import Starter
 from earl.stack.status import ProcessState
 from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, SOCKETS_VARIABLE, sweep
 from earl.waiting import until_first
@@ -51,12 +52,18 @@ class Supervisor:
         addresses: StackAddresses,
         limits: StackConfig,
         usual_s: Mapping[str, float] | None = None,
+        starters: Mapping[str, Starter] | None = None,
     ) -> None:
-        """usual_s: seconds that processes took to start the last time, by name."""
+        """usual_s: seconds that processes took to start the last time, by name. starters: of those that are
+        no children of this process, by name."""
         self.mark = secrets.token_hex(8)
         # For sockets of the run: their paths must be short. The launcher makes and removes it.
         self.sockets = Path("/tmp") / f"earl-{self.mark}"
-        self.processes = {spec.name: StackProcess(spec, directory.log(spec.name)) for spec in specs}
+        self._starters = starters or {}
+        self.processes = {
+            spec.name: StackProcess(spec, directory.log(spec.name), self._starters.get(spec.name))
+            for spec in specs
+        }
         self.failure: asyncio.Future[EarlError] = asyncio.get_running_loop().create_future()
         # Set by the launcher once the scheduler reports the end of the run.
         self.run_ended = asyncio.Event()
@@ -133,6 +140,7 @@ class Supervisor:
         while not self._stopping:
             held = not self._has_needs(process)
             await process.start(self._environment(process), held=held)
+            await process.placed()
             begun = not held or await self._until_needs(process)
             served = begun and await self._until_ready(process)
             code = await process.wait()
@@ -141,7 +149,7 @@ class Supervisor:
                 if begun and ends and code == 0:
                     process.become_ready("done")
                     return
-                first = not process.restarts and not process.spec.expendable
+                first = not (process.restarts or process.spec.expendable or process.lost)
                 if self._stopping or first:
                     raise process.failure(code, "before it was ready")
             elif self._stopping or await self._ended_with_the_run(process, code):
@@ -192,22 +200,30 @@ class Supervisor:
         return True
 
     async def _before_restart(self, process: StackProcess, code: int, *, served: bool) -> None:
-        """Counts the crash, ends what the process left behind, and pauses; raises if no restart is left."""
+        """Counts the crash, ends what the process left behind, and pauses; raises if no restart is left.
+
+        The loss of its machine is no crash: it does not count.
+        """
         doing = "although the run had not ended" if code == 0 else "during the run"
         doing = doing if served else "before it was ready again"
         error = process.failure(code, doing)
         final = code in process.spec.verdicts
-        if final or not process.spec.restartable or process.restarts >= self._limits.restarts:
+        spent = process.restarts >= self._limits.restarts and not process.lost
+        if final or not process.spec.restartable or spent:
             if process.restarts and not final:
                 error.add_note(f"it was started again {process.restarts} times (stack.restarts)")
             raise error
         process.state = "restarting"
         process.ready.clear()
-        process.restarts += 1
+        process.restarts += not process.lost
         process_mark = self._process_mark(process)
         await asyncio.to_thread(sweep, process_mark, variable=PROCESS_VARIABLE, grace_s=0.0)
-        process.note(f"restart {process.restarts} of {self._limits.restarts}: {error.message}")
-        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** min(process.restarts - 1, 16), LAST_PAUSE_S))
+        count = "" if process.lost else f"restart {process.restarts} of {self._limits.restarts}: "
+        process.note(f"{count}{error.message}")
+        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** min(max(process.restarts - 1, 0), 16), LAST_PAUSE_S))
+
+    def _is_elsewhere(self, process: StackProcess) -> bool:
+        return process.spec.name in self._starters
 
     def _process_mark(self, process: StackProcess) -> str:
         return f"{self.mark}:{process.spec.name}"
@@ -227,7 +243,8 @@ class Supervisor:
             "TOKENIZERS_PARALLELISM": "false",
             **self._peers(process),
             **credentials.environment(process.spec.role, calls_teacher=process.spec.calls_teacher),
-            MARK_VARIABLE: self.mark,
+            # One that runs elsewhere is ended there, by whoever started it there.
+            MARK_VARIABLE: self._process_mark(process) if self._is_elsewhere(process) else self.mark,
             PROCESS_VARIABLE: self._process_mark(process),
             SOCKETS_VARIABLE: str(self.sockets),
             "VLLM_RPC_BASE_PATH": str(self.sockets),

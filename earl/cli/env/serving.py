@@ -23,7 +23,7 @@ from earl.env.base import ISOLATIONS
 from earl.errors import ConfigError, ProcessFailed
 from earl.rpc.auth import split_address
 from earl.rpc.main import announce, run
-from earl.stack.process import ready_address
+from earl.stack.starter import ready_line
 
 RESTARTS = 5
 FIRST_PAUSE_S = 0.5
@@ -130,12 +130,12 @@ class Replica:
         )
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            address = ready_address(line)
-            if address is None:  # what the environment prints
+            report = ready_line(line)
+            if report is None:  # what the environment prints
                 sys.stderr.buffer.write(line)
                 sys.stderr.flush()
             else:
-                self.address = address
+                self.address = report.address
                 self.ready.set()
         return await self._process.wait()
 

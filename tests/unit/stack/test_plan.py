@@ -24,10 +24,11 @@ from earl.errors import BusUnavailable, ConfigError, EngineLost, EnvProtocolErro
 from earl.stack import leftovers, warden
 from earl.stack.plan import plan
 from earl.stack.ports import free_port, resolve_bind
-from earl.stack.process import error_of_exit_code, readable, ready_address
+from earl.stack.process import error_of_exit_code, readable
 from earl.stack.record import LaunchRecord, read_record, write_record
 from earl.stack.run_files import replace
 from earl.stack.rundir import RunDirectory, free_name, to_toml
+from earl.stack.starter import ReadyLine, ready_line
 from tests.support.paths import ROOT
 
 TICTACTOE = ROOT / "examples" / "tictactoe.toml"
@@ -253,9 +254,10 @@ def test_the_last_words_of_a_log_are_readable():
 
 
 def test_only_a_ready_line_is_a_ready_line():
-    assert ready_address(b'{"ready": "gateway", "address": "127.0.0.1:7"}\n') == "127.0.0.1:7"
+    served = ready_line(b'{"ready": "gateway", "address": "127.0.0.1:7"}\n')
+    assert served == ReadyLine(address="127.0.0.1:7", metrics="")
     for line in (b"hello\n", b'{"ready": broken\n', b'{"metrics": 1}\n'):
-        assert ready_address(line) is None
+        assert ready_line(line) is None
 
 
 def test_a_saved_run_file_can_be_resumed_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
