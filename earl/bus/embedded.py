@@ -1,8 +1,8 @@
 """A real Valkey server for one run, keeping its data in the run's directory.
 
 Promises: what was answered is on disk (append-only file, fsync before the answer); nobody but this
-user can reach it (unix socket of mode 0600 in a private directory, random password, no TCP port), or
-read its data (a directory of mode 0700);
+user can reach it (unix socket of mode 0600 in a private directory, random password, no TCP port unless
+`start` is given an address), or read its data (a directory of mode 0700);
 the password is in no argv and no environment; one server a directory; it ends with the process that
 started it, even if that is killed.
 
@@ -77,17 +77,18 @@ class EmbeddedValkey:
         """Exits status of the server, None while it runs."""
         return self._process.returncode if self._process else None
 
-    async def start(self, directory: Path, *, start_s: float = 30.0) -> str:
+    async def start(self, directory: Path, *, start_s: float = 30.0, address: str = "") -> str:
         """Serves the data in `directory` (created if missing); the URL, once it answers.
 
-        A server that a crashed owner left behind in this directory is ended first. Raises
-        BusUnavailable when another owner is alive or the server does not answer within `start_s`.
+        address: host:port at which it listens for other machines, with the password and without TLS; the URL
+        is then of this address. A server that a crashed owner left behind in this directory is ended first.
+        Raises BusUnavailable when another owner is alive or the server does not answer within `start_s`.
         """
         binary = self._binary or server_binary()
         directory = _private_directory(directory)
         await self._take(directory)
         try:
-            await self._launch(binary, directory, start_s)
+            await self._launch(binary, directory, start_s, address)
         except BaseException:
             await self.stop()
             raise
@@ -135,10 +136,11 @@ class EmbeddedValkey:
         if text.isdigit():
             await _end_orphan(int(text), directory)
 
-    async def _launch(self, binary: Path, directory: Path, start_s: float) -> None:
+    async def _launch(self, binary: Path, directory: Path, start_s: float, address: str) -> None:
         self._socket = directory / "valkey.sock"
-        if len(os.fsencode(self._socket)) > SOCKET_PATH_BYTES:
-            # In a run's own directory for sockets, where there is one: it goes with the run.
+        if address or len(os.fsencode(self._socket)) > SOCKET_PATH_BYTES:
+            # Network file systems have no sockets. In a run's own directory for sockets, where there is one:
+            # it goes with the run.
             within = os.environ.get("EARL_SOCKETS") or "/tmp"
             self._socket_dir = Path(tempfile.mkdtemp(prefix="earl-", dir=within))
             self._socket = self._socket_dir / "valkey.sock"
@@ -153,10 +155,10 @@ class EmbeddedValkey:
         assert self._lock_fd is not None
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(self._process.pid).encode(), 0)
-        await _feed(self._process, _config(directory, self._socket, password))
+        await _feed(self._process, _config(directory, self._socket, password, address))
         url = f"unix://:{password}@{self._socket}"
         await self._answering(url, start_s, log_path)
-        self.url = url
+        self.url = f"redis://:{password}@{address}" if address else url
 
     async def _answering(self, url: str, start_s: float, log_path: Path) -> None:
         assert self._process is not None
@@ -226,9 +228,11 @@ async def _feed(process: asyncio.subprocess.Process, config: str) -> None:
     process.stdin.close()
 
 
-def _config(directory: Path, socket: Path, password: str) -> str:
+def _config(directory: Path, socket: Path, password: str, address: str) -> str:
+    host, _, port = address.rpartition(":")
     lines = {
-        "port": "0",
+        "port": port or "0",
+        **({"bind": host.strip("[]")} if host else {}),
         "unixsocket": _quoted(socket),
         "unixsocketperm": "600",
         "dir": _quoted(directory),

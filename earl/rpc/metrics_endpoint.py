@@ -21,6 +21,7 @@ from earl.errors import PortInUse, Unauthenticated
 from earl.obs.catalogue import Sample, Source
 from earl.obs.machine import installed
 from earl.rpc.auth import TlsFiles, check_bind, split_address, token_of
+from earl.rpc.peers import WILDCARDS, advertised_address
 from earl.rpc.token_file import READERS
 from earl.rpc.tokens import AcceptedTokens
 
@@ -60,7 +61,10 @@ class MetricsEndpoint:
         self._open: dict[asyncio.StreamWriter, bool] = {}
 
     async def start(self) -> str:
-        """Listen; returns "host:port". Raises PortInUse, ConfigError for unreadable TLS files."""
+        """Listen; returns "host:port", as others reach it.
+
+        Raises PortInUse, ConfigError for unreadable TLS files.
+        """
         if not self._bind:
             return ""
         host, port = split_address(self._bind)
@@ -78,7 +82,8 @@ class MetricsEndpoint:
                 "free the port, or set obs.metrics to another one",
             ) from error
         bound = self._server.sockets[0].getsockname()[1]
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = advertised_address(address, keep_port=True) if host in WILDCARDS else address
         return self.address
 
     async def close(self) -> None:

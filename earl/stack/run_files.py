@@ -20,6 +20,10 @@ FAILURE = "failure.json"
 # The figures of a run that has ended.
 RESULT = "result.json"
 LAUNCH = "launch.json"
+# A folder: what the machines of a run on a cluster tell each other.
+CLUSTER = "cluster"
+# host:port at which an embedded Valkey also listens for other machines, port 0 for any free one; "" for none.
+BIND_VARIABLE = "EARL_BUS_BIND"
 # A link to the dashboard, for users who may read the file; replaced when it was used.
 DASHBOARD_LINK = "dashboard.url"
 

@@ -7,6 +7,7 @@ ready line carries the server's URL. It ends on SIGTERM, and also when the serve
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -14,13 +15,21 @@ from earl.bus.embedded import EmbeddedValkey
 from earl.errors import BusUnavailable
 from earl.obs import log
 from earl.rpc.main import announce, run
+from earl.stack.ports import resolve_bind
+from earl.stack.run_files import BIND_VARIABLE
 from earl.waiting import until_first
+
+
+def listens() -> str:
+    """The address at which the server listens for other machines, "" for none."""
+    bind = os.environ.get(BIND_VARIABLE, "")
+    return resolve_bind(bind, BIND_VARIABLE) if bind else ""
 
 
 async def serve(directory: Path, stop: asyncio.Event) -> None:
     """Serves until `stop`; BusUnavailable if the server does not start or dies."""
     server = EmbeddedValkey()
-    announce("valkey", await server.start(directory))
+    announce("valkey", await server.start(directory, address=listens()))
     try:
         await until_first(stop.wait(), server.wait())
         if not stop.is_set():
