@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from earl.config.base import ConfigSection
+from earl.config.cluster import ClusterConfig
 from earl.config.context_bound import ContextBound, context_bound, planned_tokens
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
@@ -139,6 +140,7 @@ class RunConfig(ConfigSection):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     bus: BusConfig = BusConfig()
     stack: StackConfig = StackConfig()
+    cluster: ClusterConfig = ClusterConfig()
     paced: PacedConfig = PacedConfig()
     obs: ObsConfig = ObsConfig()
     dashboard: DashboardConfig = DashboardConfig()

@@ -23,6 +23,7 @@ UNITS = {
     # What is counted.
     "batch_groups": "groups",
     "batches": "batches",
+    "cpus": "cores",
     "checkpoint_every": "steps",
     "close_groups": "groups",
     "replay.groups": "groups",

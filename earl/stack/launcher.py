@@ -28,6 +28,7 @@ from earl.rpc.token_file import Role
 from earl.stack import credentials, disk_space, plan, teacher_episodes
 from earl.stack.auto_dtype import gpu_bytes_here, settle
 from earl.stack.begun_bounds import with_begun_bounds
+from earl.stack.cluster.heads import leave_cluster
 from earl.stack.codec import OperatorClient
 from earl.stack.elsewhere import Elsewhere
 from earl.stack.ending import recorded_reason, refuse_complete
@@ -111,6 +112,8 @@ async def launch(
     Raises ConfigError and PortInUse before anything is started, and the typed reason when a process of the
     stack fails for good.
     """
+    if elsewhere is None:
+        leave_cluster(run_path(config))
     if not resume and teacher_episodes.episodes_missing(config):
         recorded = await _record(config, started_at, signals, on_update)
         if isinstance(recorded, LaunchOutcome):

@@ -19,6 +19,7 @@ from typing import Literal
 from earl.expendable import ExpendableFile
 from earl.json_fields import from_json
 from earl.stack import run_files
+from earl.stack.cluster.heads import head_of, is_active
 from earl.stack.run_files import LAUNCH, LOCK
 from earl.stack.status import ProcessState, RunStatus
 
@@ -61,7 +62,16 @@ def read_record(directory: Path) -> LaunchRecord | None:
 
 
 def is_held(directory: Path) -> bool:
-    """Returns whether a launcher has the directory now."""
+    """Returns whether a launcher has the directory now, on this machine or in a job of a cluster."""
+    if is_locked(directory):
+        return True
+    # A file system need not show locks of other machines.
+    head = head_of(directory)
+    return head is not None and is_active(head)
+
+
+def is_locked(directory: Path) -> bool:
+    """Returns whether a launcher of this machine has the directory now."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

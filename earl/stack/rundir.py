@@ -14,6 +14,7 @@ runs/<name>/
   dashboard.url    a link to its page that works once, while that is served
   failure.json     why the last launch of a run that had begun failed, if it did
   launch.json      the launcher's record of the last launch (earl.stack.record)
+  cluster/         of a run on a cluster: its machines' messages to each other (earl.stack.cluster.folder)
   report.html      made at the end
 """
 
@@ -36,7 +37,7 @@ from earl.errors import ConfigError, EarlError
 from earl.expendable import ExpendableFile
 from earl.stack import disk_space
 from earl.stack.imitated import imitated_of, keep_imitated
-from earl.stack.run_files import FAILURE, LAUNCH, LOCK, LOGS, replace
+from earl.stack.run_files import CLUSTER, FAILURE, LAUNCH, LOCK, LOGS, replace
 from earl.stack.task_sets import record_task_sets, task_sets_of
 
 # A run without a checkpoint needs so much: its model, its ledger, its logs.
@@ -44,6 +45,8 @@ LEAST_FREE_BYTES = 64 << 20
 # Whoever checks whether a launcher is alive has the lock for an instant.
 LOCK_WAIT_S = 0.5
 LOCK_POLL_S = 0.02
+# What stays when a start failed, and is no run.
+KEPT = (LOGS, LOCK, CLUSTER)
 
 
 class RunDirectory:
@@ -144,7 +147,7 @@ class RunDirectory:
         if self.resumed:
             return
         for entry in self.path.iterdir():
-            if entry.name not in (LOGS, LOCK):
+            if entry.name not in KEPT:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
@@ -193,7 +196,7 @@ def run_path(config: RunConfig) -> Path:
 
 def has_run(path: Path) -> bool:
     """Returns whether a directory holds more than the logs of starts that failed."""
-    return path.is_dir() and any(entry.name not in (LOGS, LOCK) for entry in path.iterdir())
+    return path.is_dir() and any(entry.name not in KEPT for entry in path.iterdir())
 
 
 def free_name(config: RunConfig, stem: str) -> str:

@@ -27,6 +27,7 @@ SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
 MINUTES = "trains for many minutes: {} does"
 CONTAINERS = "takes images and a Docker daemon: tests/containers does it with podman"
 CLUSTER = "takes a cluster, never done here: tests/unit/deploy/test_deploy.py checks what it is given"
+SLURM = "takes Slurm: tests/drills/test_slurm.py calls it on a cluster of its own"
 ROTATION = "takes the image: tests/integration/test_deploy_secrets.py does it without"
 OWN_ENVIRONMENT = "takes an environment of gigabytes: .ci/run calls `make setup-vllm` and `make test-vllm`"
 NODE = "takes npm's registry: tests/integration/test_env_typescript.py"
@@ -43,6 +44,15 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
         "earl train examples/smollm2_tool.toml": MINUTES.format("`earl bench learning`"),
         "earl train examples/smollm2_python.toml": TOOLS,
         "earl train examples/smollm2_search.toml": TOOLS,
+        **dict.fromkeys(
+            (
+                "earl up examples/tictactoe.toml --on slurm --runs-dir /shared/runs"
+                " --data_plane.trusted_network true",
+                "earl top /shared/runs/tictactoe",
+                "earl stop /shared/runs/tictactoe",
+            ),
+            SLURM,
+        ),
         **dict.fromkeys(
             (
                 "git clone URL earl",
@@ -76,6 +86,14 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
         "earl train RUN.toml --rollout.engine vllm --stack.start_s 180": OWN_ENVIRONMENT,
         "make test-vllm": OWN_ENVIRONMENT,
     },
+    "docs/cluster.md": dict.fromkeys(
+        (
+            "earl up RUN.toml --on slurm --runs-dir /shared/runs --data_plane.trusted_network true",
+            "earl top /shared/runs/NAME",
+            "earl stop /shared/runs/NAME",
+        ),
+        SLURM,
+    ),
     "docs/observability.md": {
         "prometheus --config.file deploy/prometheus/prometheus.yml": (
             "is not EARL's: tests/integration/test_deploy_prometheus.py asks its promtool"

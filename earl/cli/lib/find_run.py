@@ -21,8 +21,8 @@ from earl.errors import (
     ServiceUnavailable,
     Unauthenticated,
 )
-from earl.rpc.access import Access
 from earl.rpc.token_file import Role
+from earl.stack.cluster.access import access_of
 from earl.stack.codec import OperatorClient
 from earl.stack.endpoints import endpoints_of
 from earl.stack.record import is_held, read_record
@@ -118,7 +118,7 @@ async def open_named(directory: Path, roles: Sequence[Role], deadline_s: float =
     Raises ServiceUnavailable if it does not: what answers at the address that it had may be another run.
     """
     run = services_of(directory)
-    client = OperatorClient(run.scheduler, Access.of(*roles))
+    client = OperatorClient(run.scheduler, access_of(directory, *roles))
     try:
         status = await client.status(deadline_s)
         if status.run != run.name:

@@ -28,9 +28,9 @@ from earl.cli.lib.snapshot_clock import SnapshotClock
 from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.obs.tail import Tail
-from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
 from earl.rpc.token_file import READERS, Role
+from earl.stack.cluster.access import access_of
 from earl.stack.codec import OperatorClient
 from earl.stack.ending import ending_reason
 from earl.stack.record import LaunchRecord, is_held, read_record
@@ -113,7 +113,7 @@ class RunMonitor:
         self.directory = directory
         self._name = name
         self._addresses = scheduler, gateway
-        self._access = Access.of(*READERS)
+        self._access = access_of(directory, *READERS)
         self._clock = SnapshotClock()
         self._last = RunSnapshot(directory, RunState.LOST, RunStatus(run=name or scheduler))
 
@@ -140,7 +140,7 @@ class RunMonitor:
 
         Raises what the scheduler refuses it with.
         """
-        client = OperatorClient(self._addresses[0], Access.of(Role.OPERATOR))
+        client = OperatorClient(self._addresses[0], access_of(self.directory, Role.OPERATOR))
         try:
             await client.set_parallelism(stage, None, pin=pin, wait_s=0.0, deadline_s=deadline_s)
         finally:

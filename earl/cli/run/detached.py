@@ -28,6 +28,7 @@ from earl.cli.run.plain_view import LoggedView
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.obs import log
+from earl.stack.elsewhere import Elsewhere
 from earl.stack.launcher import LaunchOutcome, Signals, launch
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState, RunStatus
@@ -93,12 +94,15 @@ class LaunchChannel:
             self._file = None
 
 
-async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) -> LaunchOutcome:
+async def follow(
+    order: LaunchOrder,
+    channel: LaunchChannel,
+    started_at: float,
+    signals: Signals,
+    elsewhere: Elsewhere | None = None,
+) -> LaunchOutcome:
     """Runs a whole launch and reports it to the channel. Raises what the launch raises."""
-    signals = handle_signals()
     view = LoggedView()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), stop_orphaned, signals)
     reported: dict[str, str] = {}
 
     def update(processes: Sequence[ProcessState], status: RunStatus) -> None:
@@ -109,7 +113,7 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
         reported.update(states)
         channel.send(LaunchNews(kind="processes", states=states, left_s=left_s(processes)))
         if all(process.is_settled for process in processes) and not signals.stop.is_set():
-            loop.remove_reader(sys.stdin.fileno())
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             channel.send(LaunchNews(kind="ready", seconds=time.monotonic() - started_at))
             channel.close()
 
@@ -127,7 +131,15 @@ async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) 
         on_update=update,
         on_taken=taken,
         on_failed=lambda reason: logger.info("earl: %s", reason),
+        elsewhere=elsewhere,
     )
+
+
+async def follow_alone(order: LaunchOrder, channel: LaunchChannel, started_at: float) -> LaunchOutcome:
+    """Does the same, and ends the launch if `earl up` is gone before all is ready."""
+    signals = handle_signals()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop_orphaned, signals)
+    return await follow(order, channel, started_at, signals)
 
 
 def left_s(processes: Iterable[ProcessState]) -> float:
@@ -152,6 +164,14 @@ def log_to(directory: RunDirectory) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
+def concluded(outcome: LaunchOutcome, config: RunConfig) -> None:
+    """Writes the results of a launch that has ended, and logs how it went."""
+    if outcome.begun:
+        write_results(outcome, config)
+    for line in last_words(outcome):
+        logger.info("%s", line)
+
+
 def failure_news(error: EarlError) -> LaunchNews:
     return LaunchNews(
         kind="failed",
@@ -170,16 +190,13 @@ def main() -> int:
     order = LaunchOrder.model_validate_json(sys.stdin.readline())
     started_at = time.monotonic() - order.waited_s
     try:
-        outcome = asyncio.run(follow(order, channel, started_at))
+        outcome = asyncio.run(follow_alone(order, channel, started_at))
     except EarlError as error:
         extra: dict[str, Any] = {"fields": {"error": type(error).__name__, "exit_code": error.exit_code}}
         logger.error("%s", error, extra=extra)
         channel.send(failure_news(error))
         return error.exit_code
-    if outcome.begun:
-        write_results(outcome, order.config)
-    for line in last_words(outcome):
-        logger.info("%s", line)
+    concluded(outcome, order.config)
     return 0 if outcome.complete else INTERRUPTED
 
 

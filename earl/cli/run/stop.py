@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,8 @@ from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed
 from earl.stack import leftovers, warden
+from earl.stack.cluster.folder import NOW, STOP, ClusterFolder, HeadJob
+from earl.stack.cluster.heads import end_jobs, head_of, request_stop, until_inactive
 from earl.stack.ending import recorded_reason
 from earl.stack.leftovers import Leftovers
 from earl.stack.record import is_held, read_record
@@ -127,11 +129,14 @@ def end(directory: Path, *, now: bool) -> EndedRun:
     config = config_of(directory)
     began = time.monotonic()
     was_running = is_held(directory)
-    if was_running:
+    head = head_of(directory)
+    if head is not None:
+        stop_head(directory, head, config, now=now)
+    elif was_running:
         stop_launcher(directory, config, now=now)
         until_ended(directory)
     record = read_record(directory)
-    if record is None and not was_running:
+    if record is None and not was_running and head is None:
         raise ConfigError(
             f"{directory} was not launched by `earl` on this machine: nothing was touched",
             "if it belongs to a fleet, end its services where they were started",
@@ -140,6 +145,31 @@ def end(directory: Path, *, now: bool) -> EndedRun:
     remains = leftovers.find(directory, record)
     outcome, seconds = record.outcome if record is not None else "", time.monotonic() - began
     return EndedRun(directory, was_running, outcome, recorded_reason(directory), seconds, left, remains)
+
+
+def stop_head(directory: Path, head: HeadJob, config: RunConfig, *, now: bool) -> None:
+    """Tells the head of a run on a cluster to end, more and more firmly; then nothing of its jobs is left.
+
+    Raises ProcessFailed for jobs that do not end.
+    """
+    from earl.stack.cluster.managers import manager_of  # only here: it needs what asks a cluster's manager
+
+    manager = manager_of(head.manager, config.cluster)
+    queued = manager.statuses([head.job])[head.job].phase == "queued"
+    bounds = [(NOW, HURRIED_S)] if now else [(STOP, 2 * config.stack.stop_s + SLACK_S), (NOW, HURRIED_S)]
+    for word, bound_s in [] if queued else bounds:
+        request_stop(directory, word)
+        doing = "ends" if word == NOW else "ends its step and saves a checkpoint"
+        with waiting(f"{directory} {doing}", bound_s):
+            if until_inactive(head, bound_s):
+                break
+    folder = ClusterFolder(directory)
+    if remaining := end_jobs(manager, [head.job, *folder.names()]):
+        raise ProcessFailed(
+            f"jobs {' '.join(remaining)} of {directory} have not ended", f"see {head.manager}'s own commands"
+        )
+    folder.keep_job(replace(head, ended=True))
+    folder.clear()
 
 
 def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:

@@ -8,39 +8,32 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from earl.cli import STARTED_AT
 from earl.cli.lib.exit_code import INTERRUPTED
-from earl.cli.lib.find_run import addresses_of
 from earl.cli.lib.notices import NOTICE_S, notice
 from earl.cli.run.detached import LaunchNews, LaunchOrder
 from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
-from earl.config.deadlines import checkpoint_bytes, start_seconds
+from earl.cli.run.started import GIVEN_UP_S, Show, StartedRun, longest_pause_s, reason, started_run
 from earl.config.load import load_run
 from earl.config.run import RunConfig
-from earl.errors import EarlError, ProcessFailed
-from earl.rpc.errors import catalogue
+from earl.errors import ProcessFailed
+from earl.stack.cluster.names import LOCAL
 from earl.stack.ending import recorded_reason
-from earl.stack.process import last_lines
 from earl.stack.record import read_record
-from earl.stack.run_files import DASHBOARD_LINK, LOGS
 from earl.stack.rundir import run_path
 from earl.waiting import until_first
 
 app = typer.Typer(add_completion=False)
 
-# Bound on an abandoned launch that ends what it had started.
-GIVEN_UP_S = 20.0
-# Beyond what bounds every step of a launch: imports, and the end of what is left.
-SLACK_S = 60.0
+PLACE = "Where it runs: local, this machine, or slurm (docs/cluster.md)."
 
 
 @app.command(
@@ -55,6 +48,7 @@ def up(
     seed: Annotated[int | None, typer.Option(help="Seed, instead of the file's.")] = None,
     runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    on: Annotated[str, typer.Option("--on", metavar="PLACE", help=PLACE)] = LOCAL,
 ) -> None:
     """Start a run in the background; it keeps running when this terminal is closed.
 
@@ -63,56 +57,18 @@ def up(
     key of the run file: --section.key VALUE.
     """
     config = load_run(run_file, overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir))
-    config, notes = settled_dtypes(config, resume=resume)
-    sys.stderr.writelines(f"earl: {note}\n" for note in notes)
     show = shown_on(Console(stderr=True))
-    began = asyncio.run(start(config, notes, resume=resume, started_at=STARTED_AT, show=show))
+    if on != LOCAL:
+        from earl.cli.run.submitted import submit  # only here: it needs what asks a cluster's manager
+
+        began = asyncio.run(submit(config, on, resume=resume, started_at=STARTED_AT, show=show))
+    else:
+        config, notes = settled_dtypes(config, resume=resume)
+        sys.stderr.writelines(f"earl: {note}\n" for note in notes)
+        began = asyncio.run(start(config, notes, resume=resume, started_at=STARTED_AT, show=show))
     if began is None:
         raise typer.Exit(INTERRUPTED)
     print(json.dumps(began.as_object()) if as_json else "\n".join(began.lines()))
-
-
-@dataclass(slots=True)
-class StartedRun:
-    """A run that is up. seconds: from the command's start until every process was ready."""
-
-    directory: Path
-    pid: int
-    seconds: float
-    processes: list[str]
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    # The environment that the run starts no host of.
-    awaited: str = ""
-
-    def as_object(self) -> dict[str, Any]:
-        return {
-            "run": self.directory.name,
-            "directory": str(self.directory),
-            "pid": self.pid,
-            "ready_s": round(self.seconds, 3),
-            "processes": self.processes,
-            "addresses": dict(self.addresses),
-        }
-
-    def lines(self) -> list[str]:
-        where, page = self.directory, self.addresses.get("dashboard")
-        return [
-            f"{where.name} is up after {self.seconds:.1f} s: {where}, {len(self.processes)} processes",
-            *([f"page: {page}"] if page else []),
-            *self._hosts(),
-            f"show: earl status {where} · earl top {where} · earl logs {where} -f · earl dashboard {where}",
-            f"end:  earl stop {where}",
-        ]
-
-    def _hosts(self) -> list[str]:
-        if not self.awaited:
-            return []
-        gateway = self.addresses.get("gateway", "ADDRESS")
-        return [f"hosts of {self.awaited} connect with: earl env serve MODULE:CLASS --gateway {gateway}"]
-
-
-# Shows the processes' states; seconds since one of them changed, and until they are ready (0: not known).
-Show = Callable[[Mapping[str, str], float, float], None]
 
 
 async def start(
@@ -158,11 +114,6 @@ async def start(
         if not ready:
             process.stdin.close()  # it ends what it has started
             await wait_or_kill(process)
-
-
-def longest_pause_s(config: RunConfig) -> float:
-    """The longest pause between reports: a process is ready within start_s, stopped within stop_s."""
-    return start_seconds(config, checkpoint_bytes(config)) + 2 * config.stack.stop_s + SLACK_S
 
 
 async def follow_launch(
@@ -212,41 +163,11 @@ async def wait_or_kill(process: asyncio.subprocess.Process) -> int:
     return await process.wait()
 
 
-def started_run(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
-    directory = run_path(config)
-    record = read_record(directory)
-    names = [process.name for process in record.processes] if record is not None else []
-    addresses = addresses_of(directory)
-    with suppress(OSError):
-        addresses["dashboard"] = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
-    awaited = ", ".join(dict.fromkeys(entry.name for entry in config.mixture if not entry.section.serve))
-    return StartedRun(directory, pid, news.seconds, names, addresses, awaited)
-
-
 def failure_sentence(directory: Path, pid: int) -> list[str]:
     """The sentence that says why a run failed, if it had begun and this process launched it last."""
     record = read_record(directory)
     failed = record is not None and record.pid == pid and record.outcome == "failed"
     return [recorded_reason(directory)] if failed else []
-
-
-def reason(news: LaunchNews, directory: Path, code: int) -> EarlError:
-    """The error with which a launch failed, as the launcher raised it."""
-    if news.kind == "failed":
-        error = catalogue().get(news.error, ProcessFailed)(news.message, news.remedy)
-        for note in news.notes:
-            error.add_note(note)
-        return error
-    log = directory / LOGS / "earl.log"
-    last = last_lines(log)
-    error = ProcessFailed(
-        f"the launcher ended with exit code {code} before the run was ready"
-        + (f": {last[-1].strip()}" if last else ""),
-        f"see {log}" if last else "see its output above",
-    )
-    if last:
-        error.add_note("\n".join(last))
-    return error
 
 
 def shown_on(console: Console) -> Show:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from earl.cli.run import stop, up
+from earl.cli.run import started, stop, up
 from earl.cli.run.detached import left_s
 from earl.cli.run.launch import handle_signals
 from earl.dispatch.memory.arena_file import arena_directory
@@ -295,12 +295,12 @@ def test_a_started_run_is_told_in_a_few_lines(tmp_path: Path):
         "gateway": "127.0.0.1:2",
         "dashboard": "http://127.0.0.1:3/?token=t",
     }
-    begun = up.StartedRun(tmp_path / "r", 7, 3.94, ["valkey", "gateway"], addresses, "own/game")
+    begun = started.StartedRun(tmp_path / "r", 7, 3.94, ["valkey", "gateway"], addresses, "own/game")
     assert begun.lines()[:3] == [
         f"r is up after 3.9 s: {tmp_path / 'r'}, 2 processes",
         "page: http://127.0.0.1:3/?token=t",
         "hosts of own/game connect with: earl env serve MODULE:CLASS --gateway 127.0.0.1:2",
     ]
     assert begun.as_object()["addresses"] == addresses
-    without_page = up.StartedRun(tmp_path / "r", 7, 3.94, [], {"gateway": "127.0.0.1:2"})
+    without_page = started.StartedRun(tmp_path / "r", 7, 3.94, [], {"gateway": "127.0.0.1:2"})
     assert [line.partition(":")[0] for line in without_page.lines()[1:]] == ["show", "end"]
