@@ -7,6 +7,7 @@
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make setup-trl-vllm                     TRL with vLLM as its sampler, in one environment (4 GB), for earl bench e2e
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
+#   make setup-ray                          Ray, in an environment of its own, for earl up --on ray
 #   make setup-vllm-gpu                     vLLM for CUDA cards and EARL, in one environment
 #   make setup-oldest-torch                 the oldest torch that EARL takes, in an environment of its own (5 GB), for a slow test
 #   make gpu-kit                            what a machine with a GPU and no network needs to run earl bench gpu
@@ -35,6 +36,9 @@ VERIFIERS := .venv-verifiers
 VERIFIERS_STAMP := $(VERIFIERS)/.installed
 OPENENV := .venv-openenv
 OPENENV_STAMP := $(OPENENV)/.installed
+# Ray, for `earl up --on ray`.
+RAY := .venv-ray
+RAY_STAMP := $(RAY)/.installed
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
@@ -52,7 +56,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-trl-vllm setup-demo setup-queue setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch gpu-kit demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
+.PHONY: setup setup-peers setup-trl-vllm setup-demo setup-queue setup-ray setup-envs setup-vllm setup-vllm-gpu setup-sglang setup-oldest-torch gpu-kit demo test test-slow test-slow-oldest test-browser test-peers test-envs test-vllm test-sglang check lock proto docs pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -86,6 +90,12 @@ setup-queue: $(QUEUE_STAMP)
 $(QUEUE_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_peers.py
 	@$(PYTHON) tools/install_peers.py queue $(QUEUE)
 	@touch $(QUEUE_STAMP)
+
+setup-ray: $(RAY_STAMP)
+
+$(RAY_STAMP): pyproject.toml tools/install.py tools/install_envs.py
+	@$(PYTHON) tools/install_envs.py ray $(RAY)
+	@touch $(RAY_STAMP)
 
 setup-envs: $(VERIFIERS_STAMP) $(OPENENV_STAMP)
 
@@ -189,4 +199,4 @@ pictures: $(STAMP)
 	@$(BIN)/python tools/pictures.py
 
 clean:
-	rm -rf $(VENV) $(TRL) $(TRL_VLLM) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(VLLM_GPU) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site
+	rm -rf $(VENV) $(TRL) $(TRL_VLLM) $(QUEUE) $(VERIFIERS) $(OPENENV) $(RAY) $(VLLM) $(VLLM_GPU) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site

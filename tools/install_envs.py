@@ -18,6 +18,8 @@ ENVIRONMENTS: dict[str, tuple[list[str], str]] = {
     "verifiers": (["-e", str(ROOT), "verifiers==0.4.0"], "import earl.env.adapters.verifiers"),
     # A server for earl/env/adapters/openenv.py to play; the adapter itself needs none of it.
     "openenv": (["openenv==0.10.0"], "import openenv.core.env_server"),
+    # Ray's client and raylets, for `earl up --on ray`; EARL is not in it.
+    "ray": (["ray==2.60.0"], "import ray"),
 }
 
 

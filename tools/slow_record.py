@@ -22,6 +22,7 @@ ALONE = {
     "tests/browser/": "a browser, which draws with all cores",
     "tests/containers/": "containers share names, ports and the machine's memory",
     "tests/drills/test_slurm.py": "a cluster of this machine's own, which ends its nodes' processes",
+    "tests/drills/test_ray.py": "a cluster of this machine's own, whose nodes are killed",
     "tests/integration/test_bench_": "benchmarks bound or compare rates",
     "tests/integration/test_memory_peaks.py::test_the_peak_of_several": "peaks depend on who waits for whom",
     "tests/unit/benchmarks/test_profile.py": "all has to be measured within minutes",

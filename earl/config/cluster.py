@@ -38,6 +38,15 @@ class ClusterConfig(ConfigSection):
     #
     # Set it where the partition demands one: shorter jobs start sooner.
     limit_s: float = Field(default=0.0, ge=0)
+    # The Python that has Ray, for `--on ray`; empty: .venv-ray/bin/python where the run is submitted, which
+    # `make setup-ray` makes.
+    #
+    # Set it to the environment with which your Ray cluster was started.
+    ray_python: str = ""
+    # Address of the Ray cluster, host:port of its GCS; empty: RAY_ADDRESS, or the cluster of this machine.
+    #
+    # Set it where the machine that submits is not part of the cluster.
+    ray_address: str = ""
     # Slurm's partition; empty: its default.
     #
     # Set it where the default one is not for you.

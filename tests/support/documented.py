@@ -27,7 +27,7 @@ SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
 MINUTES = "trains for many minutes: {} does"
 CONTAINERS = "takes images and a Docker daemon: tests/containers does it with podman"
 CLUSTER = "takes a cluster, never done here: tests/unit/deploy/test_deploy.py checks what it is given"
-SLURM = "takes Slurm: tests/drills/test_slurm.py calls it on a cluster of its own"
+MANAGER = "takes a cluster: tests/drills/test_slurm.py and test_ray.py call it on their own"
 ROTATION = "takes the image: tests/integration/test_deploy_secrets.py does it without"
 OWN_ENVIRONMENT = "takes an environment of gigabytes: .ci/run calls `make setup-vllm` and `make test-vllm`"
 NODE = "takes npm's registry: tests/integration/test_env_typescript.py"
@@ -48,10 +48,13 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
             (
                 "earl up examples/tictactoe.toml --on slurm --runs-dir /shared/runs"
                 " --data_plane.trusted_network true",
+                "make setup-ray",
+                "earl up examples/tictactoe.toml --on ray --runs-dir /shared/runs"
+                " --data_plane.trusted_network true",
                 "earl top /shared/runs/tictactoe",
                 "earl stop /shared/runs/tictactoe",
             ),
-            SLURM,
+            MANAGER,
         ),
         **dict.fromkeys(
             (
@@ -89,10 +92,11 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
     "docs/cluster.md": dict.fromkeys(
         (
             "earl up RUN.toml --on slurm --runs-dir /shared/runs --data_plane.trusted_network true",
+            "earl up RUN.toml --on ray --runs-dir /shared/runs --data_plane.trusted_network true",
             "earl top /shared/runs/NAME",
             "earl stop /shared/runs/NAME",
         ),
-        SLURM,
+        MANAGER,
     ),
     "docs/observability.md": {
         "prometheus --config.file deploy/prometheus/prometheus.yml": (

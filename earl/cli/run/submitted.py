@@ -104,8 +104,10 @@ async def submit(
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The configuration with those paths absolute that are read before a job is in this directory."""
+    python = config.cluster.ray_python
+    cluster = config.cluster.model_copy(update={"ray_python": os.path.abspath(python) if python else ""})
     runs_dir = str(Path(config.runs_dir).expanduser().resolve())
-    return config.model_copy(update={"runs_dir": runs_dir})
+    return config.model_copy(update={"runs_dir": runs_dir, "cluster": cluster})
 
 
 def python_variables() -> dict[str, str]:

@@ -6,9 +6,10 @@ from earl.config.cluster import ClusterConfig
 from earl.errors import ConfigError
 from earl.stack.cluster.manager import ClusterManager
 from earl.stack.cluster.names import PLACES
+from earl.stack.cluster.ray_manager import RayManager
 from earl.stack.cluster.slurm import SlurmManager
 
-MANAGERS = {"slurm": SlurmManager}
+MANAGERS: dict[str, type[SlurmManager] | type[RayManager]] = {"slurm": SlurmManager, "ray": RayManager}
 
 
 def manager_of(name: str, config: ClusterConfig) -> ClusterManager:
@@ -21,7 +22,7 @@ def node_address(name: str) -> str:
     return _kind(name).node_address()
 
 
-def _kind(name: str) -> type[SlurmManager]:
+def _kind(name: str) -> type[SlurmManager] | type[RayManager]:
     if name not in MANAGERS:
         raise ConfigError(f"--on {name!r} is no cluster manager", f"give one of {', '.join(PLACES)}")
     return MANAGERS[name]

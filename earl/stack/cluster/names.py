@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 LOCAL = "local"
-PLACES = (LOCAL, "slurm")
+PLACES = (LOCAL, "slurm", "ray")
