@@ -25,7 +25,7 @@ class StagedArrays:
         self._sizes = {name: array.nbytes for name, array in arrays.items()}
 
     def reading(self, work: Callable[..., None], *arguments: Any) -> None:
-        """As MappedArena.reading, of memory that nobody truncates."""
+        """Calls work, like MappedArena.reading: memory that nobody truncates needs nothing else."""
         work(*arguments)
 
     def copies(self) -> Iterator[tuple[StagedArrays, Iterator[StagedCopy]]]:

@@ -146,7 +146,7 @@ class DivisionLayouts:
         ]
         rollout = self.stages[0].options
         passable = [division for division in product(rollout, *others) if sum(division) == self.pool]
-        # Of its present devices no layout holds it: it would not wait.
+        # No layout of rollout's present devices holds it: else it would not wait.
         held = [
             division
             for division in passable
@@ -180,7 +180,7 @@ class DivisionLayouts:
 
 
 def _holding(candidates: Sequence[LayoutCandidate], holds: Holding) -> list[LayoutCandidate]:
-    """Those of the candidates that hold the sequence that waits."""
+    """Returns the candidates that hold the sequence that waits."""
     return [
         each for each in candidates if isinstance(each.parallelism, Parallelism) and holds(each.parallelism)
     ]

@@ -19,7 +19,7 @@ REPLICATED: tuple[Placement, ...] = (("replicate",),)
 def held(
     rank: int, checksums: tuple[int, ...], placements: tuple[Placement, ...] = REPLICATED, size_bytes: int = 0
 ) -> Descriptor:
-    """What a rank of two publishes of three tensors of a block each, or half a block if they are sharded."""
+    """A rank of two publishes this of three tensors of a block each, or half a block if they are sharded."""
     layout = MeshLayout((3, BLOCK), (2,), placements, ("0", "1"), 1)
     tensors = TensorClass("h.{}.w", "uint8", layout)
     _, part_bytes = tensors.extent(rank)
