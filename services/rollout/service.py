@@ -222,7 +222,7 @@ async def _open_resources(
         addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
     )
     stack.push_async_callback(bus.close)
-    store = await _open_store(stack, bus, config, run_dir, name, incarnation)
+    owned, store = await _open_store(stack, bus, config, run_dir, name, incarnation)
     devices = pool_devices(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
     reader_leases = ReaderLeases(bus, name)
     load_s = load_seconds(config, devices.model.size_bytes(config.model.weight_dtype))
@@ -281,7 +281,9 @@ async def _open_resources(
     seats = {entry.name: entry.seats for entry in config.mixture if entry.seats > 1}
     hosts = HostWait(gateway, wait_s, seats, allowed)
     weights = pinned or WeightFollower(pool, reader_leases, spans, lease_s=2 * load_s)
-    return WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts, opponent)
+    return WorkerResources(
+        scheduler, bus, store, pool, agent, gauges, weights, rejoined, hosts, opponent, owned.unserved
+    )
 
 
 def _pinned_weights(
@@ -339,8 +341,8 @@ def episode_bounds(config: RunConfig, run_dir: Path, tokenizer: Tokenizer) -> di
 
 async def _open_store(
     stack: AsyncExitStack, bus: Bus, config: RunConfig, run_dir: Path, name: str, incarnation: int
-) -> SequenceStore:
-    """Opens the store of the worker's trajectories; its arena is closed with the stack."""
+) -> tuple[TensorStore, SequenceStore]:
+    """Opens the store of the worker's arena, closed with the stack, and that of its trajectories there."""
     given = config.rollout.arena_bytes
     store = await TensorStore.open(
         Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
@@ -353,4 +355,4 @@ async def _open_store(
     )
     stack.push_async_callback(store.close)
     published = published_columns(turn_rewards=config.trainer.turn_rewards)
-    return store.sequences(columns.registry_key(name, incarnation), list(published.items()))
+    return store, store.sequences(columns.registry_key(name, incarnation), list(published.items()))

@@ -267,6 +267,12 @@ class TensorStore:
         """Keys that are reserved or published."""
         return list(self._entries)
 
+    async def unserved(self) -> None:
+        """Returns never. Raises TransportUnavailable once the arena cannot be served any more."""
+        if self._serving is not None:
+            await self._serving.ended()
+        await asyncio.get_running_loop().create_future()
+
     async def close(self) -> None:
         """Forgets all descriptors, stop serving, remove the arena. Never raises for a Redis that is gone."""
         if self._renewing is not None:

@@ -2,6 +2,13 @@
 
 A read over TCP is emulated by its target, so a process of its own maps the arena: reads progress
 while the owner computes. It lives no longer than its owner: it ends when its stdin does.
+
+    start ─► serves ─► ended ─► pause, 1 s at most ─► start at the same address ─► serves ...
+                          ▲                                  │
+                          └────────── did not start ◄────────┘   STARTS times in a row: `ended` raises
+
+Promise: however often it ends, another is started for as long as its owner lives. An owner whose arena cannot
+be served learns it from `ended`, and ends with that error.
 """
 
 from __future__ import annotations
@@ -14,11 +21,12 @@ import sys
 import time
 from asyncio.subprocess import Process
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.requirement import refuse_unmet
+from earl.dispatch.transport.base import failure_of
 from earl.errors import InsecureBind, TransportUnavailable
 from earl.rpc.peers import advertised_address
 
@@ -27,8 +35,10 @@ log = logging.getLogger(__name__)
 # Long, for a busy machine: a process that cannot start ends, which is noticed at once.
 _START_S = 60.0
 _STOP_S = 3.0
-# Ends in a row, each sooner than that after its start, until it is given up.
-_RESTARTS, _SETTLED_S = 5, 60.0
+# Starts in a row that may fail. Pauses before a start: after an end soon after the last start, doubled each
+# time, none after a process that served for _SETTLED_S.
+STARTS = 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S, _SETTLED_S = 0.05, 1.0, 10.0
 
 
 class _Spawn(Protocol):
@@ -43,7 +53,9 @@ class ServingProcess:
     def __init__(self, owner: str, spawn: _Spawn, process: Process, address: str) -> None:
         self._owner, self._spawn = owner, spawn
         self._process, self.address = process, address
+        self.restarts = 0
         self._watching = asyncio.create_task(self._watch(), name="watch serving process")
+        self._watching.add_done_callback(failure_of)
 
     @classmethod
     async def start(cls, arena: ArenaRef, config: DataPlaneConfig, secret: bytes) -> ServingProcess:
@@ -56,6 +68,11 @@ class ServingProcess:
             )
         spawn = partial(_spawn, arena, config, secret)
         return cls(arena.owner, spawn, *await spawn(port=0))
+
+    async def ended(self) -> NoReturn:
+        """Waits until the arena is served no more, and raises TransportUnavailable."""
+        await asyncio.shield(self._watching)
+        raise AssertionError("unreachable")
 
     async def stop(self) -> None:
         """Ends the process; reads in progress over the wire fail with PeerLost."""
@@ -74,18 +91,32 @@ class ServingProcess:
             await _kill(process)
 
     async def _watch(self) -> None:
-        early = 0
-        while early < _RESTARTS:
-            started = time.monotonic()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            started_s = time.monotonic()
             code = await self._process.wait()
-            early = early + 1 if time.monotonic() - started < _SETTLED_S else 1
+            if time.monotonic() - started_s >= _SETTLED_S:
+                pause_s = FIRST_PAUSE_S
             log.error("serving process of %s ended with %d: starting another", self._owner, code)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await self._start_again()
+            self.restarts += 1
+
+    async def _start_again(self) -> None:
+        """Starts a process at the same address. Raises TransportUnavailable after STARTS failures."""
+        port = int(self.address.rpartition(":")[2])
+        for failures in range(1, STARTS + 1):
             try:
-                self._process, self.address = await self._spawn(port=int(self.address.rpartition(":")[2]))
+                self._process, self.address = await self._spawn(port=port)
+                return
             except TransportUnavailable as error:
                 log.error("%s", error)
-                return
-        log.error("serving process of %s ended too often: not served any more", self._owner)
+                if failures == STARTS:
+                    raise TransportUnavailable(
+                        f"the arena of {self._owner} is not served any more: {error.message}", error.remedy
+                    ) from error
+            await asyncio.sleep(LONGEST_PAUSE_S)
 
 
 async def _spawn(

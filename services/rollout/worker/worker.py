@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,8 @@ class WorkerResources:
     """The resources of a worker; service.py opens and closes it.
 
     rejoined: set whenever the scheduler had given this worker up and took it back. opponent: None unless the
-    run trains against frozen versions. weights: pinned where tickets are (RunConfig.pinned).
+    run trains against frozen versions. weights: pinned where tickets are (RunConfig.pinned). unserved: raises
+    once the worker's arena cannot be read over the wire any more.
     """
 
     scheduler: SchedulerClient
@@ -73,6 +74,7 @@ class WorkerResources:
     rejoined: asyncio.Event
     hosts: HostWait
     opponent: FrozenOpponent | None = None
+    unserved: Callable[[], Coroutine[Any, Any, None]] | None = None
 
 
 class RolloutWorker:
@@ -93,6 +95,7 @@ class RolloutWorker:
         self._rejoined = resources.rejoined
         self._hosts = resources.hosts
         self._opponent = resources.opponent
+        self._unserved = resources.unserved
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
         self._movable: MovableSequences | None = None
         if config.scheduler.length_order != "drawn":
@@ -149,6 +152,7 @@ class RolloutWorker:
             ("engines", self._pool.run()),
             ("forgotten", self._forget()),
             *([("opponent", self._opponent.run())] if self._opponent is not None else []),
+            *([("arena", self._unserved())] if self._unserved is not None else []),
         ]
 
     async def drain(self, wait_s: float) -> int:

@@ -72,6 +72,19 @@ class IoThread:
         """Starts background work; `check` raises its failure."""
         self._background.append(self.submit(work))
 
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts background work, from the loop; `check` raises its failure."""
+        failed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._background.append(failed)
+        task = self._loop.create_task(work)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failed.set_exception(error)
+
+        task.add_done_callback(ended)
+
     def check(self) -> None:
         """Raises the failure of a background task, if one failed."""
         for future in self._background:

@@ -82,8 +82,11 @@ class RankResources:
         self.activity.devices = gather_report(group).devices
 
     async def open_store(self, size_bytes: int, grows_to: int = 0) -> TensorStore:
-        """A store with a new arena of this rank; the caller closes it. grows_to: as in Arena.create."""
-        return await TensorStore.open(
+        """A store with a new arena of this rank; the caller closes it. grows_to: as in Arena.create.
+
+        The rank ends once the arena cannot be served any more.
+        """
+        store = await TensorStore.open(
             self.registry,
             self.config.data_plane,
             arena_directory(self.config.data_plane, self.run_dir),
@@ -92,3 +95,5 @@ class RankResources:
             size_bytes=size_bytes,
             grows_to=grows_to,
         )
+        self.io.watch(store.unserved())
+        return store
