@@ -131,6 +131,10 @@ class LayoutOverlap(LayoutError):
     """Two shards of one target claim the same elements; the message names the box."""
 
 
+class RegistryUnavailable(BusUnavailable, DataPlaneError):
+    """The registry of descriptors cannot be reached: nothing can be read until it can."""
+
+
 class ArenaFull(DataPlaneError, status="RESOURCE_EXHAUSTED"):
     """The arena has no free space for a region now: back-pressure, not a failure."""
 

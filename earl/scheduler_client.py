@@ -3,8 +3,9 @@
     join ─► heartbeat · calls of the stage ─► leave
                 └─ UnknownWorker ─► join again, once for all calls refused together ─► the call again
 
-Promise: a scheduler that cannot be reached is tried for retry_s a call, then ServiceUnavailable is raised.
-One that gave this worker up, or has started again and lost it, is joined again, at most once a call.
+Promise: a scheduler that cannot be reached is tried for retry_s a call, or for outage_s once it was joined;
+then ServiceUnavailable is raised. One that gave this worker up, or has started again and lost it, is joined
+again, at most once a call.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class SchedulerClient:
     so; devices: of each of its ranks, none until they are known. All are reported with every heartbeat and
     when it joins. heartbeat_s: seconds between its heartbeats
     where the scheduler sets none, at most a third of its membership. lost_after_s: how long any worker of the
-    run may be without a heartbeat before it counts as lost; it grows with the fleet.
+    run may be without a heartbeat before it counts as lost; it grows with the fleet. retry_s: how long a call
+    tries a scheduler that cannot be reached now.
     """
 
     def __init__(
@@ -80,22 +82,26 @@ class SchedulerClient:
         parallelism: Parallelism,
         heartbeat_s: float,
         retry_s: float = RETRY_S,
+        outage_s: float = 0.0,
         on_rejoin: Callable[[], None] = lambda: None,
     ) -> None:
         """capacity: episodes that the worker plays, or ranks that it has. heartbeat_s: of the configuration.
-        retry_s: how long a scheduler that cannot be reached is tried. on_rejoin: called after a scheduler
-        that had given the worker up took it back, and with that counts everything as lost that it held.
+        retry_s: how long a scheduler that cannot be reached is tried; outage_s: the same once it was joined,
+        if that is longer: a network may be cut off for a while. on_rejoin: called after a scheduler that had
+        given the worker up took it back, and with that counts everything as lost that it held.
 
         Raises as earl.rpc.client.Client. The connection belongs to the event loop that runs now.
         """
-        self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
+        self._client = Client(
+            address, SchedulerServiceStub, token=access.token, tls=access.tls, detects_outages=True
+        )
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=f"STAGE_{stage.upper()}")
         self.parallelism, self.epoch = parallelism, 0
         self.devices: Sequence[WorkerDevice] = ()
         self.heartbeat_s = self._heartbeat_s = heartbeat_s
         self.lost_after_s = 0.0
         self._capacity = capacity
-        self._retry_s = retry_s
+        self.retry_s, self._outage_s = retry_s, outage_s
         self._on_rejoin = on_rejoin
         self._joining = asyncio.Lock()
         self._joins = 0
@@ -172,7 +178,7 @@ class SchedulerClient:
         wait_s: how long the scheduler itself may wait before it answers. retry_s: instead of the client's.
         Raises as Client.call.
         """
-        deadline_s = wait_s + (self._retry_s if retry_s is None else retry_s)
+        deadline_s = wait_s + (self.retry_s if retry_s is None else retry_s)
         joins = self._joins
         try:
             return await self._client.call(method, request, deadline_s=deadline_s)
@@ -190,8 +196,9 @@ class SchedulerClient:
         )
         for device in self.devices:
             fill(request.devices.add(), device)
-        answer = await self._client.call("Join", request, deadline_s=self._retry_s)
+        answer = await self._client.call("Join", request, deadline_s=self.retry_s)
         self._joins += 1
+        self.retry_s = max(self.retry_s, self._outage_s)
         self.heartbeat_s = min(self._heartbeat_s, answer.lease_s / _HEARTBEATS_IN_MEMBERSHIP)
         self.lost_after_s = answer.lease_s
         return JoinReply(answer.lease_s, answer.version, tuple(answer.weight_keys))

@@ -1,12 +1,19 @@
-"""One way to reach Redis or Valkey: bounded waits, and one typed error that hides the password."""
+"""One way to reach Redis or Valkey: bounded waits, and one typed error that hides the password.
+
+A server that is away is tried again, half a second later at most each time, for as long as the client is
+made for. The kernel tells within some seconds that a connection's other end cannot be reached any more, even
+if the network loses every packet; so a command is sent again soon after a network is back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio
 from redis.asyncio.connection import (
@@ -23,10 +30,19 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from earl.errors import BusUnavailable
 
-CONNECT_S = 3.0
+CONNECT_S = 2.0
 # Longest silence of the server within one answer; blocking reads ask for less than this.
 ANSWER_S = 10.0
 RETRIES = 3
+# A connection whose other end acknowledges nothing for UNREACHED_S is ended. Idle ones ask every second.
+UNREACHED_S = 2
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 1,
+    socket.TCP_KEEPINTVL: 1,
+    socket.TCP_KEEPCNT: UNREACHED_S,
+    socket.TCP_USER_TIMEOUT: 1000 * UNREACHED_S,
+}
+T = TypeVar("T")
 
 
 def shown_url(url: str) -> str:
@@ -35,9 +51,10 @@ def shown_url(url: str) -> str:
     return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
 
 
-def open_redis(url: str) -> redis.asyncio.Redis:
+def open_redis(url: str, outage_s: float = 0.0) -> redis.asyncio.Redis:
     """A client of `url` (redis://, rediss:// or unix://) with bounded waits; it connects when used.
 
+    outage_s: how long a command tries a server that cannot be reached; 0: RETRIES times.
     Raises BusUnavailable when the URL cannot be understood.
     """
     try:
@@ -47,15 +64,42 @@ def open_redis(url: str) -> redis.asyncio.Redis:
             f"bus.redis_url {shown_url(url)!r} is no Redis URL: {error}",
             "write redis://[:password@]host:port, rediss:// for TLS, or unix://[:password@]/path/to/socket",
         ) from error
+    kind = options.get("connection_class", Connection)
+    if kind is not UnixDomainSocketConnection:
+        options |= {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE}
     options |= {
-        "connection_class": _CLASSES[options.get("connection_class", Connection)],
+        "connection_class": _CLASSES[kind],
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": ANSWER_S,
-        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), RETRIES),
+        "retry": _OutageRetry(outage_s) if outage_s else Retry(_backoff(), RETRIES),
         "protocol": 2,
         "decode_responses": False,
     }
     return redis.asyncio.Redis.from_pool(ConnectionPool(**options))
+
+
+def _backoff() -> ExponentialWithJitterBackoff:
+    return ExponentialWithJitterBackoff(base=0.05, cap=0.5)
+
+
+class _OutageRetry(Retry):
+    """Repeats what fails because the server cannot be reached for some seconds rather than some times."""
+
+    def __init__(self, outage_s: float) -> None:
+        super().__init__(_backoff(), -1)
+        self._outage_s = outage_s
+
+    async def call_with_retry(
+        self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], *args: Any, **options: Any
+    ) -> T:
+        ends_s = time.monotonic() + self._outage_s
+
+        async def failed(error: Exception, *counts: int) -> None:
+            await fail(error, *counts)
+            if time.monotonic() >= ends_s:
+                raise error
+
+        return await super().call_with_retry(do, failed, *args, **options)
 
 
 class _Cancellable:
@@ -112,4 +156,5 @@ def redis_errors(url: str) -> Iterator[None]:
             remedy = "put the right password into bus.redis_url"
         else:
             remedy = "start the server or correct bus.redis_url; leave it empty for the embedded Valkey"
-        raise BusUnavailable(f"Redis at {shown_url(url)} failed: {error}", remedy) from error
+        reason = str(error) or "it gave no answer in time"
+        raise BusUnavailable(f"Redis at {shown_url(url)} failed: {reason}", remedy) from error

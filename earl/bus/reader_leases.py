@@ -7,11 +7,19 @@ reader acknowledges by deleting its field. What is here raises BusUnavailable.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from earl.bus.connection import redis_errors
 from earl.bus.streams import Bus
+from earl.errors import BusUnavailable
+
+log = logging.getLogger(__name__)
+
+# How long a server that cannot be reached may delay who has read.
+GIVE_BACK_S = 2.0
 
 
 class ReaderLeases:
@@ -31,8 +39,15 @@ class ReaderLeases:
         try:
             yield
         finally:
+            await self._give_back(readers)
+
+    async def _give_back(self, readers: str) -> None:
+        try:
             with redis_errors(self._bus.url):
-                await self._bus.redis.hdel(readers, self._reader)  # type: ignore[misc]
+                async with asyncio.timeout(GIVE_BACK_S):
+                    await self._bus.redis.hdel(readers, self._reader)  # type: ignore[misc]
+        except BusUnavailable as error:
+            log.warning("a reader's lease was not given back and ends by itself: %s", error)
 
 
 async def readers_of(bus: Bus, version: int) -> list[str]:

@@ -5,7 +5,7 @@ their time on skipping them, and each of a thousand workers would be sent all of
 
 Promises: what `publish` returned from is in the stream; a subscriber group gets each event at
 least once, until one of its consumers acknowledges it; a follower gets every event once, in order.
-No call waits longer than `connection.ANSWER_S` (and its retries) for a server that is gone.
+A server that cannot be reached is tried for the outage that the bus is made for, whatever is asked of it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from typing import Any
 
 import redis.asyncio
 from google.protobuf.message import DecodeError
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from earl.bus.connection import CONNECT_S, open_redis, redis_errors
 from earl.bus.exposure import exposure_text
@@ -36,7 +34,7 @@ FIELD = b"e"
 TRAJECTORY = "trajectory_ready"
 BLOCK_MS = 1000
 READ_COUNT = 128
-# How long a reader rides out a server that restarts before it gives up with BusUnavailable.
+# How long a server that cannot be reached is tried, unless the run file says so (bus.outage_s).
 OUTAGE_S = 10.0
 
 
@@ -71,24 +69,40 @@ class Bus:
         self.stream_events = stream_events
 
     @classmethod
-    async def connect(cls, url: str, run: str, *, source: str = "", stream_events: int = 100_000) -> Bus:
+    async def connect(
+        cls,
+        url: str,
+        run: str,
+        *,
+        source: str = "",
+        stream_events: int = 100_000,
+        outage_s: float = OUTAGE_S,
+    ) -> Bus:
         """A bus on the server at `url`, proven by a ping.
 
         source: name of this process, written into its events. stream_events: about how many events
-        the stream keeps. Raises BusUnavailable, naming the URL without its password, and ConfigError for a
-        server on another machine that is reached without one.
+        the stream keeps. outage_s: how long whatever is asked of the bus tries a server that cannot be
+        reached, once it has answered.
+
+        Raises BusUnavailable, naming the URL without its password, and ConfigError for a server on another
+        machine that is reached without one.
         """
         if words := exposure_text(url):
             log.warning(words)
-        client = open_redis(url)
+        probe = open_redis(url)
         try:
             with redis_errors(url):
                 async with asyncio.timeout(CONNECT_S + 2.0):
-                    await client.ping()
-        except BaseException:
-            await client.aclose()
-            raise
-        return cls(client, url, run, source or f"{socket.gethostname()}:{os.getpid()}", stream_events)
+                    await probe.ping()
+        finally:
+            await probe.aclose()
+        return cls(
+            open_redis(url, outage_s),
+            url,
+            run,
+            source or f"{socket.gethostname()}:{os.getpid()}",
+            stream_events,
+        )
 
     def key(self, *parts: object) -> str:
         """The run's own key of these parts, for example key("ledger", 7) -> "{earl:run}:ledger:7"."""
@@ -122,19 +136,13 @@ class Bus:
         trajectories: the stream of trajectories that are ready; otherwise that of all other events.
 
         "$" means: from the first `anext` on; "0-0": from the oldest event kept. Raises
-        BusUnavailable when the server stays away for longer than OUTAGE_S.
+        BusUnavailable when the server stays away for longer than the bus's outage_s.
         """
         stream = self.trajectories if trajectories else self.stream
         position = await self.last_id(trajectories=trajectories) if after == "$" else after
-        outage = _Outage()
         while True:
             with redis_errors(self.url):
-                try:
-                    streams = await self.redis.xread({stream: position}, READ_COUNT, BLOCK_MS)
-                except (RedisConnectionError, RedisTimeoutError) as error:
-                    await outage.wait(error)
-                    continue
-            outage.over()
+                streams = await self.redis.xread({stream: position}, READ_COUNT, BLOCK_MS)
             for entry_id, fields in _entries(streams):
                 position = entry_id
                 event = _decode(fields)
@@ -159,24 +167,18 @@ class Bus:
         BusUnavailable.
         """
         await self._create_group(group, start)
-        outage = _Outage()
         resume: str | None = "0"
         claim_at = 0.0
         while True:
             with redis_errors(self.url):
-                try:
-                    if resume is not None:
-                        entries = await self._read_group(group, consumer, resume)
-                        resume = entries[-1][0] if entries else None
-                    elif time.monotonic() >= claim_at:
-                        entries = await self._claim(group, consumer, idle_s)
-                        claim_at = time.monotonic() + (0.0 if entries else idle_s / 2)
-                    else:
-                        entries = await self._read_group(group, consumer, ">")
-                except (RedisConnectionError, RedisTimeoutError) as error:
-                    await outage.wait(error)
-                    continue
-            outage.over()
+                if resume is not None:
+                    entries = await self._read_group(group, consumer, resume)
+                    resume = entries[-1][0] if entries else None
+                elif time.monotonic() >= claim_at:
+                    entries = await self._claim(group, consumer, idle_s)
+                    claim_at = time.monotonic() + (0.0 if entries else idle_s / 2)
+                else:
+                    entries = await self._read_group(group, consumer, ">")
             events = [(entry_id, _decode(fields)) for entry_id, fields in entries]
             # What is no event at all is acknowledged too: kept pending it would come back forever.
             unseen = [entry_id for entry_id, event in events if event is None or not _of_kinds(event, kinds)]
@@ -211,24 +213,6 @@ class Bus:
             self.stream, group, consumer, min_idle_time=int(idle_s * 1000), count=READ_COUNT
         )
         return [(entry_id.decode(), fields) for entry_id, fields in answer[1] if fields is not None]
-
-
-class _Outage:
-    """Bounds how long a reader rides out a server that is away."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    async def wait(self, error: Exception) -> None:
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        if now - self._since > OUTAGE_S:
-            raise error
-        await asyncio.sleep(0.2)
-
-    def over(self) -> None:
-        self._since = None
 
 
 def is_trajectory(event: Event) -> bool:

@@ -98,3 +98,8 @@ class BusConfig(ConfigSection):
     #
     # Raise it if consumers of yours read rarely.
     stream_events: int = Field(default=100_000, ge=1000)
+    # Seconds for which a process of the run keeps trying a Redis server, or a scheduler, that it has reached
+    # before and cannot reach now. Then it ends.
+    #
+    # Raise it if networks between your machines may be cut off for longer.
+    outage_s: float = Field(default=120.0, gt=0)

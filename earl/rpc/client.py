@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # What a stream's read() returns once the peer has ended it.
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 FIRST_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 1.0
 # How long calls in progress may still use a connection that was replaced.
 FORMER_S = 10.0
 _FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -39,12 +39,19 @@ class Client:
 
     address: "host:port". stub: generated stub class, for example SchedulerServiceStub. With `tls`, the
     connection is encrypted. The token is sent with every call; a function as `token` is called for each.
-    Where no connection succeeds any more, the authority's file is read again.
+    Where no connection succeeds any more, the authority's file is read again. detects_outages: as in
+    `options.client`, for a client that opens no streams.
     Raises ConfigError for an address that is none, InsecureCall for a token without TLS off loopback.
     """
 
     def __init__(
-        self, address: str, stub: type, *, token: Token = "", tls: auth.TlsFiles | None = None
+        self,
+        address: str,
+        stub: type,
+        *,
+        token: Token = "",
+        tls: auth.TlsFiles | None = None,
+        detects_outages: bool = False,
     ) -> None:
         auth.split_address(address)
         if token:
@@ -52,6 +59,7 @@ class Client:
         self.address = address
         self._token = token
         self._tls = tls
+        self._detects_outages = detects_outages
         self._make_stub = stub
         watched = tls.authority if tls is not None else None
         self._authority = WatchedFiles("the authority", watched) if watched else None
@@ -60,7 +68,7 @@ class Client:
 
     def _connect(self) -> None:
         host, _ = auth.split_address(self.address)
-        set_so = options.client(loopback=is_loopback(host))
+        set_so = options.client(loopback=is_loopback(host), detects_outages=self._detects_outages)
         if self._tls is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=set_so)
         else:

@@ -30,6 +30,16 @@ _KEEPALIVE = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
+# Keepalive every second, and the kernel's bound for what the other end's kernel does not acknowledge
+# (TCP_USER_TIMEOUT, which gRPC takes from the keepalive's timeout). A peer that is busy, or frozen, still has
+# the time of ping_timeout_ms: only its kernel must answer. For clients whose calls are repeated.
+_DETECTS_OUTAGES = [
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
 
 def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
     """The channel options of a server. request_bytes: the largest message that it accepts."""
@@ -48,11 +58,13 @@ def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
     ]
 
 
-def client(*, loopback: bool) -> list[tuple[str, Any]]:
+def client(*, loopback: bool, detects_outages: bool = False) -> list[tuple[str, Any]]:
     """The channel options of a client. loopback: it calls this machine, without any http_proxy of the
-    environment, which would see tokens that are sent in plain text.
+    environment, which would see tokens that are sent in plain text. detects_outages: a connection ends soon
+    after the network to its other end was cut off, and another is tried every second.
     """
-    return [*CLIENT, ("grpc.enable_http_proxy", int(not loopback))]
+    proxy = ("grpc.enable_http_proxy", int(not loopback))
+    return [*dict([*CLIENT, *(_DETECTS_OUTAGES if detects_outages else []), proxy]).items()]
 
 
 CLIENT = [

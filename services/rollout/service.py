@@ -219,7 +219,11 @@ async def _open_resources(
     tokenizer = Tokenizer.load(run_dir / "model", config.model)
     incarnation = secrets.randbits(64)
     bus = await Bus.connect(
-        addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
+        addresses.redis_url,
+        config.name,
+        source=name,
+        stream_events=config.bus.stream_events,
+        outage_s=config.bus.outage_s,
     )
     stack.push_async_callback(bus.close)
     owned, store = await _open_store(stack, bus, config, run_dir, name, incarnation)
@@ -260,8 +264,8 @@ async def _open_resources(
         capacity=capacity(config),
         parallelism=devices.initial,
         heartbeat_s=config.scheduler.heartbeat_s,
-        # A scheduler that was away for longer has given this worker and its leases up.
         retry_s=MEMBERSHIPS * config.scheduler.membership_s,
+        outage_s=config.bus.outage_s,
         on_rejoin=rejoined.set,
     )
     stack.push_async_callback(scheduler.close)

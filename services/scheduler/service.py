@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from pathlib import Path
 
 from earl.bus import Bus
@@ -24,6 +25,10 @@ from services.scheduler.api.metrics import figures
 from services.scheduler.api.servicer import SERVICE, SchedulerServicer
 from services.scheduler.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
+
+# How long a bus that cannot be reached may delay the scheduler's end.
+ENDING_S = 5.0
 # Objects that were made and not yet given up before cycles are looked for among them; younger generations'
 # collections before an older one's.
 COLLECT = (5_000, 20, 50)
@@ -44,7 +49,8 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0, audit=audit)
         sources = [server.calls.samples, lambda: figures(scheduler)]
         metrics = MetricsEndpoint(config.obs.metrics, sources, tokens=tokens, tls=access.tls)
-        bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
+        events, outage_s = config.bus.stream_events, config.bus.outage_s
+        bus = await Bus.connect(url, config.name, source=name, stream_events=events, outage_s=outage_s)
         try:
             scheduler = await Scheduler.open(config, run_dir, bus, access)
             # Nothing of what was loaded is ever garbage: looking through it would stop the loop for tens of
@@ -73,4 +79,10 @@ async def _work(
         scheduler.loop.drain()
         await server.stop()
         quit_event.set()
-        await working
+        if not (await until_first(working, timeout_s=ENDING_S))[0]:
+            # What was decided and is not stored yet was told to nobody.
+            log.warning("the bus cannot be reached: the scheduler ends without it")
+            working.cancel()
+            await asyncio.wait([working])
+        else:
+            await working

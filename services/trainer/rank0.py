@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from earl.errors import EarlError
-from earl.scheduler_client import RETRY_S
 from services.trainer.api.batch_client import BatchClient
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.stage.commands import RankCommand
@@ -47,7 +46,8 @@ class TrainerRank0:
         self.stage.withdraw()
         ranges = progress.consumed.ranges
         rolled_back = self._io.run(
-            self._batches.reconcile(progress.version, progress.next_batch_id, ranges), 2 * RETRY_S + SLACK_S
+            self._batches.reconcile(progress.version, progress.next_batch_id, ranges),
+            2 * self.stage.scheduler.retry_s + SLACK_S,
         )
         if rolled_back:
             log.warning("%d tickets trained after the checkpoint were rolled back", rolled_back)
@@ -110,7 +110,7 @@ class TrainerRank0:
 
     def _tell(self, call: Callable[[float], Coroutine[Any, Any, None]]) -> None:
         stop, run_ended = self._requests.stop, self._requests.run_ended.is_set()
-        deadline_s = LEAVING_S if run_ended or stop.is_set() else RETRY_S
+        deadline_s = LEAVING_S if run_ended or stop.is_set() else self.stage.scheduler.retry_s
         try:
             self._io.run(call(deadline_s), 2 * deadline_s + SLACK_S, stop)
         except EarlError as error:

@@ -7,14 +7,16 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from earl.bus import Bus, EmbeddedValkey
+from earl.bus import Bus, EmbeddedValkey, open_redis, redis_errors
 from earl.bus.embedded import server_binary
 from earl.errors import BusUnavailable
+from earl.stack.ports import free_port
 from earl.v1.events_pb2 import BatchCommitted, Event, TrajectoryReady, WeightsPublished
 from tests.support import needs
 
@@ -178,6 +180,45 @@ async def test_events_survive_a_killed_server(tmp_path: Path) -> None:
     assert event.batch_committed.batch_id == 5
     await bus.close()
     await valkey.stop()
+
+
+async def test_a_command_waits_for_a_server_that_comes_back(tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    async with served(port, tmp_path):
+        bus = await connected(f"redis://127.0.0.1:{port}")
+    publishing = asyncio.create_task(bus.publish(committed(5)))
+    await asyncio.sleep(0)
+    async with served(port, tmp_path):
+        await publishing
+        assert await bus.last_id() != "0-0"
+    await bus.close()
+
+
+@asynccontextmanager
+async def served(port: int, directory: Path) -> AsyncIterator[None]:
+    """A server of this port, which keeps nothing, until the block ends."""
+    command = [str(server_binary()), "--port", str(port), "--dir", str(directory), "--save", ""]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def connected(url: str) -> Bus:
+    """A bus for outages of a minute, once the server answers."""
+    async with asyncio.timeout(30.0):
+        while True:
+            with suppress(BusUnavailable):
+                return await Bus.connect(url, "r", outage_s=60.0)
+
+
+async def test_an_outage_longer_than_the_bus_is_made_for_is_typed() -> None:
+    redis = open_redis(f"redis://127.0.0.1:{free_port('127.0.0.1')}", outage_s=0.2)
+    with pytest.raises(BusUnavailable, match="refused"), redis_errors("redis://127.0.0.1"):
+        await redis.ping()
+    await redis.aclose()
 
 
 async def test_what_it_keeps_is_for_this_user_alone(tmp_path: Path) -> None:

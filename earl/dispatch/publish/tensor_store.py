@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 # Renewals per lease: two may fail before a descriptor lapses.
 _RENEWALS_PER_LEASE = 3
 _LONGEST_RENEWAL_S = 2.0
+# How long a registry that cannot be reached may delay the end of an owner.
+_CLOSE_S = 2.0
 # Below this a copy or checksum takes less time than handing it to a thread.
 _INLINE_BYTES = 1 << 20
 # A trainer rank publishes from two slots in turn.
@@ -284,11 +286,13 @@ class TensorStore:
         for sequences in self._sequences:
             sequences.free()
         try:
-            await self._registry.release(keys, self._mark)
-            for sequences in self._sequences:
-                await sequences.release()
-        except BusUnavailable as error:
-            log.warning("descriptors of %s lapse by themselves: %s", self.arena.ref.owner, error)
+            async with asyncio.timeout(_CLOSE_S):
+                await self._registry.release(keys, self._mark)
+                for sequences in self._sequences:
+                    await sequences.release()
+        except (BusUnavailable, TimeoutError) as error:
+            reason = str(error) or f"the registry gave no answer within {_CLOSE_S:g} s"
+            log.warning("descriptors of %s lapse by themselves: %s", self.arena.ref.owner, reason)
         finally:
             self.arena.close()
             if self._serving is not None:

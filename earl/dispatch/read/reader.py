@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.describe.descriptor import Descriptor, SequenceRecords
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.memory.open_arena import can_be_mapped
@@ -31,10 +32,20 @@ from earl.dispatch.registry.registry import WEIGHTS_PREFIX, Registry
 from earl.dispatch.requirement import refuse_unmet
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
-from earl.errors import LayoutError, ReadTimeout, RegionGone, TransportUnavailable, VersionGone
+from earl.errors import (
+    EarlError,
+    LayoutError,
+    ReadTimeout,
+    RegionGone,
+    RegistryUnavailable,
+    TransportUnavailable,
+    VersionGone,
+)
 from earl.worker_report import TransferTotals
 
 AnyRead = Read | SequenceRead | VersionRead
+# Descriptors by key, and records by their owner's key.
+_Fetched = tuple[dict[str, Descriptor], dict[str, SequenceRecords]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +110,18 @@ class Dispatcher:
         replicas_equal: refuse owners that hold the same arrays in different values; False where each computed
         them itself, so that they may differ by rounding.
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutOverlap, LayoutError, PeerLost,
-        ReadTimeout, ChecksumMismatch, TransportUnavailable, BusUnavailable.
+        ReadTimeout, ChecksumMismatch, TransportUnavailable, RegistryUnavailable.
         """
         started = time.perf_counter()
+        fetched: list[_Fetched] = []
         try:
             async with asyncio.timeout(deadline_s):
-                batches = await self._batches(reads, replicas_equal)
+                fetched = await self._fetch(reads)
+                batches = await self._batches(reads, fetched, replicas_equal)
                 planned_s = time.perf_counter() - started
                 await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
-            raise ReadTimeout(
-                f"{len(reads)} reads were not done within {deadline_s} s",
-                "is the owner frozen, or the registry or the wire slow? data_plane.read_s bounds a read",
-            ) from None
+            raise _late(reads, deadline_s, fetched) from None
         return self._receipt(batches, time.perf_counter() - started, planned_s)
 
     def _receipt(self, batches: Sequence[_Batch], seconds: float, planned_s: float) -> Receipt:
@@ -167,9 +177,9 @@ class Dispatcher:
                     await asyncio.to_thread(version.confirm)
                 return version
         except TimeoutError:
-            raise ReadTimeout(
+            raise RegistryUnavailable(
                 f"a version under {', '.join(read.keys)} was not found within {deadline_s} s",
-                "is the registry slow? data_plane.read_s bounds a read",
+                "check the Redis server and the network to it; data_plane.read_s bounds a read",
             ) from None
 
     async def describe(self, keys: Sequence[str]) -> dict[str, Form]:
@@ -192,18 +202,26 @@ class Dispatcher:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _batches(self, reads: Sequence[AnyRead], replicas_equal: bool) -> list[_Batch]:
+    async def _fetch(self, reads: Sequence[AnyRead]) -> list[_Fetched]:
+        """Fetches from the registry what all reads need: descriptors, and records by read of sequences."""
+        keys = list(
+            dict.fromkeys(key for read in reads if not isinstance(read, SequenceRead) for key in read.keys)
+        )
+        # Records come in the order of one read's keys; further reads of sequences are rare.
+        names = [read.by_owner().names for read in reads if isinstance(read, SequenceRead)]
+        first, *others = names or [{}]
+        fetched = [await self._registry.fetch(keys, first)]
+        return fetched + [await self._registry.fetch([], each) for each in others]
+
+    async def _batches(
+        self, reads: Sequence[AnyRead], fetched: Sequence[_Fetched], replicas_equal: bool
+    ) -> list[_Batch]:
         boxes = [read for read in reads if isinstance(read, Read)]
         sequences = [read for read in reads if isinstance(read, SequenceRead)]
         versions = [read for read in reads if isinstance(read, VersionRead)]
         groups = dict.fromkeys(read.keys for read in (*boxes, *versions))
-        keys = list(dict.fromkeys(key for group in groups for key in group))
         of_weights = {group for group in groups if any(key.startswith(WEIGHTS_PREFIX) for key in group)}
-        # Records come in the order of one read's keys; further reads of sequences are rare.
         owners = [read.by_owner() for read in sequences]
-        first, *others = [by_owner.names for by_owner in owners] or [{}]
-        fetched = [await self._registry.fetch(keys, first)]
-        fetched += [await self._registry.fetch([], names) for names in others]
         descriptors, records = fetched[0][0], [held for _, held in fetched]
         for group in groups if replicas_equal else ():
             refuse_disagreement([descriptors[key] for key in group])
@@ -277,6 +295,19 @@ class Dispatcher:
                 from earl.dispatch.transport.ucx.transport import UcxTcp as Wire
             self._wire = Wire(self._config, self._secret)
         return self._wire
+
+
+def _late(reads: Sequence[AnyRead], deadline_s: float, fetched: Sequence[_Fetched]) -> EarlError:
+    """The error of reads that their deadline ended, by what it found them waiting for."""
+    if not fetched:
+        return RegistryUnavailable(
+            f"the registry of descriptors gave no answer within {deadline_s} s",
+            "check the Redis server and the network to it",
+        )
+    return ReadTimeout(
+        f"{len(reads)} reads were not done within {deadline_s} s",
+        "is the wire slow, or the owner busy? data_plane.read_s bounds a read",
+    )
 
 
 def _gone(arena: ArenaRef, weights: bool, error: Exception) -> Exception:

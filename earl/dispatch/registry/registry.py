@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from earl.dispatch.describe.descriptor import Descriptor, SequenceRecords
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.registry import codec, scripts
-from earl.errors import BusUnavailable, DescriptorMissing, KeyTaken, LayoutError, VersionGone
+from earl.errors import DescriptorMissing, KeyTaken, LayoutError, RegistryUnavailable, VersionGone
 from earl.waiting import cancellable
 
 WEIGHTS_PREFIX = "weights/"
@@ -239,7 +239,7 @@ class Registry:
                 async with self._calls:
                     return await call()
         except (RedisError, OSError) as error:
-            raise BusUnavailable(
+            raise RegistryUnavailable(
                 f"the descriptor registry failed: {error}", "check the Redis server"
             ) from error
 

@@ -23,6 +23,7 @@ from earl.errors import (
     EngineLost,
     PeerLost,
     ProcessFailed,
+    RegistryUnavailable,
     VersionGone,
     WeightsIncomplete,
 )
@@ -312,7 +313,7 @@ class EngineReplicas:
                 log.info("version %d was withdrawn; engine %s waits for a newer one", target.version, name)
                 return
             except (DataPlaneError, EngineError, DeadlineExceeded) as error:
-                failures += not isinstance(error, PeerLost)
+                failures += not isinstance(error, (PeerLost, RegistryUnavailable))
                 if failures >= ATTEMPTS and target is self.target:
                     raise ProcessFailed(
                         f"engine {name} was started again but failed {failures} times to load version "

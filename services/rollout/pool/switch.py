@@ -23,7 +23,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, c
 from dataclasses import dataclass, replace
 
 from earl.config.scheduler import SwitchStage
-from earl.errors import DeadlineExceeded, EarlError, EngineLost, PeerLost, VersionGone
+from earl.errors import (
+    DeadlineExceeded,
+    EarlError,
+    EngineLost,
+    PeerLost,
+    RegistryUnavailable,
+    VersionGone,
+)
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from earl.waiting import deadline
 from services.rollout.engines.contract.engine import EngineStats
@@ -342,7 +349,7 @@ class PoolSwitch:
                 try:
                     async with self._bounded(SwitchStage.LOAD):
                         return await self._load()
-                except (VersionGone, PeerLost) as error:
+                except (VersionGone, PeerLost, RegistryUnavailable) as error:
                     if not self._parts.awaited():
                         raise
                     log.info("version %d cannot be read: %s", self._old.target.version, error)

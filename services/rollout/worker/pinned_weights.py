@@ -21,7 +21,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from earl.config.frozen_schedule import PinnedSchedule
-from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
+from earl.errors import (
+    DataPlaneError,
+    DeadlineExceeded,
+    EngineError,
+    PeerLost,
+    RegistryUnavailable,
+    VersionGone,
+)
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import ATTEMPTS, RETRY_S, ChangeNotifier
@@ -89,7 +96,7 @@ class PinnedWeights:
             try:
                 await self._follow(newest)
                 failures = 0
-            except (VersionGone, PeerLost) as error:
+            except (VersionGone, PeerLost, RegistryUnavailable) as error:
                 # Another one is published next, or a trainer that starts again publishes this one.
                 log.info("version %d cannot be read now: %s", newest, error.message)
             except (DataPlaneError, EngineError, DeadlineExceeded) as error:

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 from earl.dispatch.registry.registry import frozen_key
-from earl.errors import PeerLost, VersionGone
+from earl.errors import PeerLost, RegistryUnavailable, VersionGone
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import RETRY_S, ChangeNotifier, Publication
@@ -141,7 +141,7 @@ class VersionHolder:
             try:
                 await self._pool.load(publication)
                 break
-            except (PeerLost, VersionGone) as error:
+            except (PeerLost, RegistryUnavailable, VersionGone) as error:
                 # A trainer that starts again publishes what it keeps, before anything else.
                 if version not in self._needed(self.published):
                     raise

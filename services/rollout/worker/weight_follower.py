@@ -6,8 +6,8 @@
 
 Promises: the last publication is the one that is loaded, whatever its version (a trainer restored from a
 checkpoint publishes older versions again); one load runs at a time; the trainer's slot is held by a lease
-that ends by itself if this worker dies. A trainer that cannot be reached is waited for: the run, not this
-worker, decides how long.
+that ends by itself if this A trainer that cannot be reached, or a registry, is waited for:
+the run, not this worker, decides how long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import time
 from collections.abc import Sequence
 
 from earl.bus.reader_leases import ReaderLeases
-from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
+from earl.errors import (
+    DataPlaneError,
+    DeadlineExceeded,
+    EngineError,
+    PeerLost,
+    RegistryUnavailable,
+    VersionGone,
+)
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import ATTEMPTS, NOTHING, RETRY_S, Publication
@@ -62,10 +69,8 @@ class WeightFollower:
             except VersionGone as gone:
                 # Its slot was reused, so another version was published: that event is on its way.
                 log.info("version %d was withdrawn before it was read: %s", last.version, gone.message)
-            except PeerLost as error:
-                log.warning(
-                    "version %d cannot be read, its trainer cannot be reached: %s", last.version, error
-                )
+            except (PeerLost, RegistryUnavailable) as error:
+                log.warning("version %d cannot be read now: %s", last.version, error)
                 await asyncio.sleep(RETRY_S)
                 self._offered.set()
             except (DataPlaneError, EngineError, DeadlineExceeded) as error:

@@ -16,13 +16,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from earl.errors import BusUnavailable, EarlError
+from earl.errors import EarlError
 from services.scheduler.journal.redis_store import LedgerStore
 from services.scheduler.ledger.tables import LedgerTables
 
-# How long a store that is away is tried before the scheduler gives up.
-OUTAGE_S = 10.0
-RETRY_S = 0.2
 ROUND_S = 0.006
 
 
@@ -69,15 +66,5 @@ class Journal:
                     future.set_result(None)
 
     async def _store_once(self) -> None:
-        changes = self._tables.take_changes()
-        if not changes:
-            return
-        until = time.monotonic() + OUTAGE_S
-        while True:
-            try:
-                await self._store.apply(changes)
-                return
-            except BusUnavailable:
-                if time.monotonic() >= until:
-                    raise
-                await asyncio.sleep(RETRY_S)
+        if changes := self._tables.take_changes():
+            await self._store.apply(changes)

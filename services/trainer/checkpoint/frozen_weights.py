@@ -175,4 +175,4 @@ class FrozenWeights:
         return self._directory / f"step-{version}"
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._io.run(work, CALL_S)
+        return self._io.call(work, CALL_S)

@@ -209,7 +209,7 @@ class WeightSlots:
         Raises BusUnavailable, DeadlineExceeded on every rank if one could not publish it.
         """
         if self._announcing is not None:
-            self._together(self._announced)
+            self._together(lambda: self._announced(ANNOUNCE_S + 2 * self._io.outage_s))
 
     def check(self) -> None:
         """Raises why the version that was copied last cannot be read, if that is known on this rank. No
@@ -217,7 +217,7 @@ class WeightSlots:
         if self._announcing is not None and self._announcing.done():
             self._announcing.result()
 
-    def _announced(self, timeout_s: float = ANNOUNCE_S) -> None:
+    def _announced(self, timeout_s: float) -> None:
         assert self._announcing is not None
         announcing, self._announcing = self._announcing, None
         self._io.wait(announcing, "publishing a version", timeout_s, self._hurry)
@@ -230,7 +230,7 @@ class WeightSlots:
         keys = [self.key(version, rank) for rank in range(self._group.size)]
         poll_s = POLL_S
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(CALL_S + self._io.outage_s):
                 while self._group.size > 1 and await self._registry.renew(keys):
                     await asyncio.sleep(poll_s)
                     poll_s = min(2 * poll_s, LONGEST_POLL_S)
@@ -239,7 +239,7 @@ class WeightSlots:
         await self._bus.publish(weights_published(version, keys, self._size_bytes))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._io.run(work, CALL_S, self._hurry)
+        return self._io.call(work, CALL_S, self._hurry)
 
     def _together(self, work: Callable[[], T]) -> T:
         """Does `work` on every rank and returns its result; raises on all if one could not. A collective."""
@@ -264,7 +264,8 @@ class WeightSlots:
     def _retired(self) -> None:
         if self._retiring is not None:
             retiring, self._retiring = self._retiring, None
-            self._io.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
+            within_s = self._lease_s + CALL_S + self._io.outage_s
+            self._io.wait(retiring, "retiring a version", within_s, self._hurry)
 
     async def _reserve(self, key: str, version: int, old: Sequence[str]) -> dict[str, np.ndarray]:
         for withheld in old:

@@ -27,9 +27,13 @@ NOTICE_S = 0.05
 
 
 class IoThread:
-    """An event loop on a thread of its own, started at once and ended by `close`."""
+    """An event loop on a thread of its own, started at once and ended by `close`.
+
+    outage_s: how much longer than on a network that works what needs the bus may take (bus.outage_s).
+    """
 
     def __init__(self) -> None:
+        self.outage_s = 0.0
         self._loop = loop_factory()()
         self._background: list[concurrent.futures.Future] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="io", daemon=True)
@@ -45,6 +49,10 @@ class IoThread:
         Raises what the coroutine raised; DeadlineExceeded if it did not end in time, and was cancelled.
         """
         return self.wait(self.submit(work), getattr(work, "__qualname__", "work"), timeout_s, hurry)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float, hurry: threading.Event | None = None) -> T:
+        """`run` for what needs the bus: an outage of it is waited for besides."""
+        return self.run(work, timeout_s + self.outage_s, hurry)
 
     def wait(
         self,

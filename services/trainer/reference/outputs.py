@@ -94,14 +94,14 @@ class LogprobOutput:
         box = slices(loss_mask, tensor.size)[tensor.rank]
         name = logprob_key(self._life, self._leases, self._group.rank, self._role)
         keys = [trajectory.key for trajectory in trajectories]
-        array = self._io.run(self._store.reserve(name, keys, len(loss_mask), box), CALL_S)
+        array = self._io.call(self._store.reserve(name, keys, len(loss_mask), box), CALL_S)
         # Ranks of a replica compute together, those without space too.
         into = np.empty(box.size, np.float32) if array is None else array
         policy.logprobs(trajectories, box, into)
         return array is not None
 
     def publish(self) -> None:
-        self._io.run(self._store.publish(), CALL_S)
+        self._io.call(self._store.publish(), CALL_S)
 
     def results(
         self, mesh: ReferenceMesh, replica: int, items: Sequence[ReferenceItem]

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from earl.errors import TrainerError
-from earl.scheduler_client import RETRY_S
 from services.trainer.reference.origin import Origin
 from services.trainer.reference.reference_client import (
     LeaseOffer,
@@ -113,7 +112,8 @@ class ReferenceRank0:
         lost: Sequence[ReferenceItem],
     ) -> None:
         """Reports the outcome of a lease to the scheduler."""
-        refused = self._io.run(self._leases.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)
+        within_s = 2 * self.stage.scheduler.retry_s + SLACK_S
+        refused = self._io.run(self._leases.complete(fence, results, lost), within_s)
         if refused:
             log.info("%d of %d results came too late", refused, len(results))
 

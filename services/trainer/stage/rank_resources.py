@@ -68,8 +68,15 @@ class RankResources:
         self.scheduler_address, self.activity = process.scheduler_address, process.activity
         self.io = process.io
         self.join(process.group)
-        io, stream_events = self.io, config.bus.stream_events
-        connecting = Bus.connect(process.redis_url, config.name, source=name, stream_events=stream_events)
+        io = self.io
+        io.outage_s = config.bus.outage_s
+        connecting = Bus.connect(
+            process.redis_url,
+            config.name,
+            source=name,
+            stream_events=config.bus.stream_events,
+            outage_s=config.bus.outage_s,
+        )
         self.bus = io.run(connecting, OPEN_S)
         stack.callback(lambda: io.run(self.bus.close(), CLOSE_S))
         self.registry = Registry(self.bus.redis, self.bus.prefix, config.data_plane.descriptor_lease_s)

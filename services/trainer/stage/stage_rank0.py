@@ -82,6 +82,7 @@ class StageRank0:
             capacity=parallelism.devices,
             parallelism=parallelism,
             heartbeat_s=self._resources.config.scheduler.heartbeat_s,
+            outage_s=self._resources.config.bus.outage_s,
         )
 
     def serve(self, servicer: StageServicer, bind: str) -> JoinReply:

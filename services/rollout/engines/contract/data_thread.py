@@ -20,7 +20,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
 from earl.dispatch.transport.shm import SharedMemory
-from earl.errors import EarlError, EngineError
+from earl.errors import BusUnavailable, EarlError, EngineError, RegistryUnavailable
 from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract.engine import EngineSpec
 
@@ -135,11 +135,14 @@ class DataThread:
     # --- in the thread ------------------------------------------------------------------------
 
     async def registry(self) -> Registry:
-        """Raises EngineError if the engine was given no Redis."""
+        """Raises EngineError if the engine was given no Redis, RegistryUnavailable."""
         if self._registry is None:
             if not self._spec.redis_url:
                 raise EngineError(f"engine {self._spec.name} was given no Redis", "set EngineSpec.redis_url")
-            self._bus = await Bus.connect(self._spec.redis_url, self._spec.run)
+            try:
+                self._bus = await Bus.connect(self._spec.redis_url, self._spec.run)
+            except BusUnavailable as error:
+                raise RegistryUnavailable(error.message, error.remedy) from error
             self._registry = Registry(self._bus.redis, self._bus.prefix, self.config.descriptor_lease_s)
         return self._registry
 
