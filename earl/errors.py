@@ -159,6 +159,10 @@ class PeerLost(DataPlaneError):
     """The owner of the memory died or cannot be reached."""
 
 
+class PeerUnreachable(PeerLost):
+    """The owner's serving process did not answer for 2 s: it is frozen, or the network to it is cut off."""
+
+
 class ReadTimeout(DataPlaneError, status="DEADLINE_EXCEEDED"):
     """A read did not end before its deadline."""
 

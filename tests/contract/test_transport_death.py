@@ -20,8 +20,9 @@ import pytest_asyncio
 
 from benchmarks.put_tensors import put_tensors
 from earl.dispatch.read.reader import Dispatcher
-from earl.errors import PeerLost, ReadTimeout, RegionGone, TransportUnavailable
-from tests.support.clock import no_deadline
+from earl.dispatch.transport.liveness import BEAT_S
+from earl.errors import PeerLost, PeerUnreachable, ReadTimeout, RegionGone, TransportUnavailable
+from tests.support.clock import no_deadline, stopped_clock
 from tests.support.content import MIB, assert_random, assert_same, random_bytes
 from tests.support.dispatch import (
     PREFIX,
@@ -194,6 +195,52 @@ async def test_a_computing_owner_does_not_delay_reads(plane: Plane, owner: Owner
     for _ in range(3):
         assert await read_or_lost(plane, owner, into) == "read"
     await owner.kill()
+
+
+async def test_a_frozen_server_is_silent_and_asked_again(plane: Plane, owner: OwnerProcess):
+    """Two seconds of the reader's own clock, which the test advances; then until it answers."""
+    if plane.kind == "shm":
+        pytest.skip("shared memory has no server that could freeze")
+    into = np.zeros(SIZE, np.uint8)
+    assert await read_or_lost(plane, owner, into) == "read"
+    arena = (await plane.registry.get([owner.key]))[0].tensors[0].shards[0].region.arena
+    wire = plane.reader._wire
+    assert wire is not None and wire.unreachable(arena) is None
+    into[:] = 0
+    os.kill(owner.serving_pid, signal.SIGSTOP)
+    with stopped_clock() as advance:
+        reading = asyncio.create_task(plane.read(owner.key, "x", into, deadline_s=1000.0))
+        while wire.unreachable(arena) is None:
+            await asyncio.sleep(0)
+            advance(BEAT_S / 10)
+        assert "has not answered for 2 s" in str(wire.unreachable(arena))
+        os.kill(owner.serving_pid, signal.SIGCONT)
+        while not reading.done():
+            await asyncio.sleep(0)
+            advance(BEAT_S / 1000)
+    assert (await reading).retries > 0
+    assert_random(into, owner.incarnation)
+
+
+async def test_a_server_that_stays_frozen_is_silent_at_the_deadline(plane: Plane, owner: OwnerProcess):
+    if plane.kind == "shm":
+        pytest.skip("shared memory has no server that could freeze")
+    into = np.zeros(SIZE, np.uint8)
+    assert await read_or_lost(plane, owner, into) == "read"
+    os.kill(owner.serving_pid, signal.SIGSTOP)
+    with stopped_clock() as advance:
+        reading = asyncio.create_task(plane.read(owner.key, "x", into, deadline_s=10.0))
+        while not reading.done():
+            await asyncio.sleep(0)
+            advance(BEAT_S / 10)
+    with pytest.raises(PeerUnreachable, match="frozen, or the network between is cut off"):
+        await reading
+    into[:] = 0x33
+    os.kill(owner.serving_pid, signal.SIGCONT)
+    again = np.zeros(SIZE, np.uint8)
+    await plane.read(owner.key, "x", again)
+    assert_random(again, owner.incarnation)
+    assert_same(into, 0x33)
 
 
 async def test_a_frozen_server_is_a_timeout_and_comes_back(plane: Plane, owner: OwnerProcess):

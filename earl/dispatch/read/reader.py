@@ -110,10 +110,12 @@ class Dispatcher:
         replicas_equal: refuse owners that hold the same arrays in different values; False where each computed
         them itself, so that they may differ by rounding.
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutOverlap, LayoutError, PeerLost,
-        ReadTimeout, ChecksumMismatch, TransportUnavailable, RegistryUnavailable.
+        ReadTimeout, ChecksumMismatch, TransportUnavailable, RegistryUnavailable. PeerUnreachable, a PeerLost, is
+        raised at the deadline: until then a peer that does not answer is asked again.
         """
         started = time.perf_counter()
         fetched: list[_Fetched] = []
+        batches: list[_Batch] = []
         try:
             async with asyncio.timeout(deadline_s):
                 fetched = await self._fetch(reads)
@@ -121,7 +123,7 @@ class Dispatcher:
                 planned_s = time.perf_counter() - started
                 await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
-            raise _late(reads, deadline_s, fetched) from None
+            raise _late(reads, deadline_s, fetched, batches) from None
         return self._receipt(batches, time.perf_counter() - started, planned_s)
 
     def _receipt(self, batches: Sequence[_Batch], seconds: float, planned_s: float) -> Receipt:
@@ -297,13 +299,18 @@ class Dispatcher:
         return self._wire
 
 
-def _late(reads: Sequence[AnyRead], deadline_s: float, fetched: Sequence[_Fetched]) -> EarlError:
+def _late(
+    reads: Sequence[AnyRead], deadline_s: float, fetched: Sequence[_Fetched], batches: Sequence[_Batch]
+) -> EarlError:
     """The error of reads that their deadline ended, by what it found them waiting for."""
     if not fetched:
         return RegistryUnavailable(
             f"the registry of descriptors gave no answer within {deadline_s} s",
             "check the Redis server and the network to it",
         )
+    unreachable = [batch.transport.unreachable(batch.source.arena) for batch in batches]
+    for error in filter(None, unreachable):
+        return error
     return ReadTimeout(
         f"{len(reads)} reads were not done within {deadline_s} s",
         "is the wire slow, or the owner busy? data_plane.read_s bounds a read",

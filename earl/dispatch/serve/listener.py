@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
 from earl.dispatch.transport import wire
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
 _MAX_CONNECTIONS = 1024
+# A reader's host that cannot be reached any more is noticed within a minute, though nothing is sent to it.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 
 # Serves one reader until it leaves; the text names it in logs.
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
@@ -51,6 +54,10 @@ class Listener:
         assert task is not None
         self._connections.add(task)
         peer = "reader at {}:{}".format(*writer.get_extra_info("peername")[:2])
+        accepted = writer.get_extra_info("socket")
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            accepted.setsockopt(socket.IPPROTO_TCP, option, value)
         try:
             if len(self._connections) <= _MAX_CONNECTIONS:
                 await self._serve(reader, writer, peer)

@@ -66,7 +66,7 @@ class NixlServer:
             hello, challenge = await handshake.receive_hello(reader, writer, self._secret)
             number = next(self._numbers)
             await handshake.welcome(writer, self._secret, challenge, hello, self._offer, number)
-        await handshake.until_closed(reader)
+        await handshake.answer_beats(reader, writer)
 
 
 def _writable(path: str) -> np.ndarray:

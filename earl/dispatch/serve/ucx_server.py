@@ -23,7 +23,7 @@ from earl.dispatch.serve.listener import HANDSHAKE_S, Listener
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.copying import gather
-from earl.dispatch.transport.handshake import receive_hello, until_closed, welcome
+from earl.dispatch.transport.handshake import answer_beats, receive_hello, welcome
 from earl.dispatch.transport.ucx.buffers import Buffers
 from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of, spread
@@ -71,7 +71,7 @@ class UcxServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
             endpoint, hello, number, key = await self._shake(reader, writer, peer)
-        gone = asyncio.create_task(_abort_when_closed(reader, endpoint))
+        gone = asyncio.create_task(_abort_when_closed(reader, writer, endpoint))
         try:
             await self._answer_all(endpoint, hello.connection, number, key)
         finally:
@@ -249,6 +249,8 @@ def _no_checksums(regions: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(regions + 1, np.int64), np.zeros(0, np.uint64)
 
 
-async def _abort_when_closed(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:
-    await until_closed(reader)
+async def _abort_when_closed(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, endpoint: Endpoint
+) -> None:
+    await answer_beats(reader, writer)
     endpoint.abort()

@@ -3,8 +3,9 @@
 `read` copies pieces of one arena into the caller's buffers. When it returns, the bytes are those
 that were published: generations were re-checked after copying, checksums compared where requested. When it
 raises or is cancelled, nothing writes into the buffers any more, whatever the peer does. The death of
-a peer's process is PeerLost at once, because its connection ends; a frozen peer or a broken link is noticed
-at the reader's deadline only. No failure of a peer harms reads from others.
+a peer's process is PeerLost at once, because its connection ends. Of a peer that is frozen, or cut off,
+no heartbeat arrives: after 2 s that is PeerUnreachable, and it is asked again, at most a second later each
+time, until the reader's deadline. No failure of a peer harms reads from others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import ArenaRef
-from earl.errors import ChecksumMismatch
+from earl.errors import ChecksumMismatch, PeerUnreachable
 
 
 class Transport(ABC):
@@ -31,6 +32,10 @@ class Transport(ABC):
         Returns how many requests were sent again. Raises RegionGone, PeerLost, ChecksumMismatch,
         TransportUnavailable.
         """
+
+    def unreachable(self, arena: ArenaRef) -> PeerUnreachable | None:
+        """The error of reads that a deadline ends while the arena's owner is silent; None if it is not."""
+        return None
 
     @abstractmethod
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """The handshake in which reader and serving process prove that they hold the run's secret, over TCP.
 
 Only then does either parse the other's address: UCX aborts on garbage, and who holds an address reads
-memory. The socket stays open; its end is the peer's end.
+memory. The socket stays open: its end is the peer's end, and it carries the heartbeats by which a reader
+knows that its peer is alive.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any
 from earl.dispatch.transport import wire
 from earl.errors import PeerLost, TransportUnavailable
 from earl.loopback import is_loopback
+
+# The most heartbeats that are answered at once.
+_BEATS = 64
 
 
 async def greet(
@@ -82,10 +86,12 @@ async def welcome(
     await writer.drain()
 
 
-async def until_closed(reader: asyncio.StreamReader) -> None:
-    """Returns when the peer has closed its end: nothing is sent on the socket after the handshake."""
+async def answer_beats(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends a reader's heartbeats back until it has closed its end, or can no longer be reached."""
     with contextlib.suppress(OSError):
-        await reader.read(1)
+        while beats := await reader.read(_BEATS):
+            writer.write(beats)
+            await writer.drain()
 
 
 async def read_message(reader: asyncio.StreamReader, kind: type) -> Any:

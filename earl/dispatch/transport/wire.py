@@ -8,6 +8,8 @@ reader                                   serving process
   ◄──────── Welcome (UCX address, MAC) ────     both now hold a UCX endpoint and a session key
   == UCX: Request (pieces, MAC) ==========►     tag (connection, 0)
   ◄== UCX: payload, then Status ===========     tags (reader's connection, 2·seq), (…, 2·seq + 1)
+  ── a byte, while it waits ──────────────►     on the socket: a heartbeat, which
+  ◄─────────────────────── the same byte ──     the serving process sends back
 ```
 Both sides prove that they hold the run's secret before either parses the other's UCX address. A
 frame is a 4-byte length, that many bytes of msgpack, and for requests a 16-byte MAC. Sizes are
@@ -27,7 +29,7 @@ import numpy as np
 from earl.dispatch.describe.pieces import most_blocks
 from earl.errors import EarlError, PeerLost, RegionGone
 
-MAGIC = "earl-read-2"
+MAGIC = "earl-read-3"
 # The most payload of a request; large reads are many requests. Each costs both sides a millisecond of Python:
 # longer ones pay where neither side has to buffer or digest all of it.
 CHUNK_BYTES = 16 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 
 import msgspec
 import numpy as np
@@ -37,7 +38,12 @@ _SMALL_CONCURRENCY = 32
 
 
 class NixlLink:
-    """A reader's connection to a serving process. `ended` is done when either side has ended it."""
+    """A reader's connection to a serving process. `ended` is done when either side has ended it.
+
+    retired: never; one request's end harms no other.
+    """
+
+    retired = False
 
     def __init__(
         self,
@@ -92,8 +98,15 @@ class NixlLink:
         """int64[N]: where the table's entries of these slots begin in the arena's file."""
         return self.header.table_offset + slot.astype(np.int64) * SLOT_BYTES
 
+    def expecting(self) -> AbstractContextManager[None]:
+        """An answer is expected within the block: the peer's silence ends the connection."""
+        return self._socket.expecting()
+
     def lost(self) -> PeerLost:
-        return PeerLost(f"{self.peer} ended the connection", "its owner died, restarted or closed its arena")
+        """The error of a connection that has ended."""
+        return self._socket.unreachable or PeerLost(
+            f"{self.peer} ended the connection", "its owner died, restarted or closed its arena"
+        )
 
     def lose(self) -> None:
         """Ends it now, and with it the wait for its transfers."""

@@ -37,7 +37,7 @@ from earl.dispatch.transport.nixl.agent import Wire, wire_here
 from earl.dispatch.transport.nixl.link import CONCURRENCY, NixlLink
 from earl.dispatch.transport.nixl.node import NixlNode
 from earl.dispatch.transport.nixl.spans import Fetch, fetches, near
-from earl.errors import ChecksumMismatch, PeerLost, RegionGone
+from earl.errors import ChecksumMismatch, PeerLost, PeerUnreachable, RegionGone
 
 # Two sizes of buffers: for payloads, and for what is small, slots above all. How many of each are kept idle.
 BUFFER_BYTES, _KEPT = 8 << 20, 8
@@ -65,7 +65,17 @@ class Nixl(Transport):
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         if not len(pieces):
             return 0
-        link = await self._links.get(arena.owner, arena.nixl_address)
+
+        async def read(link: NixlLink) -> None:
+            await self._read(link, arena, pieces, verify)
+
+        _, times = await self._links.until_answered(arena.owner, arena.nixl_address, read)
+        return times
+
+    def unreachable(self, arena: ArenaRef) -> PeerUnreachable | None:
+        return self._links.unreachable(arena.nixl_address)
+
+    async def _read(self, link: NixlLink, arena: ArenaRef, pieces: Pieces, verify: bool) -> None:
         if link.header.nonce != arena.nonce:
             raise RegionGone(f"{link.peer} serves another arena than {arena.path}", "read a newer descriptor")
         await self._refuse_changed(link, pieces)
@@ -82,7 +92,6 @@ class Nixl(Transport):
             await self._refuse_changed(link, pieces)  # what was freed meanwhile may have been overwritten
             raise
         await self._refuse_changed(link, pieces)
-        return 0
 
     async def close(self) -> None:
         await self._links.close()
@@ -130,7 +139,8 @@ class Nixl(Transport):
             buffer = await pool.take()
             transfer = self._node.read(link.agent, buffer, link.addresses(start), length.astype(np.uint64))
             try:
-                await asyncio.wait((transfer.future, link.ended), return_when=asyncio.FIRST_COMPLETED)
+                with link.expecting():
+                    await asyncio.wait((transfer.future, link.ended), return_when=asyncio.FIRST_COMPLETED)
                 if not transfer.future.done():
                     raise link.lost()
                 failure = failure_of(transfer.future)

@@ -1,8 +1,10 @@
-"""The reader's end of one connection: handshake, endpoint, and the socket whose end is the peer's end."""
+"""The reader's end of one connection: handshake, endpoint, and the socket that tells if the peer lives."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from earl.dispatch.transport.connections import PeerSocket
 from earl.dispatch.transport.handshake import greet
 from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
 from earl.dispatch.transport.ucx.runs import Runs
+from earl.errors import PeerLost
 
 
 class UcxConnection:
@@ -59,6 +62,15 @@ class UcxConnection:
     def next_seq(self) -> int:
         self._seq = (self._seq + 1) % (1 << wire.SEQ_BITS)
         return self._seq
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """An answer is expected within the block. Raises PeerUnreachable if the peer was silent meanwhile."""
+        try:
+            with self._socket.expecting():
+                yield
+        except PeerLost as error:
+            raise self._socket.unreachable or error from None
 
     def exchange(
         self, request: wire.Request, payload: np.ndarray | Runs, status: np.ndarray

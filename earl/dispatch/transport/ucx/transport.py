@@ -30,14 +30,12 @@ from earl.dispatch.transport.ucx.connection import UcxConnection
 from earl.dispatch.transport.ucx.node import UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of
 from earl.dispatch.transport.ucx.ucp import through_buffer
-from earl.errors import ChecksumMismatch, PeerLost
+from earl.errors import ChecksumMismatch, PeerLost, PeerUnreachable
 
 # Below this, what goes to one place in one buffer travels with others in one request.
 _DIRECT_BYTES = 64 << 10
 # How long a cancelled request may take to arrive before its connection is given up.
 _GRACE_S = 0.25
-# A request whose connection a neighbour's cancellation closed is sent again.
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,16 +122,17 @@ class UcxTcp(Transport):
 
     async def _fetch(self, arena: ArenaRef, chunk: _Chunk, regions: Regions) -> int:
         """Returns how often the request was sent again."""
-        for attempt in range(_ATTEMPTS):
-            connection = await self._connections.get(arena.owner, arena.ucx_address)
-            try:
-                async with connection.window:
+
+        async def requested(connection: UcxConnection) -> None:
+            async with connection.window:
+                with connection.expecting():
                     await self._request(connection, arena, chunk, regions)
-                return attempt
-            except PeerLost:
-                if not connection.retired or attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
+
+        _, times = await self._connections.until_answered(arena.owner, arena.ucx_address, requested)
+        return times
+
+    def unreachable(self, arena: ArenaRef) -> PeerUnreachable | None:
+        return self._connections.unreachable(arena.ucx_address)
 
     async def _request(
         self, connection: UcxConnection, arena: ArenaRef, chunk: _Chunk, regions: Regions
