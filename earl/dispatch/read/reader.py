@@ -110,8 +110,8 @@ class Dispatcher:
         replicas_equal: refuse owners that hold the same arrays in different values; False where each computed
         them itself, so that they may differ by rounding.
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutOverlap, LayoutError, PeerLost,
-        ReadTimeout, ChecksumMismatch, TransportUnavailable, RegistryUnavailable. PeerUnreachable, a PeerLost, is
-        raised at the deadline: until then a peer that does not answer is asked again.
+        ReadTimeout, ChecksumMismatch, TransportUnavailable, RegistryUnavailable. PeerUnreachable, a PeerLost,
+        is raised at the deadline: until then a peer that does not answer is asked again.
         """
         started = time.perf_counter()
         fetched: list[_Fetched] = []
