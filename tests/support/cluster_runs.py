@@ -23,6 +23,8 @@ EACH = {
     "cluster.memory_bytes": str(2 * GIB),
     "cluster.head_memory_bytes": str(2 * GIB),
     "data_plane.trusted_network": "true",
+    # Nodes are lost at any time: the example's limit of the time of training would end the run before.
+    "scheduler.train_limit_s": "0",
     # A machine that is every node has little for each.
     "stack.start_s": "300",
 }
