@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ class Served:
         return self.returncode
 
 
-async def restarted(starts: list[int | None]) -> ServingProcess:
+async def restarted(starts: Sequence[int | None]) -> ServingProcess:
     """A serving process that crashed, after these starts: an exit code, or None for one that fails."""
     answers = iter(starts)
 
