@@ -209,8 +209,8 @@ def planned_queues(
     for number, each in enumerate(kinds):
         sampled = sampled_tokens(each.cost, leased.elapsed_s, leased.predicted, count[leased.engine])
         response = np.where(kind[leased.engine] == number, sampled, response)
-    left = tokens_left(leased.predicted, response)
-    live = LiveSequences(leased.engine, np.zeros(len(left), bool), response, left)
+    remaining = tokens_left(leased.predicted, response)
+    live = LiveSequences(leased.engine, np.zeros(len(remaining), bool), response, remaining)
     fleet = EngineFleet(kinds, kind, engine_left_s(live, kinds, kind))
     slots = np.asarray([each.slots for each in kinds])[kind]
     return EngineQueues(waiting, fleet, slots - count, called_s, now_s)
