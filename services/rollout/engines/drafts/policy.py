@@ -4,7 +4,8 @@
         ─► of all sequences' tokens those that speed theirs up most, as many as maximise
            the product of the sequences' tokens a second, by the seconds of a step of so many rows
     nothing was drafted, or nothing of it pays: the sequence rests for some steps, each time twice as many;
-    after a rest for what does not pay it drafts one token in any case, which shows whether it pays by now
+    after a rest for what does not pay it tries one token in any case, which shows whether it pays by now,
+    as long as such trials take at most TRIALS of the engine's time
 
 So what a sequence drafts grows while drafts are accepted and shrinks otherwise, and drafting ends by itself
 where rows cost all of a step's time. The product, and not the sum: a batch ends with its slowest sequence,
@@ -30,6 +31,8 @@ FIRST_RATE, HIGHEST_RATE = 0.5, 0.98
 STEPS, SIZES, FORGOTTEN = 9, 64, 1024
 # Steps of a rest at first and at most: after what does not pay, and after what found no draft.
 REST, LONGEST_REST, LONGEST_SEARCH = 8, 256, 8
+# The part of all steps' seconds that trials may add to them.
+TRIALS = 0.01
 
 
 class DraftPolicy:
@@ -49,6 +52,10 @@ class DraftPolicy:
         # The sequence drafts one token in any case.
         self._tries = np.zeros(slots, dtype=np.bool_)
         self._cost = StepCost()
+        # Rows that the step to come would have without trials, 0 if there are none; seconds that trials have
+        # added to steps, and those of all steps.
+        self._without_trials = 0
+        self._trials_s = self._steps_s = 0.0
 
     def begin(self, slot: int) -> None:
         """Another sequence runs in the slot."""
@@ -79,11 +86,14 @@ class DraftPolicy:
         # A drafted token counts if all before it are accepted, too; tokens to expect, and without the last.
         tokens = (1 - rates ** (numbers + 1)) / (1 - rates)
         gains = np.log(tokens / (tokens - rates**numbers))
-        tries = self._tries[each][places]
+        affordable = self._trials_s <= TRIALS * self._steps_s
+        tries = self._tries[each][places] & affordable
         order = np.lexsort((-gains, ~tries))
         gained = np.concatenate(([0.0], np.cumsum(gains[order])))
         lost = len(slots) * np.log(self._cost.seconds(rows + np.arange(len(gained))))
-        number = max(int(np.argmax(gained - lost)), int(tries.sum()))
+        paying, trials = int(np.argmax(gained - lost)), int(tries.sum())
+        number = max(paying, trials)
+        self._without_trials = rows + paying if trials > paying else 0
         counts = np.bincount(places[order[:number]], minlength=len(slots))
         for slot, offered, taken in zip(slots, drafted, counts.tolist(), strict=True):
             if offered and not taken:
@@ -113,6 +123,11 @@ class DraftPolicy:
 
     def took(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
+        self._steps_s += seconds
+        if self._without_trials:
+            without_s = float(self._cost.seconds(np.array([self._without_trials]))[0])
+            self._trials_s += max(0.0, seconds - without_s)
+            self._without_trials = 0
         self._cost.took(rows, seconds)
 
 

@@ -17,6 +17,7 @@ from services.rollout.engines.drafts.policy import (
     FORGOTTEN,
     MOST_DRAFTED,
     REST,
+    TRIALS,
     DraftPolicy,
     StepCost,
 )
@@ -176,6 +177,28 @@ def test_drafts_begin_again_once_a_try_is_accepted():
     assert chosen(policy, [0], [1], 1) == [1]
     policy.note(0, 1, 1)
     assert chosen(policy, [0], [4], 1)[0] > 1
+
+
+def test_trials_take_at_most_their_part_of_the_time():
+    """Each slot has a new sequence every 96 steps, and every step that drafts takes half as long again."""
+    policy, slots, tried = DraftPolicy(8), list(range(8)), 0.0
+    for rows, seconds in [(8, 0.1)] * 3 + [(9, 0.15)] * 3:
+        policy.took(rows, seconds)
+    for slot in slots * 20:
+        policy.note(slot, 4, 0)
+    for step in range(1, 4000):
+        for slot in slots:
+            if (step + 12 * slot) % 96 == 0:
+                policy.begin(slot)
+        offered = [min(1, policy.most(slot)) for slot in slots]
+        counts = chosen(policy, slots, offered, 8)
+        for slot, drafted in enumerate(counts):
+            if drafted:
+                policy.note(slot, drafted, 0)
+        tried += 0.05 if sum(counts) else 0.0
+        policy.took(8 + sum(counts), 0.15 if sum(counts) else 0.1)
+        assert tried <= TRIALS * (0.1 * step + tried) + 0.06
+    assert tried >= 3
 
 
 def test_where_nothing_is_there_to_draft_it_is_looked_for_less_often():
