@@ -2,7 +2,8 @@
 
 epoch 0   answers of other seeds to each prompt ─► the history
 epoch 1   the same prompts without drafts, with the history, with the context alone, in turns
-histories that do not help: the same, and a second engine without drafts, the control
+histories that do not help: the same, and a second engine without drafts, the control; every round in new
+          processes, so that the luck of one is not in every figure
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ USELESS = ("random", "another")
 PROMPTS = 8
 # Batches of the bound, in multiples of 8 sequences, and of useless histories.
 WINDOWS, USELESS_BATCHES = (0, 1, 2, 4, 8), (1, 8, 32)
-# Rounds of useless histories for each one of other cases: what is to be seen there is small.
+# Rounds of useless histories, each in new processes, for each one of other cases: what is to be seen there
+# is small.
 USELESS_ROUNDS = 2
 # Tokens of a context, at most.
 CONTEXT = 1024
@@ -62,17 +64,29 @@ class Measurement:
 
     async def run(self) -> dict[str, Any]:
         """All cases, then the figures."""
+        async with self._engines():
+            rates = await self._rates()
+            for case, make in HELPING.items():
+                for temperature in TEMPERATURES:
+                    await self._case(case, make, temperature, rates)
+            epoch = await self._epoch(opening, 1.0)
+        useless: dict[tuple[str, int], list[dict[str, Answered]]] = {}
+        for number in counted("histories that do not help", range(USELESS_ROUNDS * self._rounds)):
+            async with self._engines():
+                await self._useless(number, epoch, useless)
+        for (case, size), turns in useless.items():
+            self._add(self._row(case, 1.0, size, turns))
+        return {**self._figures(rates), **self._ties()}
+
+    @asynccontextmanager
+    async def _engines(self) -> AsyncIterator[None]:
+        """The engines that are compared, in new processes."""
         phase("starting the engines")
         async with AsyncExitStack() as stack:
             self._plain = await Way.start(stack, self._spec)
             self._control = await Way.start(stack, self._spec, name="control")
             self._drafting = await Way.start(stack, self._spec, name="drafting", drafts=True)
-            rates = await self._rates()
-            for case, make in HELPING.items():
-                for temperature in TEMPERATURES:
-                    await self._case(case, make, temperature, rates)
-            await self._useless()
-        return {**self._figures(rates), **self._ties()}
+            yield
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -159,22 +173,30 @@ class Measurement:
         others = [np.frombuffer(ids, np.int32).tolist()[len(prompt.ids) :] for ids in prompt.references]
         return coverage(answer, others)
 
-    async def _useless(self) -> None:
-        """Histories that do not help."""
-        epoch = await self._epoch(opening, 1.0)
+    async def _useless(
+        self,
+        number: int,
+        epoch: list[list[list[int]]],
+        turns: dict[tuple[str, int], list[dict[str, Answered]]],
+    ) -> None:
+        """One round of histories that do not help: adds a turn of each case and size to `turns`."""
+        # An engine has answered for long before: what steps of the drafting one cost is known.
+        before = [
+            Prompt(self.ids(opening(n)), list(map(reference, epoch[n])), 1.0, self._seed())
+            for n in range(PROMPTS)
+        ]
+        for way in (self._plain, self._control, self._drafting):
+            await way.answer(before, self._new)
         for case in USELESS:
             for size in USELESS_BATCHES:
-                turns = []
-                for number in counted(f"{case}, {size} at once", range(USELESS_ROUNDS * self._rounds)):
-                    prompts = []
-                    for place in range(size):
-                        which = (number + place) % PROMPTS
-                        known = epoch[(which + 1) % PROMPTS] if case == "another" else self._noise()
-                        ids = self.ids(opening(which))
-                        prompts.append(Prompt(ids, list(map(reference, known)), 1.0, self._seed()))
-                    ways = {"history": (self._drafting, True), "control": (self._control, False)}
-                    turns.append(await self._turn(prompts, number, size, ways))
-                self._add(self._row(case, 1.0, size, turns))
+                prompts = []
+                for place in range(size):
+                    which = (number + place) % PROMPTS
+                    known = epoch[(which + 1) % PROMPTS] if case == "another" else self._noise()
+                    ids = self.ids(opening(which))
+                    prompts.append(Prompt(ids, list(map(reference, known)), 1.0, self._seed()))
+                ways = {"history": (self._drafting, True), "control": (self._control, False)}
+                turns.setdefault((case, size), []).append(await self._turn(prompts, number, size, ways))
 
     def _noise(self) -> list[list[int]]:
         return [[self._draw.randrange(self._vocabulary) for _ in range(500)] for _ in range(EPOCH_ANSWERS)]
