@@ -10,26 +10,24 @@ Scraper and collector are a process of their own, on the same machine, and count
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import statistics
-import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks import footprint
-from benchmarks.children import process_error, within
-from benchmarks.footprint import MARK, Place
+from benchmarks.children import within
 from benchmarks.learning import published
+from benchmarks.observed_run import ObservedRun
 from benchmarks.options import RESULTS, AsJson, Results
 from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted
 from benchmarks.role import RoleProcess
-from benchmarks.usage import Usage, Used, between
+from benchmarks.usage import Used, between
 from earl.cli.run.demo import RUN_FILE, demo_config, example
 from earl.cli.run.launch import overrides_of
 from earl.config.load import Override
@@ -74,8 +72,6 @@ POLL_S = 0.25
 # Limits of a pair of runs: to start and end, and for each training step.
 START_S = 600.0
 STEP_S = 60.0
-# For a run that was killed.
-END_S = 10.0
 
 
 @app.command(
@@ -139,7 +135,8 @@ async def pair(
         shown = {"off": settings((), ""), "on": settings(parts, opened["address"])}
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             extra_pids = [collector.process.pid] if side == "on" else []
-            runs[side] = ObservedRun(side, places[side], [*shown[side], *overrides], extra_pids)
+            given = [*shown[side], *overrides]
+            runs[side] = ObservedRun(example(RUN_FILE), f"that is {side}", places[side], given, extra_pids)
         async with within(limit_s, "a pair of runs"):
             running = list(runs.values())
             while running:
@@ -160,43 +157,6 @@ def settings(parts: Collection[str], traces: str) -> list[Override]:
     """Overrides of a run with these parts. traces: the collector's address."""
     metrics = [] if "metrics" in parts else [("obs.metrics", "")]
     return [*metrics, ("obs.traces", traces if "traces" in parts else "")]
-
-
-class ObservedRun:
-    """A run as a process of its own, with a name and a directory that no other run has.
-
-    extra_pids: other processes whose processor time counts as the run's.
-    """
-
-    def __init__(
-        self, side: str, place: Place, overrides: Iterable[Override], extra_pids: Collection[int]
-    ) -> None:
-        dotted = [text for key, value in overrides for text in (f"--{key}", value)]
-        self._log = place.directory / "output.log"
-        with self._log.open("wb") as file:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "earl.cli.main", "train", str(example(RUN_FILE)), "--plain",
-                    "--name", place.mark, "--runs-dir", str(place.directory), *dotted,
-                ],
-                env=os.environ | {MARK: place.mark}, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-        self._side = side
-        self.usage = Usage(place.directory / place.mark, [self._process.pid, *extra_pids])
-
-    def poll(self) -> bool:
-        """Sample it; returns whether it is running. Raises ProcessFailed if it failed."""
-        code = self._process.poll()
-        self.usage.sample()
-        if code:
-            output = self._log.read_text(encoding="utf-8", errors="replace")
-            raise process_error(f"the run that is {self._side}", code, output)
-        return code is None
-
-    def gone(self) -> None:
-        """Waits for a process that was told to end, or has ended."""
-        self._process.wait(END_S)
 
 
 def figures(used: Used) -> dict[str, Any]:

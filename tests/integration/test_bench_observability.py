@@ -11,7 +11,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-import benchmarks.observability
+import benchmarks.observed_run
 from benchmarks.observability import SETTINGS, app, pair
 from earl.config.load import Override
 from earl.errors import ProcessFailed
@@ -47,7 +47,7 @@ def test_a_run_that_fails_ends_the_other_one_and_leaves_nothing(
     begin_server()
     before = children()
     # Both runs are ended while their processes start: what these import is not what is tested.
-    monkeypatch.setattr(benchmarks.observability, "subprocess", Starts)
+    monkeypatch.setattr(benchmarks.observed_run, "subprocess", Starts)
     port = free_port("127.0.0.1")
     # Only one of both can have it.
     overrides: list[Override] = [*SETTINGS, *SMALL.items(), ("scheduler.bind", f"127.0.0.1:{port}")]
