@@ -30,6 +30,12 @@ class Starts:
 SERVICES = {"scheduler", "gateway", "env", "trainer", "rollout", "engine", "valkey", "launcher"}
 
 
+@pytest.fixture(autouse=True)
+def server() -> None:
+    """The fork server, begun before any test has its temporary directories elsewhere."""
+    begin_server()
+
+
 def children() -> set[psutil.Process]:
     """Processes below this one: other tests have some, too, such as the server that forks their programs."""
     return set(psutil.Process().children(recursive=True))
@@ -44,7 +50,6 @@ def left_by(directory: Path, before: set[psutil.Process]) -> list[str]:
 def test_a_run_that_fails_ends_the_other_one_and_leaves_nothing(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    begin_server()
     before = children()
     # Both runs are ended while their processes start: what these import is not what is tested.
     monkeypatch.setattr(benchmarks.observed_run, "subprocess", Starts)
