@@ -385,7 +385,7 @@ class World:
         assert len(groups) <= rules.replay_groups
         assert len({ticket.source for ticket in replays}) == len(replays), "one batch has a source twice"
         for ticket in replays:
-            assert ticket.source in consumed or self.futures_return, "its source is not in the parameters"
+            assert ticket.source in consumed, "its source is not in the parameters"
             self.sources[ticket.id] = ticket.source
             uses = sum(self.sources.get(number) == ticket.source for number in consumed)
             assert uses < rules.replay_reuse or self.futures_return, "replayed too often"

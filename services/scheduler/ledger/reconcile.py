@@ -61,6 +61,7 @@ def reconcile(
     if version < run.version:
         _abandon(ledger, version)
     run.version = run.checkpoint = run.next_checkpoint = version
+    ledger.replay.keep_trained(consumed)
     ledger.replay.record_checkpoint()
     run.next_batch = max(run.next_batch, next_batch)
     run.trainer, run.trainer_incarnation = name, incarnation

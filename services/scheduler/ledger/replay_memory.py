@@ -103,6 +103,13 @@ class ReplayMemory:
             if before != group:
                 table[number] = before
 
+    def keep_trained(self, consumed: RangeSet) -> None:
+        """Deletes the groups that the restored parameters were not trained on: a manifest may be of another
+        future than the ledger's."""
+        for number, group in list(self._tables.replays.items()):
+            if any(ticket.id not in consumed for ticket in group.tickets):
+                del self._tables.replays[number]
+
     def record_checkpoint(self) -> None:
         """Deletes records that no roll-back can bring back any more: the newest version of which a checkpoint
         is known has changed."""
