@@ -265,6 +265,14 @@ class DiskFull(EarlError, status="RESOURCE_EXHAUSTED", exit_code=25):
     """A disk is full. Of a run, what had been acknowledged is kept."""
 
 
+class HistoryViolated(EarlError, status="DATA_LOSS", exit_code=28):
+    """A run's history has an event that breaks a promise, such as a ticket that is trained twice."""
+
+
+class HistoryIncomplete(EarlError, status="DATA_LOSS", exit_code=29):
+    """Parts of a run's history are missing: what is there breaks no promise."""
+
+
 def file_error(error: OSError) -> EarlError | None:
     """Returns the error to raise for an unusable file; None if neither space nor permission is the reason."""
     path = error.filename2 or error.filename

@@ -28,6 +28,12 @@ class ObsConfig(ConfigSection):
     # Raise it, up to 1, to analyse a small run; in a large one more traces slow the services down.
     trace_fraction: float = Field(default=0.01, ge=0, le=1)
 
+    # Bytes of the run's history on disk: what happened to every ticket and version, which
+    # `earl check-history` checks. The oldest segments go first; 0 writes none.
+    #
+    # Raise it if a long run is to be proven from its beginning: a million tickets take about 30 MB.
+    history_bytes: int = Field(default=256 << 20, ge=0)
+
     # Services that also receive the run's metrics, each through a process of its own and with the extra of
     # its name. If one fails, the run continues.
     #

@@ -40,6 +40,7 @@ from services.scheduler.files.recorder import RunRecorder
 from services.scheduler.files.traces import TicketTraces, tickets_of
 from services.scheduler.journal.group_commit import Journal
 from services.scheduler.journal.redis_store import LedgerStore
+from services.scheduler.journal.run_history import history_of
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import StepClock
@@ -83,7 +84,7 @@ class RunLoop:
         self.step_clock = StepClock()
         self.stop_reason: str | None = None
         self._bus = bus
-        self.journal = Journal(ledger.tables, store)
+        self.journal = Journal(ledger.tables, store, history_of(config, run_dir, ledger))
         self.traces = TicketTraces(ledger.tables, tickets_of(config))
         self.parallelism = ParallelismController(
             config,
@@ -145,6 +146,7 @@ class RunLoop:
             if self.message:
                 log.info("the run has ended: %s", self._ending_reason)
         finally:
+            self.journal.close()
             self.recorder.close(self.elapsed_s)
             self.parallelism.close()
 

@@ -23,6 +23,8 @@ import psutil
 import pytest
 
 from earl.cli.main import main
+from earl.history.check import check
+from earl.history.format import FOLDER
 from tests.support.forked import begin_server
 from tests.support.preloaded import ForkedCommand, preloaded
 
@@ -150,10 +152,13 @@ class Launched:
         pid = next(pid for pid, command in sorted(self.processes().items()) if part in command)
         os.kill(pid, signal.SIGKILL)
 
-    def assert_nothing_left(self) -> None:
+    def assert_nothing_left(self, *, whole_history: bool = True) -> None:
         assert self.processes() == {}
         assert [name for name in os.listdir("/dev/shm") if self.name in name] == []
         assert list(self.run_directory.rglob("*.sock")) == []
+        if (self.run_directory / FOLDER).is_dir():
+            checked = check(self.run_directory)
+            assert checked.violations == [] and (checked.gaps == [] or not whole_history), checked
 
 
 def earl_here(

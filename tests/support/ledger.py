@@ -8,12 +8,16 @@ scheduler before or after the operation was stored.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from earl.errors import EarlError, LedgerError
+from earl.history.check import CheckedHistory, Segment, check_segments
 from earl.ticket_ranges import RangeSet
 from services.scheduler.assign.plan import EngineKinds
+from services.scheduler.journal.run_history import state_of
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
@@ -68,6 +72,10 @@ def check_tables(tables: LedgerTables) -> None:
         accounted |= ids
     issued = RangeSet([(1, tables.run.next_ticket)])
     assert accounted == issued, f"tickets {issued - accounted} of {issued} are nowhere"
+
+
+def line_of(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 class Crash(Exception):
@@ -156,6 +164,10 @@ class World:
         self.kept: dict[int, list] = {}
         # The groups of which the trainer missed a file.
         self.lost: set[tuple[int, int, int]] = set()
+        # The run's history as its schedulers wrote it, and the revision of the image.
+        self.history: list[list[bytes]] = []
+        self.revision = 0
+        self._begin_history()
 
     # --- the scheduler ----------------------------------------------------------------------
 
@@ -169,6 +181,8 @@ class World:
             self._store()
             raise
         if chance < self.crash_chance / 2:
+            if chance < self.crash_chance / 4:  # the round is in the history, and not stored
+                self._write_history(self.ledger.tables.take_changes())
             self.restart()
             raise Crash
         self._store()
@@ -180,6 +194,7 @@ class World:
     def restart(self) -> None:
         """A new scheduler process finds what was stored."""
         self.ledger = Ledger.restored(self.rules, self.image.load(), self.now, kinds=self.kinds)
+        self._begin_history()
         self.act_quietly(lambda: None)
 
     def act_quietly(self, operation):
@@ -189,13 +204,39 @@ class World:
         return answer
 
     def _store(self) -> None:
-        self.image.apply(self.ledger.tables.take_changes())
+        if changes := self.ledger.tables.take_changes():
+            self._write_history(changes)
+            self.image.apply(changes)
+            self.revision += 1
         for fact in self.image.facts[self.facts_seen :]:
             if isinstance(fact, BatchCommitted):
                 self.freed.update(fact.descriptor_keys)
                 for rollout in self.rollouts:
                     rollout.arena.difference_update(fact.descriptor_keys)
         self.facts_seen = len(self.image.facts)
+
+    def _begin_history(self) -> None:
+        self.ledger.tables.log.take()
+        header = {
+            "history": 1, "segment": len(self.history) + 1, "revision": self.revision,
+            "rules": {"staleness": self.rules.staleness, "lease_s": 30.0, "episode_s": 300.0},
+            "state": state_of(self.ledger.tables),
+        }  # fmt: skip
+        self.history.append([line_of(header)])
+
+    def _write_history(self, changes: LedgerChanges) -> None:
+        self.history[-1].append(line_of({"r": self.revision + 1, "t": self.now, "e": changes.history}))
+
+    def check_history(self) -> CheckedHistory:
+        """Asserts that the history proves what the world knows."""
+        checked = check_segments(
+            [Segment.of(str(number), number, lambda lines=lines: iter(lines))
+             for number, lines in enumerate(self.history, 1)]
+        )  # fmt: skip
+        assert checked.verdict == "proven", [*checked.violations, *checked.gaps]
+        assert checked.tickets == dict(sorted(self.ledger.tables.counts().items()))
+        assert checked.version == self.ledger.tables.run.version
+        return checked
 
     # --- rollout workers --------------------------------------------------------------------
 
@@ -557,6 +598,7 @@ class World:
             self.check()
         assert phases.phase(self.ledger) == phases.DONE, self.ledger.tables.counts()
         self.check_image()
+        self.check_history()
         counts = self.ledger.tables.counts()
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules

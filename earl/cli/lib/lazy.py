@@ -129,6 +129,7 @@ class Commands(EntryPointGroup):
             "compare",
             "explain",
             "trace",
+            "check-history",
             "sink",
         ),
         "Environments": ("env",),

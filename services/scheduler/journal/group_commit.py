@@ -1,7 +1,7 @@
 """Group commit: what the ledger decided is stored before anyone gets an answer.
 
     operation ─► ledger changes in memory ─► durable() ─┐
-    operation ─► ...                      ─► durable() ─┼─► one store.apply ─► all are answered
+    operation ─► ...                      ─► durable() ─┼─► history ─► one store.apply ─► all are answered
                                                         │   (while it runs, the next round gathers)
 
 An idle scheduler stores at once; a busy one begins a round ROUND_S after the one before at the earliest,
@@ -18,17 +18,21 @@ import time
 
 from earl.errors import EarlError
 from services.scheduler.journal.redis_store import LedgerStore
+from services.scheduler.journal.run_history import RunHistory
 from services.scheduler.ledger.tables import LedgerTables
 
 ROUND_S = 0.006
 
 
 class Journal:
-    """Stores the changes of one set of tables, in order."""
+    """Stores the changes of one set of tables, in order. history: gets them first; None keeps none."""
 
-    def __init__(self, tables: LedgerTables, store: LedgerStore) -> None:
+    def __init__(self, tables: LedgerTables, store: LedgerStore, history: RunHistory | None = None) -> None:
         self._tables = tables
         self._store = store
+        self._history = history
+        if history is not None:
+            history.begin(store.revision)
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._failure: EarlError | None = None
@@ -67,4 +71,11 @@ class Journal:
 
     async def _store_once(self) -> None:
         if changes := self._tables.take_changes():
+            if self._history is not None:
+                self._history.record(self._store.revision + 1, changes.history)
             await self._store.apply(changes)
+
+    def close(self) -> None:
+        """Ends the history, once nothing more is stored."""
+        if self._history is not None:
+            self._history.close()

@@ -95,6 +95,11 @@ class LedgerStore:
         self._term = 0
         self._revision = 0
 
+    @property
+    def revision(self) -> int:
+        """Counts the sets of changes that were stored, over all schedulers of the run."""
+        return self._revision
+
     async def open(self) -> list[tuple[str, str, bytes]]:
         """Takes the ledger over (any other scheduler is fenced off) and reads it: (kind, field, data).
 

@@ -186,6 +186,7 @@ class Ledger:
         run.next_batch += 1
         sequences = len(numbers) + len(replays)
         tables.record_fact(BatchPlanned(tables.batch.id, run.version, sequences, tokens))
+        tables.log.planned(tables.batch)
         return tables.batch
 
     def commit(self, batch_id: int, version: int) -> CommittedBatch | None:
@@ -205,6 +206,7 @@ class Ledger:
             )
         committed = self._train(batch)
         run.version = version
+        self.tables.log.committed(batch)
         return committed
 
     def dissolve(self, *, all_lost: bool = False) -> None:
@@ -213,6 +215,7 @@ class Ledger:
         if batch is None:
             return
         tables.batch = None
+        tables.log.dissolved(batch)
         members = [tables.tickets[number] for number in batch.tickets]
         planned = [ticket for ticket in members if ticket.state is TicketState.PLANNED]
         for number in batch.replays:
@@ -277,6 +280,7 @@ class Ledger:
         """Takes note that a version's weights can be read under these registry keys."""
         self.tables.run.published = version
         self.tables.run.weight_keys = list(keys)
+        self.tables.log.published(version)
 
     # --- within -----------------------------------------------------------------------------
 

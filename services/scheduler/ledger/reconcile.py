@@ -36,6 +36,7 @@ def reconcile(
     if version < 1:
         raise LedgerError(f"version {version} cannot be trained from", "version 1 is the initial parameters")
     run, batch = ledger.tables.run, ledger.tables.batch
+    ledger.tables.log.reconciling(version, consumed, name, incarnation)
     if batch is not None and batch.id < next_batch:
         run.last_batch = batch.id  # the manifest holds it
     tickets = ledger.tables.tickets.values()
@@ -65,6 +66,7 @@ def reconcile(
     ledger.replay.record_checkpoint()
     run.next_batch = max(run.next_batch, next_batch)
     run.trainer, run.trainer_incarnation = name, incarnation
+    ledger.tables.log.reconciled(version)
     return rolled_back
 
 

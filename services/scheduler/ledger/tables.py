@@ -7,7 +7,7 @@ order) gives equal tables; only clocks (lease and membership deadlines) start ag
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec import structs
 from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.pending import PendingTickets
 from services.scheduler.ledger.ticket_fields import derive_state, set_fields
+from services.scheduler.ledger.transitions import TransitionLog
 from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.device_move import DeviceMove
 from services.scheduler.state.evaluations import EvaluationRecord
@@ -104,6 +105,7 @@ class LedgerTables:
         # Whether the sets of compacted, and of trained, tickets differ from what is stored.
         self._closed_changed = self._trained_changed = False
         self._facts: list[Fact] = []
+        self.log = TransitionLog()
         self._moved: set[int] = set()
 
     # --- writing ----------------------------------------------------------------------------
@@ -116,8 +118,9 @@ class LedgerTables:
             self._untouched[issue.group] = {ticket.id for ticket in tickets}
         self.admit(tickets, stored=len(tickets) == 1)
 
-    def admit(self, tickets: Iterable[Ticket], *, stored: bool = True) -> None:
+    def admit(self, tickets: Sequence[Ticket], *, stored: bool = True) -> None:
         """New tickets in any live state. stored: each in a record of its own."""
+        self.log.admitted(tickets)
         for ticket in tickets:
             if stored:
                 self._touched[ticket.id] = ""
@@ -143,6 +146,7 @@ class LedgerTables:
         self._unindex(ticket, leaves=state not in HELD)
         set_fields(ticket, {"state": state, "reason": reason, **fields})
         self._index(ticket, joins=not held)
+        self.log.moved(ticket)
 
     def change_stage(self, stage: str, **fields: Any) -> None:
         """Changes what is kept of a stage, of which nothing may be kept yet."""
@@ -184,7 +188,7 @@ class LedgerTables:
                 records.append(RecordChange("ticket", str(number), head, None))
         records += self._changed_tables()
         records += self._changed_in_place()
-        changes = LedgerChanges(tuple(records), tuple(self._facts))
+        changes = LedgerChanges(tuple(records), tuple(self._facts), self.log.take())
         self._touched.clear()
         self._facts.clear()
         return changes

@@ -8,11 +8,12 @@ A ticket of a group of several has none until it changes: its group's says what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from earl.history.format import Event
 from earl.ticket_ranges import RangeSet
 from services.scheduler.state.evaluations import EvaluationRecord
 from services.scheduler.state.facts import Fact
@@ -100,10 +101,11 @@ class RecordChange(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class LedgerChanges:
-    """Changes of the ledger since the last call, to be stored in one step."""
+    """Changes of the ledger since the last call, to be stored in one step. history: how they came about."""
 
     records: tuple[RecordChange, ...] = ()
     facts: tuple[Fact, ...] = ()
+    history: Sequence[Event] = ()
 
     def __bool__(self) -> bool:
         return bool(self.records or self.facts)

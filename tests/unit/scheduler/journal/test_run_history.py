@@ -1,0 +1,87 @@
+"""The writer of the run's history: headers, packed segments, the bound, a scheduler that takes over."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from earl.history.check import check, segment_files
+from services.scheduler.journal.run_history import RunHistory
+from tests.support.ledger import RULES, World
+
+
+class WrittenWorld(World):
+    """A world whose schedulers write their history into a directory."""
+
+    directory: Path
+    segment_bytes = 1 << 20
+    most_bytes = 1 << 30
+
+    def _begin_history(self) -> None:
+        if hasattr(self, "written"):
+            self.written.close()
+        self.written = RunHistory(
+            self.directory, "written", self.rules, self.ledger.tables, self.most_bytes, self.segment_bytes
+        )
+        self.written.begin(self.revision)
+
+    def _write_history(self, changes) -> None:
+        self.written.record(self.revision + 1, changes.history)
+
+    def check_history(self):
+        self.written.close()
+        return check(self.directory)
+
+
+def world(directory: Path, segment_bytes: int = 1 << 20, most_bytes: int = 1 << 30) -> WrittenWorld:
+    WrittenWorld.directory = directory
+    WrittenWorld.segment_bytes, WrittenWorld.most_bytes = segment_bytes, most_bytes
+    made = WrittenWorld(random.Random(3), RULES)
+    made.crash_chance = 0.02
+    made.restart()
+    made.wander(60)
+    made.finish()
+    return made
+
+
+def test_a_run_of_several_schedulers_is_proven_from_its_files(tmp_path: Path):
+    made = world(tmp_path)
+    report = made.check_history()
+    assert report.verdict == "proven", [*report.violations, *report.gaps]
+    assert report.tickets == dict(sorted(made.ledger.tables.counts().items())) and report.segments > 2
+    assert (tmp_path / "history").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in segment_files(tmp_path / "history").values())
+
+
+def test_full_segments_are_packed_and_the_next_one_continues_them(tmp_path: Path):
+    report = world(tmp_path, segment_bytes=4000).check_history()
+    assert report.verdict == "proven", [*report.violations, *report.gaps]
+    *packed, _ = files = [path.name for path in segment_files(tmp_path / "history").values()]
+    assert len(files) > 5 and sum(name.endswith(".gz") for name in packed) > 3
+
+
+def test_the_oldest_segments_go_and_the_checker_names_them(tmp_path: Path):
+    report = world(tmp_path, segment_bytes=4000, most_bytes=1000).check_history()
+    assert report.verdict == "incomplete" and not report.violations
+    assert "before it: missing" in report.gaps[0].text
+
+
+def test_a_full_disk_leaves_a_gap_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = world(tmp_path)
+    written = made.written
+
+    def full(_: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    made.restart()
+    assert made.written._file is not None
+    broken = type("Full", (), {"write": staticmethod(full), "close": made.written._file.close})()
+    monkeypatch.setattr(made.written, "_file", broken)
+    made.written.record(made.revision + 1, [["pending", 1]])
+    monkeypatch.undo()
+    made.written.record(made.revision + 2, [["pending", 2]])
+    made.written.close()
+    assert written is not made.written
+    assert f"round {made.revision + 2} follows on round {made.revision}" in check(tmp_path).gaps[0].text
