@@ -55,9 +55,9 @@ COMPARES = (
     'round-robin: sequences to engines in turns. credit: as the ledger leases with length_order = "drawn": '
     "an engine with open slots takes the oldest sequences. longest: as it leases with longest: of the oldest "
     "batch the groups first that are predicted to be longest, to each engine its share of them. "
-    "planned: as it leases by default: what is planned for an engine, or what it takes from another's queue; "
-    "as longest while predictions are too wrong; nothing that runs moves. history: planned by the same "
-    "predictions; sequences that wait, or run, move to engines with open slots, and a moved context is "
+    "planned: as it leases with planned: what is planned for an engine, or what it takes from another's "
+    "queue; as longest while predictions are too wrong; nothing that runs moves. history: planned by the "
+    "same predictions; sequences that wait, or run, move to engines with open slots, and a moved context is "
     "computed again. "
     "oracle: the same planner and moves with true lengths. bubble: worker-seconds in which an engine has "
     "nothing to decode, until the last sequence of the run ends, as a part of all; an engine that decodes a "

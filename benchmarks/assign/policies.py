@@ -5,7 +5,8 @@ credit       as the ledger leases with scheduler.length_order = "drawn": an engi
              oldest sequences that wait
 longest      as with length_order = "longest": of the oldest batch the sequences of the groups that are
              predicted to be longest, to each engine its share of them
-planned      as it leases by default: what is planned for an engine; as before while predictions are too wrong
+planned      as with length_order = "planned": what is planned for an engine; as with "longest" while
+             predictions are too wrong
 history      `services.scheduler.assign`: planned by predicted lengths, moved to where slots are open
 oracle       the same planner and moves, with true lengths
 """
@@ -119,7 +120,7 @@ class Longest:
 
 
 class LeasedAsPlanned(Longest):
-    """Leases what is planned for an engine, as the scheduler does by default; each engine is a worker.
+    """Leases what is planned for an engine, as with length_order = "planned"; each engine is a worker.
     While predictions are too wrong, the longest first (`services.scheduler.ledger.planned_leases`).
     """
 
