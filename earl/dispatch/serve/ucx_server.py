@@ -25,7 +25,8 @@ from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.handshake import answer_beats, receive_hello, welcome
 from earl.dispatch.transport.ucx.buffers import Buffers
-from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
+from earl.dispatch.transport.ucx.endpoint import Endpoint
+from earl.dispatch.transport.ucx.node import UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of, spread
 from earl.dispatch.transport.ucx.ucp import through_buffer
 from earl.errors import RegionGone
@@ -59,14 +60,12 @@ class UcxServer:
 
     async def start(self, host: str, port: int) -> str:
         """Listen; returns host:port. Raises PortInUse, TransportUnavailable."""
-        self._node = UcxNode("lo" if is_loopback(host) else "all")
+        self._node = UcxNode(loopback=is_loopback(host))
         return await self._listener.start(host, port)
 
     async def close(self) -> None:
         """Closes every connection; readers see PeerLost."""
         await self._listener.close()
-        if self._node is not None:
-            self._node.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
@@ -85,8 +84,13 @@ class UcxServer:
         assert self._node is not None
         hello, challenge = await receive_hello(reader, writer, self._secret)
         number = next(self._numbers)
-        endpoint = self._node.connect(hello.ucx_address, peer)
-        await welcome(writer, self._secret, challenge, hello, self._node.address, number)
+        endpoint = self._node.endpoint(peer)
+        try:
+            endpoint.connect(hello.ucx_address)
+            await welcome(writer, self._secret, challenge, hello, endpoint.address, number)
+        except BaseException:
+            endpoint.abort()
+            raise
         return endpoint, hello, number, wire.session_key(self._secret, challenge, hello.nonce)
 
     async def _answer_all(self, endpoint: Endpoint, connection: int, number: int, key: bytes) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.connections import PeerSocket
 from earl.dispatch.transport.handshake import greet
-from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
+from earl.dispatch.transport.ucx.endpoint import Endpoint
+from earl.dispatch.transport.ucx.node import UcxNode
 from earl.dispatch.transport.ucx.runs import Runs
 from earl.errors import PeerLost
 
@@ -43,11 +44,16 @@ class UcxConnection:
 
         Raises PeerLost, OSError or EOFError when nobody answers, TransportUnavailable for another run's.
         """
-        reader, writer, welcome, key = await greet(address, peer, secret, node.address, number)
+        endpoint = node.endpoint(peer)
         try:
-            endpoint = node.connect(welcome.offer, peer)
+            reader, writer, welcome, key = await greet(address, peer, secret, endpoint.address, number)
+            try:
+                endpoint.connect(welcome.offer)
+            except BaseException:
+                writer.close()
+                raise
         except BaseException:
-            writer.close()
+            endpoint.abort()
             raise
         return cls(endpoint, number, welcome.connection, key, reader, writer)
 

@@ -83,7 +83,7 @@ class UcxTcp(Transport):
 
     def __init__(self, config: DataPlaneConfig, secret: bytes) -> None:
         self._secret = secret
-        self._node = UcxNode("lo" if config.loopback else "all")
+        self._node = UcxNode(loopback=config.loopback)
         self._connections = Connections(self._open, trusted=config.trusted_network)
         self._buffers = Buffers(wire.CHUNK_BYTES)
         # Chunks of pieces that are read again, kept as long as their reader keeps the pieces.
@@ -106,7 +106,6 @@ class UcxTcp(Transport):
 
     async def close(self) -> None:
         await self._connections.close()
-        self._node.close()
 
     def _chunks(self, pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
         """The pieces' chunks; those of pieces that are read again and again are made once."""

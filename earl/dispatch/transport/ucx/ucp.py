@@ -2,9 +2,9 @@
 
 In UCP they are messages of UCP_DATATYPE_IOV: a sender's runs leave from where they lie, a reader's arrive
 where they belong, and nothing is gathered. The requests are polled as ucxx's are (`completed`,
-`check_error`) and have no callback. ucxx makes workers with UCS_THREAD_MODE_MULTI, and a Node submits and
-progresses on its loop's thread alone, without progress thread or delayed submission: calls made there are
-ordered with ucxx's own.
+`check_error`) and have no callback. ucxx makes workers with UCS_THREAD_MODE_MULTI, and an Endpoint submits
+and progresses on its loop's thread alone, without progress thread or delayed submission: calls made there
+are ordered with ucxx's own.
 
 How UCP's structures lie is written down here, after ucp.h of UCX 1.21, and trusted for that version alone:
 with another one `refusal` gives the reason, and what is in pieces is gathered before it is sent.

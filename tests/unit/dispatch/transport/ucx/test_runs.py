@@ -18,7 +18,8 @@ from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import Regions
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.ucx import ucp
-from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
+from earl.dispatch.transport.ucx.endpoint import Endpoint
+from earl.dispatch.transport.ucx.node import UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of
 from earl.errors import PeerLost
 
@@ -127,23 +128,20 @@ def rows_of(array: np.ndarray) -> Runs:
     return Runs(table.astype(np.uint64), array)
 
 
-async def linked() -> tuple[UcxNode, UcxNode, Endpoint, Endpoint]:
-    """Two workers of this process and an endpoint from each to the other."""
-    one, other = UcxNode("lo"), UcxNode("lo")
-    return one, other, one.connect(other.address, "other"), other.connect(one.address, "one")
-
-
 def over(body) -> None:
+    """Runs body(there, back) with two endpoints of this process that are connected with each other."""
+
     async def main() -> None:
-        one, other, there, back = await linked()
+        node = UcxNode(loopback=True)
+        there, back = node.endpoint("other"), node.endpoint("one")
+        there.connect(back.address)
+        back.connect(there.address)
         try:
             async with asyncio.timeout(10):
-                await body(one, there, other, back)
+                await body(there, back)
         finally:
             there.abort()
             back.abort()
-            one.close()
-            other.close()
 
     asyncio.run(main())
 
@@ -158,12 +156,12 @@ def test_a_message_of_runs_arrives_in_runs(rows: int, run: int):
     ]
     flat, spread = np.zeros(rows * run, np.uint8), np.zeros((rows, run + 9), np.uint8)
 
-    async def body(one: UcxNode, there: Endpoint, other: UcxNode, back: Endpoint) -> None:
+    async def body(there: Endpoint, back: Endpoint) -> None:
         await asyncio.gather(there.send(rows_of(source), 7), back.receive(flat, 7))
         await asyncio.gather(there.send(flat, 8), back.receive(rows_of(spread[:, :run]), 8))
         spread[:, :run] ^= 0xFF
         await asyncio.gather(back.send(rows_of(source), 9), there.receive(rows_of(spread[:, :run]), 9))
-        assert not one._pending and not other._pending
+        assert not there._pending and not back._pending
 
     over(body)
     np.testing.assert_array_equal(flat.reshape(rows, run), source)
@@ -176,15 +174,15 @@ def test_an_aborted_endpoint_ends_messages_of_runs(side: str):
     """The sender waits for somebody to receive, the receiver for a message: neither ever comes."""
     memory = np.zeros((64, 2 * ucp.IN_PLACE_BYTES), np.uint8)[:, : ucp.IN_PLACE_BYTES]
 
-    async def body(one: UcxNode, there: Endpoint, other: UcxNode, back: Endpoint) -> None:
+    async def body(there: Endpoint, back: Endpoint) -> None:
         waiting = there.send(rows_of(memory), 1) if side == "sender" else there.receive(rows_of(memory), 1)
         # Both workers have seen each other: whatever was sent has been announced.
         await asyncio.gather(there.send(b"hello", 2), back.receive(np.zeros(5, np.uint8), 2))
-        assert not waiting.done() and len(one._pending) == 1
+        assert not waiting.done() and len(there._pending) == 1
         there.abort()
         with pytest.raises(PeerLost, match="other"):
             await waiting
-        assert not one._pending, "its runs are held for ever"
+        assert not there._pending, "its runs are held for ever"
         with pytest.raises(PeerLost):
             await there.send(rows_of(memory), 3)
 
