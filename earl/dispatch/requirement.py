@@ -19,7 +19,7 @@ def refuse_unmet(config: DataPlaneConfig) -> None:
     if config.require == "rdma" and config.transport in ("shm", "ucx"):
         raise TransportUnavailable(
             f'data_plane.require = "rdma" with transport = "{config.transport}", which goes over '
-            + ("memory" if config.transport == "shm" else "TCP: the ucx transport uses no verbs"),
+            + ("memory" if config.transport == "shm" else "TCP: the ucx transport does not require verbs"),
             'set transport = "nixl" or drop the requirement',
         )
     if config.require == "rdma" and importlib.util.find_spec(PACKAGE) is None:

@@ -129,7 +129,7 @@ class Dispatcher:
     def _receipt(self, batches: Sequence[_Batch], seconds: float, planned_s: float) -> Receipt:
         by_path: dict[str, int] = {}
         for batch in batches:
-            path = batch.transport.path
+            path = batch.transport.path_to(batch.source.arena)
             by_path[path] = by_path.get(path, 0) + batch.source.size_bytes
             self.totals.setdefault(path, TransferTotals(path=path)).retries += batch.retries
         for path, size_bytes in by_path.items():

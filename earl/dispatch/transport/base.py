@@ -33,6 +33,10 @@ class Transport(ABC):
         TransportUnavailable.
         """
 
+    def path_to(self, arena: ArenaRef) -> str:
+        """The name in receipts of what carries this arena's bytes."""
+        return self.path
+
     def unreachable(self, arena: ArenaRef) -> PeerUnreachable | None:
         """The error of reads that a deadline ends while the arena's owner is silent; None if it is not."""
         return None

@@ -115,6 +115,11 @@ class Connections(Generic[C]):
             self._tasks[address] = task
         return await asyncio.shield(task)
 
+    def open_to(self, address: str) -> C | None:
+        """The connection to this address, if there is one now."""
+        task = self._tasks.get(address)
+        return None if task is None or not task.done() or _has_ended(task) else task.result()
+
     async def close(self) -> None:
         """Closes all connections; attempts to connect are cancelled."""
         self._closed = True

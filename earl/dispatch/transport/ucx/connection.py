@@ -35,6 +35,8 @@ class UcxConnection:
         self._key = key
         self._socket = PeerSocket(reader, writer, endpoint.peer, self.lose)
         self._seq = 0
+        # Known once it is connected.
+        self.transports: tuple[str, ...] = ()
         self.window = asyncio.Semaphore(wire.WINDOW)
         self.retired = False
 
@@ -77,6 +79,7 @@ class UcxConnection:
                 yield
         except PeerLost as error:
             raise self._socket.unreachable or error from None
+        self.transports = self.transports or self._endpoint.transports
 
     def exchange(
         self, request: wire.Request, payload: np.ndarray | Runs, status: np.ndarray

@@ -75,6 +75,11 @@ class Endpoint:
         self._loop.add_reader(self._epoll_fd, self._drive)
         self._kick()
 
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """UCX's names of what carries its messages, such as ("tcp",); none where UCX does not tell."""
+        return ucp.transports(self._endpoint.handle) if self.alive and self._endpoint is not None else ()
+
     def send(self, data: np.ndarray | bytes | Runs, tag: int) -> asyncio.Future[None]:
         """Done when UCX no longer needs `data`. The future fails with PeerLost."""
         array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data

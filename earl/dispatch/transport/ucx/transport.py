@@ -79,11 +79,10 @@ class _Chunk:
 class UcxTcp(Transport):
     """Asks the owners' serving processes for pieces, each over one connection."""
 
-    path = "ucx-tcp"
-
     def __init__(self, config: DataPlaneConfig, secret: bytes) -> None:
         self._secret = secret
         self._node = UcxNode(loopback=config.loopback)
+        self.path = self._node.path(())
         self._connections = Connections(self._open, trusted=config.trusted_network)
         self._buffers = Buffers(wire.CHUNK_BYTES)
         # Chunks of pieces that are read again, kept as long as their reader keeps the pieces.
@@ -129,6 +128,10 @@ class UcxTcp(Transport):
 
         _, times = await self._connections.until_answered(arena.owner, arena.ucx_address, requested)
         return times
+
+    def path_to(self, arena: ArenaRef) -> str:
+        connection = self._connections.open_to(arena.ucx_address)
+        return self._node.path(connection.transports if connection is not None else ())
 
     def unreachable(self, arena: ArenaRef) -> PeerUnreachable | None:
         return self._connections.unreachable(arena.ucx_address)

@@ -44,6 +44,9 @@ _IN_PROGRESS = 1
 # UCX sends at most 16 runs with one call, and takes in at the other end what came with one: shorter runs are
 # copied into a buffer in less time than such calls take.
 IN_PLACE_BYTES = 16 << 10
+_FIELD_TRANSPORTS = 1 << 3
+# An endpoint's transports that are asked for: it has no more lanes.
+_MOST_TRANSPORTS = 16
 # ucs_status_ptr_t: small negative numbers are errors, other values that are not 0 requests.
 _ERRORS = 100
 
@@ -65,6 +68,27 @@ class RequestParam(ctypes.Structure):
     )
 
 
+class TransportEntry(ctypes.Structure):
+    """ucp_transport_entry_t."""
+
+    _fields_ = (("transport_name", ctypes.c_char_p), ("device_name", ctypes.c_char_p))
+
+
+class EndpointAttributes(ctypes.Structure):
+    """ucp_ep_attr_t, with ucp_transports_t spelled out; it may grow at its end."""
+
+    _fields_ = (
+        ("field_mask", ctypes.c_uint64),
+        ("name", ctypes.c_char * 32),
+        ("local_address", ctypes.c_uint64 * 16),
+        ("remote_address", ctypes.c_uint64 * 16),
+        ("entries", ctypes.POINTER(TransportEntry)),
+        ("count", ctypes.c_uint),
+        ("entry_bytes", ctypes.c_size_t),
+        ("user_data", ctypes.c_void_p),
+    )
+
+
 class _Functions:
     """The libucp that ucxx has loaded: never a second one. Raises TransportUnavailable."""
 
@@ -82,6 +106,7 @@ class _Functions:
             self.status = _typed(ucp.ucp_request_check_status, _STATUS, pointer)
             self.cancel = _typed(ucp.ucp_request_cancel, None, pointer, pointer)
             self.free = _typed(ucp.ucp_request_free, None, pointer)
+            self.query = _typed(ucp.ucp_ep_query, _STATUS, pointer, ctypes.POINTER(EndpointAttributes))
             self.name_of = _typed(ucs.ucs_status_string, ctypes.c_char_p, _STATUS)
         except (OSError, AttributeError) as error:
             raise TransportUnavailable(
@@ -111,6 +136,22 @@ def refusal() -> str:
     if tuple(version[:2]) != KNOWN:
         return f"UCX {'.'.join(map(str, version))} is not UCX {'.'.join(map(str, KNOWN))}"
     return ""
+
+
+def transports(endpoint: int) -> tuple[str, ...]:
+    """Names of the transports that an endpoint (ucp_ep_h) uses, sorted; none where UCX does not tell."""
+    if refusal():
+        return ()
+    entries = (TransportEntry * _MOST_TRANSPORTS)()
+    attributes = EndpointAttributes(
+        field_mask=_FIELD_TRANSPORTS,
+        entries=entries,
+        count=_MOST_TRANSPORTS,
+        entry_bytes=ctypes.sizeof(TransportEntry),
+    )
+    if _functions().query(endpoint, ctypes.byref(attributes)) < 0:
+        return ()
+    return tuple(sorted({entries[i].transport_name.decode() for i in range(attributes.count)}))
 
 
 def through_buffer(rows: np.ndarray, run: np.ndarray) -> np.ndarray:

@@ -1,23 +1,77 @@
-"""Endpoints of UCX whose peers end: in the middle of a message, or before it."""
+"""UCX's settings, what carries an endpoint's messages, and endpoints that end in the middle of one."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import re
 import select
 import socket
 
 import numpy as np
 import pytest
 
-from earl.dispatch.transport.ucx import sockets
+from earl.dispatch.transport.ucx import sockets, ucp
 from earl.dispatch.transport.ucx.endpoint import Endpoint
-from earl.dispatch.transport.ucx.node import UcxNode
+from earl.dispatch.transport.ucx.node import UcxNode, settings
 from earl.dispatch.transport.ucx.sockets import reset_connections
-from earl.errors import PeerLost
-from tests.unit.dispatch.transport.ucx.test_runs import over
+from earl.errors import PeerLost, TransportUnavailable
+from tests.unit.dispatch.transport.ucx.test_runs import over, without_comments
 
 LONG_BYTES = 64 << 20
+
+
+def test_settings_of_the_environment_come_first():
+    chosen = settings({"UCX_TLS": "rc,tcp", "UCX_NET_DEVICES": "mlx5_0:1"}, loopback=False)
+    assert (chosen["TLS"], chosen["NET_DEVICES"]) == ("rc,tcp", "mlx5_0:1")
+    plain = settings({}, loopback=False)
+    assert (plain["TLS"], plain["NET_DEVICES"]) == ("tcp", "all")
+
+
+def test_what_is_bound_to_loopback_stays_there():
+    chosen = settings({"UCX_NET_DEVICES": "eth0", "UCX_RCACHE_ENABLE": "n"}, loopback=True)
+    assert (chosen["NET_DEVICES"], chosen["RCACHE_ENABLE"]) == ("lo", "y")
+
+
+def test_ucx_gets_the_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("UCX_TLS", "tcp,sm,self")
+    assert UcxNode(loopback=True)._context.config["TLS"] == "tcp,sm,self"
+    monkeypatch.setenv("UCX_TLS", "carrier_pigeon")
+    with pytest.raises(TransportUnavailable, match="UCX_TLS=carrier_pigeon"):
+        UcxNode(loopback=True)
+
+
+@pytest.mark.parametrize("tls", ["tcp", "tcp,sm,self"])
+def test_an_endpoint_names_what_carries_its_messages(monkeypatch: pytest.MonkeyPatch, tls: str):
+    """Error handling is always on, so messages within this machine take TCP as well."""
+    monkeypatch.setenv("UCX_TLS", tls)
+
+    async def body(there: Endpoint, back: Endpoint) -> None:
+        await asyncio.gather(there.send(b"hello", 2), back.receive(np.zeros(5, np.uint8), 2))
+        assert there.transports == ("tcp",)
+        assert UcxNode(loopback=True).path(there.transports) == "ucx-tcp"
+
+    over(body)
+
+
+def test_the_attributes_of_an_endpoint_lie_as_the_header_says():
+    header = without_comments("ucp/api/ucp.h")
+    struct = re.search(r"typedef struct ucp_ep_attr \{(.*?)\} ucp_ep_attr_t;", header, re.DOTALL)
+    assert struct is not None
+    names = [line.split()[-1] for line in struct[1].replace("*", " ").split(";") if line.strip()]
+    assert [name.partition("[")[0] for name in names] == [
+        "field_mask", "name", "local_sockaddr", "remote_sockaddr", "transports", "user_data",
+    ]  # fmt: skip
+    definitions = without_comments("ucp/api/ucp_def.h")
+    assert re.search(r"#define UCP_ENTITY_NAME_MAX\s+32", definitions)
+    inner = re.search(
+        r"(\w+)\s+\*?(\w+);\s+(\w+)\s+(\w+);\s+(\w+)\s+(\w+);\s*\} ucp_transports_t;", definitions
+    )
+    assert inner is not None and inner.groups() == (
+        "ucp_transport_entry_t", "entries", "unsigned", "num_entries", "size_t", "entry_size",
+    )  # fmt: skip
+    assert ctypes.sizeof(ucp.EndpointAttributes) == 8 + 32 + 2 * 128 + 24 + 8
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
