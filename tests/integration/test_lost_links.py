@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.network.drops import dropped, require_firewall, reset
+from benchmarks.network.drops import WAYS, Way, dropped, require_firewall, reset
 from benchmarks.network.links import Link
 from benchmarks.network.rig import Rig, RigHost, RigUnavailable, network
 from tests.support.needs import lacking
@@ -88,4 +88,22 @@ def test_a_lost_link_costs_a_read_its_time_alone(rig: Rig, roles: tuple[Role, Ro
         # Nobody answers within the block; whoever asked is asked again, or told.
         pass
     reader.until("read 0", may_be_lost=True)
+    assert owner.lines.empty(), owner.lines.get()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("silences", [4, 14])
+def test_no_process_ends_when_a_long_outage_heals(
+    rig: Rig, roles: tuple[Role, Role, int], way: Way, silences: int
+) -> None:
+    """A reader finds its peer silent every 3 s; after 30 s the serving process ends the connection."""
+    owner, reader, _ = roles
+    for _ in range(2 if silences < 10 else 1):
+        reader.until("read 0", may_be_lost=True)
+        with dropped(rig.hosts[0], rig.hosts[1], way):
+            for _ in range(silences):
+                reader.until("silent")
+        reader.until("read 0", may_be_lost=True)
     assert owner.lines.empty(), owner.lines.get()
