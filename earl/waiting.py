@@ -1,14 +1,16 @@
-"""Waiting for the first of several things that may happen, for one thing no longer than a deadline, and for
-what may lose a cancellation."""
+"""Waiting for the first of several things that may happen, for one thing no longer than a deadline, for
+what may lose a cancellation, and for a thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 
 from earl.errors import EarlError
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -66,3 +68,15 @@ async def until_first(
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Returns function(*args), run on a thread; cancelled, it waits for the thread, which may use memory that
+    the caller frees."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    finally:
+        if not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])

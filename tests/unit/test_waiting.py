@@ -1,15 +1,16 @@
-"""The first of several things that may happen, whose others have ended when the wait has; deadlines; and
-cancellations that a library loses."""
+"""The first of several things that may happen, whose others have ended when the wait has; deadlines;
+cancellations that a library loses; and threads that outlast a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
 
 from earl.errors import DeadlineExceeded
-from earl.waiting import cancellable, deadline, until_first
+from earl.waiting import cancellable, deadline, in_thread, until_first
 
 
 async def test_the_others_have_ended_when_the_first_has():
@@ -163,3 +164,23 @@ async def test_earlier_cancellations_and_deadlines_within_are_no_loss():
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "cleaned up"
+
+
+async def test_a_cancelled_call_ends_after_its_thread():
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait(20.0)
+        ended.set()
+
+    call = asyncio.create_task(in_thread(work))
+    assert await asyncio.to_thread(begun.wait, 20.0)
+    call.cancel()
+    await asyncio.sleep(0)
+    assert not call.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert ended.is_set()
+    assert await in_thread(lambda: 3) == 3

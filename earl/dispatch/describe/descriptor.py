@@ -50,6 +50,13 @@ class Descriptor:
     classes: tuple[ClassShard, ...] = ()
 
 
+def only_region(descriptor: Descriptor) -> RegionRef | None:
+    """The region that holds all of a descriptor; None if there are several or none."""
+    shards = [shard for tensor in descriptor.tensors for shard in tensor.shards]
+    regions = [shard.region for shard in (*descriptor.classes, *shards)]
+    return regions[0] if regions and all(region is regions[0] for region in regions) else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceRecords:
     """N sequences of one owner; region i holds sequence i.

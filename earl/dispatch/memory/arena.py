@@ -74,6 +74,11 @@ class Region:
             self.ref = self._arena._publish(self._slot, self, checksums)
         return self.ref
 
+    def reopen(self) -> None:
+        """Withdraws what was published, as `free` does, but keeps region and bytes, to be sealed again."""
+        self._arena._withdraw(self._slot, self)
+        self.ref = None
+
     def free(self) -> None:
         """Ends the lease: later reads are refused, and reads in progress fail. Freeing twice is harmless."""
         self._arena._free(self._slot, self)
@@ -234,6 +239,12 @@ class Arena:
             del self._live[slot]
             self._space.give(region.offset_bytes)
             self._free_slots.append(slot)
+
+    def _withdraw(self, slot: int, region: Region) -> None:
+        with self._lock:
+            if self._closed or self._live.get(slot) is not region:
+                raise RegionGone(f"{self.ref.owner}: reopening a freed region", "allocate a new one")
+            self._retire(slot)
 
     def _retire(self, slot: int) -> None:
         if int(self._table[slot, _GENERATION]) & 1:

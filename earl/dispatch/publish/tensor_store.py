@@ -8,12 +8,12 @@ reserve ─ caller writes in place ─► seal (checksums) ─► publish (one r
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,8 +30,10 @@ from earl.dispatch.registry import codec
 from earl.dispatch.registry.registry import Registry, holder_mark
 from earl.dispatch.serve.server_process import ServingProcess
 from earl.errors import BusUnavailable, EarlError, KeyTaken, LayoutError
+from earl.waiting import in_thread
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Renewals per lease: two may fail before a descriptor lapses.
 _RENEWALS_PER_LEASE = 3
@@ -264,6 +266,19 @@ class TensorStore:
         self._free(held)
         await self._registry.release(held, self._mark)
 
+    async def reopen(self, key: str, into: str, version: int) -> None:
+        """Withdraws what is published under `key`, and reserves the same arrays, as they are, under `into`.
+
+        They may be changed then; readers of what they were get RegionGone. Raises LayoutError when `key` is
+        not held, or `into` is; BusUnavailable.
+        """
+        if key not in self._entries or (into != key and into in self._entries):
+            raise LayoutError(f"{key} cannot be published again as {into}", "see what TensorStore.keys has")
+        entry = self._entries[into] = self._entries.pop(key)
+        entry.version, entry.encoded = version, b""
+        entry.region.reopen()
+        await self._registry.release([key], self._mark)
+
     @property
     def keys(self) -> list[str]:
         """Keys that are reserved or published."""
@@ -354,14 +369,8 @@ def _tensors(entry: _Entry, ref: RegionRef) -> tuple[TensorShards, ...]:
     return tuple(tensors)
 
 
-async def _off_loop(size_bytes: int, function, *args):
+async def _off_loop(size_bytes: int, function: Callable[..., T], *args: Any) -> T:
     """Runs it here when it touches few bytes, else on a thread; cancelling waits for it to end."""
     if size_bytes <= _INLINE_BYTES:
         return function(*args)
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
-    try:
-        return await asyncio.shield(work)
-    finally:
-        if not work.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
+    return await in_thread(function, *args)

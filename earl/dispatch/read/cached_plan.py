@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import Descriptor
+from earl.dispatch.describe.descriptor import Descriptor, only_region
 from earl.dispatch.describe.pieces import Pieces, Repeat
 from earl.dispatch.describe.regions import RegionRef, Regions
 from earl.dispatch.layout.box import Box
-from earl.dispatch.read.replicas import only_region
 from earl.dispatch.read.resolve import FromArena, Read, ReadPlan
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
 

@@ -11,20 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from earl.dispatch.describe.descriptor import Descriptor
+from earl.dispatch.describe.descriptor import Descriptor, only_region
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement
 from earl.dispatch.memory.allocator import rounded
 from earl.errors import LayoutError
-
-
-def only_region(descriptor: Descriptor) -> RegionRef | None:
-    """The region that holds all of a descriptor; None if there are several or none."""
-    shards = [shard for tensor in descriptor.tensors for shard in tensor.shards]
-    regions = [shard.region for shard in (*descriptor.classes, *shards)]
-    return regions[0] if regions and all(region is regions[0] for region in regions) else None
 
 
 def refuse_disagreement(descriptors: Sequence[Descriptor]) -> None:

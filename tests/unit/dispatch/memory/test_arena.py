@@ -93,6 +93,24 @@ def test_a_file_system_that_is_full_is_back_pressure(tmp_path: Path):
         arena.close()
 
 
+def test_a_reopened_region_keeps_its_bytes_and_no_reader(arena: Arena):
+    region = arena.allocate(64)
+    region.array(np.uint8, (64,))[:] = 7
+    ref = region.seal(checksum=True)
+    mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+    region.reopen()
+    with pytest.raises(RegionGone, match="generation"):
+        check(mapped, ref.slot, ref.generation)
+    region.array(np.uint8, (64,))[0] = 8
+    again = region.seal(checksum=True)
+    check(mapped, again.slot, again.generation)
+    assert (again.slot, again.offset_bytes) == (ref.slot, ref.offset_bytes) and again != ref
+    assert mapped.memory[again.offset_bytes :][:2].tolist() == [8, 7]
+    region.free()
+    with pytest.raises(RegionGone, match="freed"):
+        region.reopen()
+
+
 def test_generations_follow_a_region(arena: Arena):
     mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
     region = arena.allocate(1000)
