@@ -171,6 +171,10 @@ class ChecksumMismatch(DataPlaneError, status="DATA_LOSS"):
     """The bytes that arrived are not those that were published."""
 
 
+class ChangesUnusable(DataPlaneError, status="FAILED_PRECONDITION"):
+    """The published changes of a version do not turn what a reader holds into that version."""
+
+
 class TransportUnavailable(DataPlaneError, status="FAILED_PRECONDITION", exit_code=8):
     """No transport reaches the owner under the configured requirements."""
 

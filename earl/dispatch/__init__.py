@@ -10,6 +10,7 @@
 A folder imports those below it, never one above:
 
     publish/                    read/            what an owner makes known; what a reader asks for
+    changes/                                     how the changed elements of a version are coded
     serve/                                       the process that answers reads over a wire
     transport/{shm, ucx/, nixl/}                 bytes from an arena into a reader's arrays
     memory/                     registry/        arenas and their allocator; descriptors in Redis

@@ -44,16 +44,17 @@ def _hashed(memory: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.nda
     ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
 
     def hashed(some: list[tuple[int, int]]) -> list[int]:
-        return [_digest(view[start:stop]) for start, stop in some]
+        return [digest(view[start:stop]) for start, stop in some]
 
     if int((stops - starts).sum()) < _ALONE_BYTES or _threads() == 1:
         return np.array(hashed(ranges), np.uint64)
     share = -(-len(ranges) // _threads())
     parts = _pool().map(hashed, [ranges[i : i + share] for i in range(0, len(ranges), share)])
-    return np.array([digest for part in parts for digest in part], np.uint64)
+    return np.array([each for part in parts for each in part], np.uint64)
 
 
-def _digest(data: memoryview) -> int:
+def digest(data: memoryview) -> int:
+    """xxh3-64 of bytes."""
     if len(data) < _LONG_BYTES:
         return xxhash.xxh3_64_intdigest(data)
     state = xxhash.xxh3_64()
