@@ -59,6 +59,12 @@ class DataPlaneConfig(ConfigSection):
     # Set "wire" or "off" to save one pass of a hash over published bytes for owner and reader each, where
     # memory (and the network) can be trusted.
     checksums: Literal["always", "wire", "off"] = "always"
+    # Largest part of a version of the weights that its changed elements may take to be published beside it.
+    # 0: they are not. A worker that copied the version before, as one on another host does, reads them alone.
+    #
+    # Set it, to 0.3 for example, if the model is bfloat16, the learning rate small and the network slow. The
+    # trainer's arenas grow by that part, and a version becomes known later, for it is compared first.
+    changes_fraction: float = Field(default=0.0, ge=0, le=1)
 
     @property
     def checksums_by_memory(self) -> bool:

@@ -173,6 +173,9 @@ _ROLLOUT = [
     gauge("earl_rollout_blocked_context_tokens", "The longest of those."),
     counter("earl_rollout_contexts_refused_total", "Turns that no parallelism could hold."),
     counter("earl_rollout_moved_sequences_total", "Sequences moved from one engine to another."),
+    counter("earl_rollout_copied_versions_total", "Versions read into the copy, by form.", "form"),
+    counter("earl_rollout_copied_bytes_total", "Bytes read for those, by form.", "form"),
+    counter("earl_rollout_refused_changes_total", "Versions read whole as their changes were unusable."),
 ]
 
 

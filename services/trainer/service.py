@@ -122,7 +122,8 @@ def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
     spec, dtype = stepper.policy.spec, config.model.weight_dtype
     # As large as the ranks need in any parallelism: a switch allocates nothing.
     capacity_bytes = largest_slot_bytes(spec, group.rank, group.size, dtype)
-    size_bytes = max(config.trainer.arena_bytes, arena_bytes(capacity_bytes))
+    fraction = config.data_plane.changes_fraction
+    size_bytes = max(config.trainer.arena_bytes, arena_bytes(capacity_bytes, fraction))
     return WeightSlots(
         io,
         io.run(resources.open_store(size_bytes), OPEN_S),
@@ -136,4 +137,5 @@ def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
         lease_s=2 * load_seconds(config, spec.size_bytes(dtype)),
         hurry=resources.requests.stop,
         capacity_bytes=capacity_bytes,
+        changes_fraction=fraction,
     )

@@ -17,6 +17,7 @@ import torch
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.changes import VersionChanges, published_regions, read_changes
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, DeadlineExceeded, VersionGone
@@ -28,6 +29,7 @@ from tests.support.policy import configuration, model_directory, stepper_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 CALL_S = 20.0
+CHANGES = 0.25
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Plane:
     side: IoThread
     valkey: EmbeddedValkey
     bus: Bus
+    registry: Registry
     policy: ShardedPolicy
     slots: WeightSlots
     dispatcher: Dispatcher
@@ -73,6 +76,23 @@ class Plane:
         for shard in self.policy.shards:
             shard.local.add_(1.0)
 
+    @torch.no_grad()
+    def change_few(self) -> None:
+        """Changes an element in a hundred."""
+        for shard in self.policy.shards:
+            shard.local.view(-1)[::100].add_(1.0)
+
+    def changes(self, version: int, held: dict[str, np.ndarray]) -> VersionChanges:
+        """Reads what turns these arrays, of the version before, into this one. Raises VersionGone."""
+        keys = [[self.slots.key(number, 0)] for number in (version - 1, version)]
+        slices = [(name, None, array) for name, array in held.items()]
+
+        async def read() -> VersionChanges:
+            regions = await published_regions(self.registry, keys[0])
+            return await read_changes(self.registry, self.dispatcher, keys[1], regions, slices, CALL_S)
+
+        return self.side.run(read(), CALL_S)
+
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
@@ -84,12 +104,15 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     policy = stepper_for(group, model_directory(tmp_path), configuration()).policy
     bus = side.run(Bus.connect(valkey.url, "t"), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)
-    size_bytes = arena_bytes(slot_bytes(policy.shards, dtype))
+    size_bytes = arena_bytes(slot_bytes(policy.shards, dtype), CHANGES)
     opening = TensorStore.open(registry, config, tmp_path, "trainer-0", incarnation=1, size_bytes=size_bytes)
     store = side.run(opening, CALL_S)
     dispatcher = side.run(Dispatcher.create(registry, config), CALL_S)
-    slots = WeightSlots(side, store, registry, bus, group, policy, name="trainer", dtype=dtype, lease_s=5.0)
-    yield Plane(side, valkey, bus, policy, slots, dispatcher)
+    slots = WeightSlots(
+        side, store, registry, bus, group, policy,
+        name="trainer", dtype=dtype, lease_s=5.0, changes_fraction=CHANGES,
+    )  # fmt: skip
+    yield Plane(side, valkey, bus, registry, policy, slots, dispatcher)
     side.run(dispatcher.close(), CALL_S)
     side.run(store.close(), CALL_S)
     side.run(bus.close(), CALL_S)
@@ -116,6 +139,34 @@ def test_what_is_read_is_what_was_published_whatever_is_trained_since(plane: Pla
     plane.change()
     _equal(plane.read(1), plane.policy, -2.0)
     _equal(plane.read(2), plane.policy, -1.0)
+
+
+def test_what_changed_leads_from_each_version_to_the_next(plane: Plane) -> None:
+    """Through more versions than there are slots."""
+    plane.publish(1)
+    held = plane.read(1)
+    for version in range(2, 6):
+        plane.change_few()
+        plane.publish(version)
+        changes = plane.changes(version, held)
+        changes.apply()
+        whole = plane.read(version)
+        assert all(held[name].tobytes() == array.tobytes() for name, array in whole.items())
+        assert 0 < changes.size_bytes < sum(array.nbytes for array in whole.values()) / 8
+
+
+def test_too_many_changes_are_not_published_and_none_of_a_version_that_is_gone(plane: Plane) -> None:
+    plane.publish(1)
+    held = plane.read(1)
+    plane.change()
+    plane.publish(2)
+    with pytest.raises(VersionGone, match="weights/2/trainer-0/changes"):
+        plane.changes(2, held)
+    for version in (3, 4, 5):
+        plane.change_few()
+        plane.publish(version)
+    gone = [key for key in plane.side.run(plane.registry.keys("weights/"), CALL_S) if "/3/" in key]
+    assert not gone
 
 
 def test_the_event_names_every_ranks_key(plane: Plane) -> None:

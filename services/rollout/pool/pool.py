@@ -33,7 +33,7 @@ from services.rollout.engines.contract.engine import (
 from services.rollout.pool.awake_time import AwakeTime
 from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.engine_counters import EngineCounters
-from services.rollout.pool.host_copy import HostCopy
+from services.rollout.pool.host_copy import CopyReads, HostCopy
 from services.rollout.pool.kv_placement import Rates
 from services.rollout.pool.memory_fit import fits_with_old
 from services.rollout.pool.parity import Canary
@@ -206,6 +206,11 @@ class EnginePool:
     def transfers(self) -> list[TransferTotals]:
         """Totals of what was read for all engines together, by path."""
         return [] if self._copy is None else self._copy.transfers
+
+    @property
+    def copy_reads(self) -> CopyReads | None:
+        """Versions that were read for all engines together; None if they always apply what is published."""
+        return None if self._copy is None else self._copy.reads
 
     async def wait_version(self, version: int) -> None:
         """Returns when all live engines have `version` or a newer one."""

@@ -11,6 +11,7 @@ from earl.obs.memory import fullest
 from earl.worker_report import BusySpan, TransferTotals, WorkerDevice, totals_by_path
 from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.episode.busy_spans import BusySpans, Rate, few
+from services.rollout.pool.host_copy import CopyReads
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.frozen_opponent import FrozenOpponent
@@ -149,6 +150,11 @@ class Gauges:
         """Totals of the engines' reads, and of the pool's for them, by path."""
         read = [part for engine in self.engines for part in engine.transfers]
         return totals_by_path([*read, *self._pool.transfers])
+
+    @property
+    def copy_reads(self) -> CopyReads | None:
+        """Versions that the pool read for its engines; None if it never does."""
+        return self._pool.copy_reads
 
     def devices(self) -> list[WorkerDevice]:
         """The device of each rank of the worker's engines and of its opponent's."""

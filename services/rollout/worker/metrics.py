@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from earl.draft_figures import ACCEPTED, DRAFTED, SOURCES, STEPS, TOKENS, of_source
 from earl.obs.catalogue import Sample, transferred
+from services.rollout.pool.host_copy import CopyReads
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.worker import RolloutWorker
@@ -58,6 +59,19 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
             yield Sample(metric, gauges.latest[name])
     yield from draft_samples(gauges.latest)
     yield from transferred("rollout", gauges.transfers())
+    if gauges.copy_reads is not None:
+        yield from copy_samples(gauges.copy_reads)
+
+
+def copy_samples(reads: CopyReads) -> Iterator[Sample]:
+    """Yields the counts of versions that were read into a worker's copy, whole and by what changed."""
+    for form, count, size_bytes in (
+        ("whole", reads.whole, reads.whole_bytes),
+        ("changes", reads.changes, reads.changes_bytes),
+    ):
+        yield Sample("earl_rollout_copied_versions_total", float(count), {"form": form})
+        yield Sample("earl_rollout_copied_bytes_total", float(size_bytes), {"form": form})
+    yield Sample("earl_rollout_refused_changes_total", float(reads.refused))
 
 
 def draft_samples(gauges: Mapping[str, float]) -> Iterator[Sample]:

@@ -1,12 +1,12 @@
 """Two slots of published weights in each rank's arena.
 
     publish(v):  retire v-2 ─► copy own shards into its slot ─► training goes on
-                    │              └─► I/O thread: digests ─► descriptors ─► all ranks' ─► WeightsPublished
+                    │              └─► I/O thread: changes, digests ─► descriptors, all ranks' ─► event
                     │ all ranks withhold their descriptors, then readers awaited: acknowledged, or lease ended
                     └─ a late reader finds the slot's generation changed: VersionGone
 
 Promise: while anyone may read a slot, nobody writes it, so that the next optimizer step never changes
-what is being read; WeightsPublished is sent once every rank's shards can be read.
+what is being read; the event, WeightsPublished, is sent once every rank's shards can be read.
 Readers hold leases: earl.bus.reader_leases.
 """
 
@@ -17,7 +17,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -25,10 +25,12 @@ import torch
 
 from earl.bus import Bus
 from earl.bus.reader_leases import forget_readers, readers_of
+from earl.dispatch.changes.record import changes_key
 from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.tensor_classes import TensorClass, classes_of, held_bytes
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.memory.allocator import occupied
+from earl.dispatch.publish.changes import ChangesPublisher
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, EarlError
@@ -87,9 +89,14 @@ def _classes(tensors: Sequence[tuple[str, MeshLayout, int]], dtype: str) -> list
     return list(places.items())
 
 
-def arena_bytes(capacity_bytes: int) -> int:
-    """Returns the size of an arena for slots of so many bytes each."""
-    return SLOTS * occupied(capacity_bytes)
+def arena_bytes(capacity_bytes: int, changes_fraction: float = 0.0) -> int:
+    """Returns the size of an arena for slots of so many bytes each, and for changes of this part of them."""
+    changes_bytes = _changes_bytes(capacity_bytes, changes_fraction)
+    return SLOTS * (occupied(capacity_bytes) + (occupied(changes_bytes) if changes_bytes else 0))
+
+
+def _changes_bytes(capacity_bytes: int, fraction: float) -> int:
+    return int(capacity_bytes * fraction)
 
 
 class Weights(Protocol):
@@ -115,6 +122,8 @@ class WeightSlots:
     that a reader may hold a slot, whatever its lease. hurry: once set, readers are not waited for
     (the trainer is leaving, and its memory with it), and the bus shortly. capacity_bytes: of each slot; 0:
     what the policy's shards take, so that no parallelism may follow in which they take more.
+    changes_fraction: the part of those bytes that the elements which changed since the version before may
+    take, to be published beside a version; 0: they are not.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class WeightSlots:
         lease_s: float,
         hurry: threading.Event | None = None,
         capacity_bytes: int = 0,
+        changes_fraction: float = 0.0,
     ) -> None:
         self._io = io
         self._registry = registry
@@ -145,6 +155,8 @@ class WeightSlots:
         self._pinned.pin(store.arena.memory)
         self.adopt(policy)
         self._capacity_bytes = capacity_bytes or held_bytes(self._classes)
+        changes_bytes = _changes_bytes(self._capacity_bytes, changes_fraction)
+        self._changes = ChangesPublisher(store, changes_bytes) if changes_bytes else None
         # Versions in the slots, oldest first.
         self._held: list[int] = []
         # The version withheld last, on every rank; on rank 0, the wait for its readers.
@@ -182,7 +194,7 @@ class WeightSlots:
         if len(self._held) < SLOTS or self._withheld == self._held[0]:
             return
         self._withheld = self._held[0]
-        mine = [self.key(self._withheld, self._group.rank)]
+        mine = self._with_changes(self.key(self._withheld, self._group.rank))
         self._together(lambda: self._call(self._store.withhold(mine)))
         if self._group.leads:
             self._retiring = self._io.submit(self._retire(self._withheld))
@@ -201,7 +213,7 @@ class WeightSlots:
         arrays = self._together(lambda: self._call(self._reserve(key, version, old)))
         _copy(self._policy, arrays, self.dtype)
         self._held.append(version)
-        self._announcing = self._io.submit(self._announce(version, key))
+        self._announcing = self._io.submit(self._announce(version, key, self._classes, arrays))
 
     def settle(self) -> None:
         """Returns once the version that was copied last can be read and was announced. A collective.
@@ -222,9 +234,14 @@ class WeightSlots:
         announcing, self._announcing = self._announcing, None
         self._io.wait(announcing, "publishing a version", timeout_s, self._hurry)
 
-    async def _announce(self, version: int, key: str) -> None:
+    async def _announce(
+        self, version: int, key: str, layout: Sequence[Any], arrays: Mapping[str, np.ndarray]
+    ) -> None:
+        changes = await self._changes.code(key, version, layout, arrays) if self._changes else []
         # A rank of this life may have had another number in the one before, and another owner's name.
-        await self._store.publish([key], replace=True)
+        descriptor, *_ = await self._store.publish([key, *changes], replace=True)
+        if self._changes is not None and arrays:
+            self._changes.published(descriptor, layout, arrays)
         if not self._group.leads:
             return
         keys = [self.key(version, rank) for rank in range(self._group.size)]
@@ -237,6 +254,9 @@ class WeightSlots:
         except TimeoutError:
             raise BusUnavailable("another rank could not publish its weights", "see its log") from None
         await self._bus.publish(weights_published(version, keys, self._size_bytes))
+
+    def _with_changes(self, key: str) -> list[str]:
+        return [key] if self._changes is None else [key, changes_key(key)]
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._io.call(work, CALL_S, self._hurry)
@@ -259,7 +279,7 @@ class WeightSlots:
             return []
         self.retire_early()
         self._together(self._retired)
-        return [self.key(self._held.pop(0), self._group.rank)]
+        return self._with_changes(self.key(self._held.pop(0), self._group.rank))
 
     def _retired(self) -> None:
         if self._retiring is not None:
@@ -272,14 +292,15 @@ class WeightSlots:
             self._store.free(withheld)
         if self._group.size > 1:
             # One of this rank's earlier life would be taken for the one that is to come.
-            await self._registry.remove([key])
+            await self._registry.remove(self._with_changes(key))
         # Every slot is of one size: else a larger one would not fit where a smaller one was.
         return self._store.reserve_classes(key, self._classes, version, self._capacity_bytes)
 
     async def _retire(self, version: int) -> None:
         """Waits for those that are reading a withheld version."""
         # Once more: another rank's renewal may have been in progress while it withheld.
-        await self._registry.remove([self.key(version, rank) for rank in range(self._group.size)])
+        keys = [self.key(version, rank) for rank in range(self._group.size)]
+        await self._registry.remove(some for key in keys for some in self._with_changes(key))
         poll_s = POLL_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lease_s):

@@ -6,9 +6,10 @@ from earl.obs.exposition import exposition
 from services.rollout.engines.contract.draft_counts import DraftCounts
 from services.rollout.engines.contract.engine import BusyPeriod
 from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.pool.host_copy import CopyReads
 from services.rollout.worker.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges, WorkerLoad
-from services.rollout.worker.metrics import draft_samples
+from services.rollout.worker.metrics import copy_samples, draft_samples
 from tests.support.pool import published, running, until
 from tests.unit.rollout.worker.test_agent import Sessions
 
@@ -97,3 +98,15 @@ async def test_drafts_are_summed_over_engines_and_over_their_restarts():
         assert samples["earl_rollout_source_accepted_tokens_total", "environment"] == 1.0
         exposition(draft_samples(again))
     assert list(draft_samples({"running_episodes": 1.0})) == []
+
+
+def test_versions_that_were_copied_are_counted_by_form():
+    samples = list(copy_samples(CopyReads(2, 5, 1, 2000, 90)))
+    assert [(each.value, *each.labels.values()) for each in samples] == [
+        (2.0, "whole"),
+        (2000.0, "whole"),
+        (5.0, "changes"),
+        (90.0, "changes"),
+        (1.0,),
+    ]
+    exposition(samples)
