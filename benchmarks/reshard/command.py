@@ -22,15 +22,17 @@ from benchmarks.record.progress import counted, phase
 from benchmarks.record.results import publish
 from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, ReshardCase, needed_bytes
 from benchmarks.reshard.gather import Buckets
+from benchmarks.reshard.hosts import measure_hosts
 from benchmarks.role import RoleProcess
 from earl.bus import EmbeddedValkey
-from earl.errors import ChecksumMismatch
+from earl.errors import ChecksumMismatch, ConfigError
 from earl.models.spec import ModelSpec
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
 MEASURED_CODE = (
     "earl/dispatch",
+    "services/rollout/pool/host_copy.py",
     "services/trainer/model",
 )
 
@@ -59,11 +61,24 @@ COMPARES = (
 def reshard(
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and case.")] = 11,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = SMOLLM2.layers,
+    hosts: Annotated[
+        int, typer.Option(min=0, help="Instead: from one publisher to the engines of so many hosts less one.")
+    ] = 0,
+    gbps: Annotated[float, typer.Option(min=0.001, help="Rate of each host's link, with --hosts.")] = 1.0,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Move weights from one layout to another: directly, as memcpy, and by gather and broadcast."""
+    """Move weights from one layout to another: directly, as memcpy, and by gather and broadcast.
+
+    With --hosts: to engines of other hosts, whole and as the elements that changed.
+    """
     spec = replace(SMOLLM2, layers=layers)
+    if hosts:
+        if hosts < 2:
+            raise ConfigError(f"--hosts {hosts}", "give 2 or more: the first one publishes")
+        result = asyncio.run(measure_hosts(spec, hosts, gbps, rounds))
+        publish("reshard-hosts", result, results, as_json=as_json)
+        return
     figures = {case.name: asyncio.run(measure(spec, case, rounds)) for case in CASES}
     result = {
         "compares": COMPARES,
