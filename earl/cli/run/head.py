@@ -54,7 +54,7 @@ class HeadOrder(BaseModel):
     """A run for a head to launch.
 
     variables: of whoever submitted it; directory: where that was. python: variables by which the interpreter
-    finds EARL on another node.
+    finds EARL on another node. name: a random one, where the head may be started again after it has ended.
     """
 
     order: LaunchOrder
@@ -62,6 +62,7 @@ class HeadOrder(BaseModel):
     directory: str
     variables: dict[str, str]
     python: dict[str, str] = {}
+    name: str = ""
 
 
 async def run(given: HeadOrder, folder: ClusterFolder, manager: ClusterManager) -> LaunchOutcome:
@@ -140,31 +141,44 @@ def await_lock(run_directory: Path) -> None:
                 time.sleep(WATCH_S)
 
 
-def main() -> int:
-    folder = ClusterFolder(Path(sys.argv[1]).parents[1])
-    logging.getLogger().addHandler(logging.NullHandler())  # until there is a log
-    given = HeadOrder.model_validate_json(folder.order.read_bytes())
+def lead(given: HeadOrder, folder: ClusterFolder) -> LaunchOutcome:
+    """Runs an order in this process until its launch has ended. Raises EarlError."""
     variables = {name: value for name, value in given.variables.items() if not name.startswith(OF_NODE)}
     os.environ.update(variables)
     if Path(given.directory).is_dir():
         os.chdir(given.directory)
-    run_directory = run_path(given.order.config)
-    try:
-        manager = manager_of(given.manager, given.order.config.cluster)
-        end_jobs(manager, folder.names())
-        await_lock(run_directory)
-        outcome = asyncio.run(run(given, folder, manager))
-    except EarlError as error:
-        logger.error("%s", error, extra={"fields": {"error": type(error).__name__}})
-        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
-        code = error.exit_code
-    else:
-        concluded(outcome, given.order.config)
-        code = 0 if outcome.complete else INTERRUPTED
+    manager = manager_of(given.manager, given.order.config.cluster)
+    end_jobs(manager, folder.names())
+    await_lock(run_path(given.order.config))
+    outcome = asyncio.run(run(given, folder, manager))
+    concluded(outcome, given.order.config)
+    return outcome
+
+
+def report_failure(error: EarlError) -> int:
+    """Logs the error with which a launch failed. Returns the exit code."""
+    logger.error("%s", error, extra={"fields": {"error": type(error).__name__}})
+    sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
+    return error.exit_code
+
+
+def conclude(folder: ClusterFolder, code: int) -> None:
+    """Records that the head has ended with this code; nothing that it or its jobs need is left."""
     job = folder.job
     if job is not None:
-        folder.keep_job(replace(job, ended=True))
+        folder.keep_job(replace(job, ended=True, code=code))
     folder.clear()
+
+
+def main() -> int:
+    folder = ClusterFolder(Path(sys.argv[1]).parents[1])
+    logging.getLogger().addHandler(logging.NullHandler())  # until there is a log
+    given = HeadOrder.model_validate_json(folder.order.read_bytes())
+    try:
+        code = 0 if lead(given, folder).complete else INTERRUPTED
+    except EarlError as error:
+        code = report_failure(error)
+    conclude(folder, code)
     return code
 
 

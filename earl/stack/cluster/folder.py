@@ -42,13 +42,16 @@ STOP, NOW = "stop", "now"
 class HeadJob:
     """The job of a run's head. manager: its name, as for `earl up --on`. ended: it has ended by itself.
 
-    cluster: the run's [cluster], with which the manager is asked.
+    cluster: the run's [cluster], with which the manager is asked. order: a random name of what it runs, where
+    a manager may start that anew when it has ended; code: its exit code, then.
     """
 
     manager: str
     job: str
     ended: bool = False
     cluster: Mapping[str, Any] = field(default_factory=dict)
+    order: str = ""
+    code: int = 0
 
 
 class ClusterFolder:
