@@ -34,8 +34,8 @@ LEAST_CONTEXT_TOKENS, LEAST_MICROBATCH_TOKENS = 8, 64
 def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     """Raises the error of the first contradiction between keys.
 
-    elsewhere: the run is planned for another machine; a checkpoint of which model.shape tells the sizes need
-    not be here.
+    elsewhere: the run is planned for another machine; the directory of arenas, and a checkpoint of which
+    model.shape tells the sizes, need not be here.
     """
     check_environments(config)
     check_protected(config)
@@ -55,7 +55,7 @@ def cross_check(config: RunConfig, *, elsewhere: bool = False) -> None:
     check_reward_model(config, elsewhere=elsewhere)
     check_profile(config)
     check_switch(config)
-    check_data_plane(config)
+    check_data_plane(config, elsewhere=elsewhere)
     check_traces(config)
     check_placement(config)
     check_alternate(config)
@@ -334,10 +334,13 @@ def check_switch(config: RunConfig) -> None:
         )
 
 
-def check_data_plane(config: RunConfig) -> None:
-    """Raises an error unless arenas have a directory, and the transport agrees with what is required."""
+def check_data_plane(config: RunConfig, *, elsewhere: bool = False) -> None:
+    """Raises an error unless arenas have a directory, and the transport agrees with what is required.
+
+    elsewhere: the directory is another machine's.
+    """
     plane = config.data_plane
-    if not Path(plane.arena_dir).is_dir():
+    if not elsewhere and not Path(plane.arena_dir).is_dir():
         raise ConfigError(
             f"data_plane.arena_dir = {plane.arena_dir!r} is not a directory",
             "give a tmpfs, on Linux /dev/shm",

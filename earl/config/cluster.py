@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
 
 from earl.config.base import ConfigSection
 
 # The name of a partition or account, or a constraint: what managers take, and nothing that a shell reads.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:&|*,()+-]{0,127}$|^$"
+
+# Names of Kubernetes: of a namespace, and of most other objects.
+LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+SUBDOMAIN = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$|^$"
+
+
+class KubernetesConfig(ConfigSection):
+    """Pods of a run on Kubernetes, for `--on kubernetes` (docs/cluster.md)."""
+
+    # Image of all Pods, with EARL in it, such as one built by deploy/docker/Dockerfile. `--on kubernetes`
+    # requires it.
+    #
+    # Set it to the image that your cluster can pull.
+    image: str = Field(default="", pattern=r"^\S*$")
+    # Namespace of the run's objects.
+    #
+    # Set it to the namespace that you may use.
+    namespace: str = Field(default="default", pattern=LABEL)
+    # PersistentVolumeClaim with the access mode ReadWriteMany, which holds the runs' directories. `--on
+    # kubernetes` requires it.
+    #
+    # Set it to a claim of your namespace that all nodes can mount.
+    claim: str = Field(default="", pattern=SUBDOMAIN)
+    # Directory at which every Pod mounts the claim. `runs_dir` must lie below it.
+    #
+    # Set it to where the machine that submits has mounted the claim: both must see the same paths.
+    mount: str = Field(default="/shared", pattern=r"^/[A-Za-z0-9._/-]*[A-Za-z0-9._-]$")
+    # Resource of a GPU, as nodes list it.
+    #
+    # Change it where GPUs are not NVIDIA's, or are shared ones under another name.
+    gpu: str = Field(default="nvidia.com/gpu", pattern=r"^[A-Za-z0-9./_-]+$")
+    # User and group of all processes, as a number. Files of a run can be read by this user alone.
+    #
+    # Set it to your own where you call commands on a machine that mounts the claim.
+    user: int = Field(default=10001, ge=1)
+    # Whoever makes the Jobs of a run: "none" (each is made by itself) or "jobset" (one JobSet makes and ends
+    # all of them, where its controller is installed).
+    #
+    # Set it to "jobset" together with a queue, where a part of the Jobs must not hold nodes that the rest
+    # waits for.
+    gang: Literal["none", "jobset"] = "none"
+    # Queue of Kueue that admits the run, as a label of its JobSet or Jobs; empty: none.
+    #
+    # Set it where Kueue admits the jobs of your namespace.
+    queue: str = Field(default="", pattern=SUBDOMAIN)
+    # Names of variables of your shell that the run's processes get, through the run's Secret.
+    #
+    # Name what a sink or an environment needs, such as "WANDB_API_KEY".
+    variables: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = []
 
 
 class ClusterConfig(ConfigSection):
@@ -59,3 +110,5 @@ class ClusterConfig(ConfigSection):
     #
     # Set it where nodes differ: a run wants equal ones.
     constraint: str = Field(default="", pattern=NAME)
+    # Kubernetes' part.
+    kubernetes: KubernetesConfig = KubernetesConfig()

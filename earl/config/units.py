@@ -60,6 +60,7 @@ UNITS = {
     "threads": "threads",
     "transcripts": "trajectories",
     "until": "versions",
+    "kubernetes.user": "",
     "vocabulary": "tokens",
     "workers": "workers",
     # Parallelism.

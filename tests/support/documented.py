@@ -28,6 +28,7 @@ MINUTES = "trains for many minutes: {} does"
 CONTAINERS = "takes images and a Docker daemon: tests/containers does it with podman"
 CLUSTER = "takes a cluster, never done here: tests/unit/deploy/test_deploy.py checks what it is given"
 MANAGER = "takes a cluster: tests/drills/test_slurm.py and test_ray.py call it on their own"
+KUBERNETES = "takes a cluster: tests/drills/test_kubernetes.py calls it on an imitation of one"
 ROTATION = "takes the image: tests/integration/test_deploy_secrets.py does it without"
 OWN_ENVIRONMENT = "takes an environment of gigabytes: .ci/run calls `make setup-vllm` and `make test-vllm`"
 NODE = "takes npm's registry: tests/integration/test_env_typescript.py"
@@ -56,6 +57,9 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
             ),
             MANAGER,
         ),
+        "earl up examples/tictactoe.toml --on kubernetes --runs-dir /shared/runs"
+        " --data_plane.trusted_network true"
+        " --cluster.kubernetes.image IMAGE --cluster.kubernetes.claim CLAIM": KUBERNETES,
         **dict.fromkeys(
             (
                 "git clone URL earl",
@@ -89,15 +93,31 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
         "earl train RUN.toml --rollout.engine vllm --stack.start_s 180": OWN_ENVIRONMENT,
         "make test-vllm": OWN_ENVIRONMENT,
     },
-    "docs/cluster.md": dict.fromkeys(
-        (
-            "earl up RUN.toml --on slurm --runs-dir /shared/runs --data_plane.trusted_network true",
-            "earl up RUN.toml --on ray --runs-dir /shared/runs --data_plane.trusted_network true",
-            "earl top /shared/runs/NAME",
-            "earl stop /shared/runs/NAME",
+    "docs/cluster.md": {
+        **dict.fromkeys(
+            (
+                "earl up RUN.toml --on slurm --runs-dir /shared/runs --data_plane.trusted_network true",
+                "earl up RUN.toml --on ray --runs-dir /shared/runs --data_plane.trusted_network true",
+                "earl top /shared/runs/NAME",
+                "earl stop /shared/runs/NAME",
+            ),
+            MANAGER,
         ),
-        MANAGER,
-    ),
+        **dict.fromkeys(
+            (
+                "earl up RUN.toml --on kubernetes --runs-dir /shared/runs --data_plane.trusted_network true"
+                " --cluster.kubernetes.image IMAGE --cluster.kubernetes.claim CLAIM",
+                "earl up RUN.toml --on kubernetes --into objects --runs-dir /shared/runs"
+                " --data_plane.trusted_network true --trainer.device cpu --rollout.device cpu"
+                " --cluster.kubernetes.image IMAGE --cluster.kubernetes.claim CLAIM",
+                "kubectl apply --kustomize objects",
+                "kubectl exec job/earl-NAME-head -- earl top /shared/runs/NAME",
+                "kubectl exec job/earl-NAME-head -- earl stop /shared/runs/NAME",
+                "kubectl delete --kustomize objects",
+            ),
+            KUBERNETES,
+        ),
+    },
     "docs/observability.md": {
         "prometheus --config.file deploy/prometheus/prometheus.yml": (
             "is not EARL's: tests/integration/test_deploy_prometheus.py asks its promtool"

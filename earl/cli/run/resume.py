@@ -17,7 +17,7 @@ from earl.stack.record import is_held
 
 app = typer.Typer(add_completion=False)
 
-PLACE_AGAIN = "Where it runs: local or slurm; else where it ran last."
+PLACE_AGAIN = "Where it runs: local, slurm, ray or kubernetes; else where it ran last."
 
 
 @app.command(cls=OverridableCommand, epilog="Example: earl resume tictactoe --scheduler.steps 200")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from earl.cli.run.detached import LaunchNews, LaunchOrder
 from earl.cli.run.head import HeadOrder
+from earl.cli.run.pods import prepared, submit_objects
 from earl.cli.run.started import GIVEN_UP_S, Show, StartedRun, longest_pause_s, reason, started_run
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed, ServiceUnavailable
@@ -26,6 +27,7 @@ from earl.stack.begun_bounds import with_begun_bounds
 from earl.stack.cluster.access import make_secrets
 from earl.stack.cluster.folder import NOW, ClusterFolder, HeadJob, lines
 from earl.stack.cluster.heads import end_jobs, request_stop, until_inactive
+from earl.stack.cluster.kubernetes.manager import KubernetesManager
 from earl.stack.cluster.manager import ClusterManager, ClusterNode, JobRequest, JobSize
 from earl.stack.cluster.managers import manager_of
 from earl.stack.cluster.places import check_cluster
@@ -55,7 +57,10 @@ async def submit(
     config = with_absolute_paths(config)
     manager = await asyncio.to_thread(manager_of, place, config.cluster)
     nodes = await asyncio.to_thread(manager.nodes)
-    check_cluster(config, nodes)
+    if isinstance(manager, KubernetesManager):
+        config = await asyncio.to_thread(prepared, manager, config, nodes)
+    else:
+        check_cluster(config, nodes)
     directory = run_path(config)
     if await asyncio.to_thread(is_held, directory):
         raise ConfigError(f"{directory} is running", f"show it with: earl top {directory}")
@@ -70,9 +75,12 @@ async def submit(
         folder.news.unlink(missing_ok=True)
         notes += await asyncio.to_thread(probe, manager, nodes, folder)
         sys.stderr.writelines(f"earl: {note}\n" for note in notes)
-        await asyncio.to_thread(make_secrets, folder, nodes)
         order = LaunchOrder(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
-        head = await asyncio.to_thread(submit_head, manager, folder, order)
+        if isinstance(manager, KubernetesManager):  # the head makes its secrets, for its Pods' names
+            head = await asyncio.to_thread(submit_objects, manager, folder, order)
+        else:
+            await asyncio.to_thread(make_secrets, folder, nodes)
+            head = await asyncio.to_thread(submit_head, manager, folder, order)
     except BaseException:
         folder.clear()
         if new:
@@ -122,7 +130,9 @@ def probe(manager: ClusterManager, nodes: Sequence[ClusterNode], folder: Cluster
     write_private(folder.probe, value + "\n")
     up = [node.name for node in nodes if node.up]
     if not up:
-        raise ConfigError(f"none of {len(nodes)} nodes is up", "see the manager's own commands (sinfo)")
+        raise ConfigError(
+            f"none of {len(nodes)} nodes is up", "see the manager's own commands (sinfo, kubectl get nodes)"
+        )
     try:
         answers = manager.probe(str(folder.probe), value, up[:MOST_PROBED])
     finally:

@@ -24,8 +24,8 @@ from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
 from earl.cli.run.started import GIVEN_UP_S, Show, StartedRun, longest_pause_s, reason, started_run
 from earl.config.load import load_run
 from earl.config.run import RunConfig
-from earl.errors import ProcessFailed
-from earl.stack.cluster.names import LOCAL
+from earl.errors import ConfigError, ProcessFailed
+from earl.stack.cluster.names import KUBERNETES, LOCAL
 from earl.stack.ending import recorded_reason
 from earl.stack.record import read_record
 from earl.stack.rundir import run_path
@@ -33,7 +33,9 @@ from earl.waiting import until_first
 
 app = typer.Typer(add_completion=False)
 
-PLACE = "Where it runs: local, this machine, or slurm (docs/cluster.md)."
+PLACE = "Where it runs: local, slurm, ray or kubernetes (docs/cluster.md)."
+DRY_RUN = "Only print the run's objects, with --on kubernetes; no cluster is asked."
+INTO = "Write them to this new directory for kustomize instead, its secrets apart."
 
 
 @app.command(
@@ -49,6 +51,8 @@ def up(
     runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     on: Annotated[str, typer.Option("--on", metavar="PLACE", help=PLACE)] = LOCAL,
+    dry: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
+    into: Annotated[Path | None, typer.Option("--into", metavar="DIR", help=INTO)] = None,
 ) -> None:
     """Start a run in the background; it keeps running when this terminal is closed.
 
@@ -56,7 +60,12 @@ def up(
     same exit code, and nothing is left running. earl status, top and logs show it, earl stop ends it. Any
     key of the run file: --section.key VALUE.
     """
-    config = load_run(run_file, overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir))
+    only_shown = dry or into is not None
+    given = overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir)
+    config = load_run(run_file, given, elsewhere=only_shown)
+    if only_shown:
+        show_objects(config, on, into, resume=resume)
+        return
     show = shown_on(Console(stderr=True))
     if on != LOCAL:
         from earl.cli.run.submitted import submit  # only here: it needs what asks a cluster's manager
@@ -69,6 +78,15 @@ def up(
     if began is None:
         raise typer.Exit(INTERRUPTED)
     print(json.dumps(began.as_object()) if as_json else "\n".join(began.lines()))
+
+
+def show_objects(config: RunConfig, place: str, directory: Path | None, *, resume: bool) -> None:
+    """Prints or writes the objects of a run on Kubernetes. Raises ConfigError for another place."""
+    if place != KUBERNETES:
+        raise ConfigError(f"--dry-run makes objects of Kubernetes, and not of {place}", "add --on kubernetes")
+    from earl.cli.run.pods import dry_run  # only here: it needs what asks a cluster's manager
+
+    sys.stderr.writelines(f"{line}\n" for line in dry_run(config, directory, resume=resume))
 
 
 async def start(

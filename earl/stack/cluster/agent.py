@@ -36,7 +36,10 @@ POLL_S = 0.5
 # A child that was told to end because its head is gone, or its job is cancelled, has this long.
 END_S = 20.0
 # Variables that are the node's or the job's, not the submitter's.
-OF_NODE = ("SLURM", "EARL_RAY_", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", "ROCR_VISIBLE_DEVICES")
+OF_NODE = (
+    *("SLURM", "EARL_RAY_", "EARL_POD_", "EARL_SLOTS", "KUBERNETES_", "NVIDIA_"),
+    *("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", "ROCR_VISIBLE_DEVICES"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@
     cluster/stop              what `earl stop` asks of the head: "stop" or "now"
     cluster/probe             a random value, which nodes read before anything starts
     cluster/secrets/          tokens and certificates of the run
+    cluster/slots/            on Kubernetes, the run's Pods: earl.stack.cluster.kubernetes.slots
     cluster/jobs/<id>/        one process that was placed:
         order.json            what its agent starts               begin.json   variables with which it begins
         placed.json           its node, once its agent runs       signals      numbers, a line each
@@ -66,6 +67,7 @@ class ClusterFolder:
         self.probe = self.path / "probe"
         self.secrets = self.path / "secrets"
         self.jobs = self.path / "jobs"
+        self.slots = self.path / "slots"
         self._job = self.path / "job.json"
         self._names = self.path / "jobs.txt"
 
@@ -101,7 +103,7 @@ class ClusterFolder:
 
     def clear(self) -> None:
         """Removes what a head leaves: orders, secrets, and requests to it."""
-        for directory in (self.jobs, self.secrets):
+        for directory in (self.jobs, self.secrets, self.slots):
             shutil.rmtree(directory, ignore_errors=True)
         for file in (self.order, self.head, self.stop, self.probe, self._names):
             file.unlink(missing_ok=True)

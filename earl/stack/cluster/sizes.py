@@ -9,6 +9,8 @@ from earl.errors import ConfigError
 from earl.stack.cluster.manager import ClusterNode, JobSize
 from earl.stack.placement import StageDemand, demands
 
+# GPUs of a node that nobody knows yet: enough for any job.
+MOST_GPUS = 1 << 20
 OPEN_KEYS = "rollout.kv_tokens", "rollout.max_context_tokens"
 
 
