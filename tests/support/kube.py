@@ -1,7 +1,8 @@
 """Objects of deploy/k8s as pods that `podman play kube` runs on this machine.
 
 podman knows pods, config maps and claims; what a cluster's controllers make of Deployments, StatefulSets and
-Jobs is done here: one pod each, its name and ordinal filled in, every service's name resolved. Secrets and
+Jobs is done here: one pod each, its name and ordinal filled in, every service's name resolved. A pod of an
+Indexed Job has its domain in its host name, for podman gives it none. Secrets and
 scratch directories become directories of this machine, because podman 4.3 neither keeps the mode of secrets
 nor has a tmpfs for a pod. Everything else is the object's own: arguments, settings, security contexts.
 """
@@ -37,7 +38,12 @@ class Cluster:
         self._files: list[Path] = []
 
     def pod_name(self, name: str) -> str:
-        return f"{name}-0" if self._makers[name]["kind"] == "StatefulSet" else name
+        maker = self._makers[name]
+        return f"{name}-0" if maker["kind"] == "StatefulSet" or is_indexed(maker) else name
+
+    def claim(self, name: str) -> str:
+        """podman's volume for a claim."""
+        return self._claim(name)
 
     def create(self) -> None:
         podman("network", "create", "--subnet", f"{self._subnet}.0/24", self._network)
@@ -59,7 +65,7 @@ class Cluster:
         for file in reversed(self._files):
             podman("play", "kube", "--down", str(file), check=False)
         podman("network", "rm", "--force", self._network, check=False)
-        for volume in (self._claim("run"), self._claim("valkey-data"), "run", "valkey"):
+        for volume in (*map(self._claim, ("run", "runs", "valkey-data")), "run", "valkey"):
             podman("volume", "rm", "--force", volume, check=False)
 
     def _claim(self, name: str) -> str:
@@ -69,6 +75,8 @@ class Cluster:
         found = []
         for name, address in self.address.items():
             names = [f"{name}.{NAMESPACE}", f"{self.pod_name(name)}.{name}.{NAMESPACE}"]
+            if is_indexed(self._makers[name]):
+                names = [host_name(self._makers[name], self.pod_name(name)), self.pod_name(name)]
             found.append({"ip": address, "hostnames": names})
         return found
 
@@ -78,6 +86,9 @@ class Cluster:
         spec, pod = template["spec"], self.pod_name(name)
         spec["hostAliases"] = self._aliases()
         spec["restartPolicy"] = "OnFailure"
+        if is_indexed(maker):
+            spec["hostname"] = host_name(maker, pod)
+        fields = {"metadata.name": pod, "status.podIP": self.address[name], "spec.nodeName": "podman"}
         for claim in maker["spec"].get("volumeClaimTemplates", []):
             held = f"{name}-{claim['metadata']['name']}"
             spec["volumes"].append(
@@ -97,11 +108,11 @@ class Cluster:
             for variable in container.get("env", []):
                 source = variable.pop("valueFrom", None)
                 if source is not None:
-                    field = source["fieldRef"]["fieldPath"]
-                    variable["value"] = pod if field == "metadata.name" else "0"
+                    variable["value"] = fields.get(source["fieldRef"]["fieldPath"], "0")
                 variable["value"] = variable["value"].replace("$(POD_NAME)", pod)
+            values = {variable["name"]: variable["value"] for variable in container.get("env", [])}
             if "args" in container:
-                container["args"] = [one.replace("$(POD_NAME)", pod) for one in container["args"]]
+                container["args"] = [filled(one, values) for one in container["args"]]
         labels = template["metadata"]["labels"]
         return {
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "labels": labels}, "spec": spec
@@ -112,6 +123,23 @@ class Cluster:
         directory.mkdir(parents=True)
         directory.chmod(0o1777)
         return directory
+
+
+def is_indexed(maker: Object) -> bool:
+    return maker["spec"].get("completionMode") == "Indexed"
+
+
+def host_name(maker: Object, pod: str) -> str:
+    """The name by which a cluster's name service knows the first pod of an Indexed Job."""
+    domain = maker["spec"]["template"]["spec"]["subdomain"]
+    return f"{pod}.{domain}.{maker['metadata']['namespace']}.svc.cluster.local"
+
+
+def filled(argument: str, values: dict[str, str]) -> str:
+    """An argument of a container with its variables in place of $(NAME)."""
+    for name, value in values.items():
+        argument = argument.replace(f"$({name})", value)
+    return argument
 
 
 def pods() -> list[dict[str, Any]]:
