@@ -217,7 +217,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_linear(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """By number of workers: tokens per second over those of the fewest workers' run for each of its workers,
+    """Tokens per second by number of workers, over those of the fewest workers' run for each of its workers,
     times the workers; None for a run that failed.
 
     >>> of_linear([{"workers": 1, "tokens_per_s": 50.0}, {"workers": 4, "tokens_per_s": 190.0}])

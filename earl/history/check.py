@@ -24,13 +24,13 @@ from earl.history.state import LONGEST_ROUND_S, HistoryState
 Verdict = Literal["proven", "violated", "incomplete"]
 # Violations that are reported; each may bring about others.
 MOST = 100
-# Between looks for tickets that wait for too long.
-LOOK_S = 10.0
+# Between two checks for tickets that wait for too long.
+WAITS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What is wrong, or missing, in a line of a segment; line 0: in all of it."""
+class HistoryFinding:
+    """A line of a segment in which something is wrong, or missing; line 0: in all of it."""
 
     segment: str
     line: int
@@ -44,8 +44,8 @@ class Finding:
 class CheckedHistory:
     """violations, gaps: at most MOST each. tickets: issued ones by state or bucket."""
 
-    violations: list[Finding] = field(default_factory=list)
-    gaps: list[Finding] = field(default_factory=list)
+    violations: list[HistoryFinding] = field(default_factory=list)
+    gaps: list[HistoryFinding] = field(default_factory=list)
     segments: int = 0
     rounds: int = 0
     events: int = 0
@@ -144,11 +144,11 @@ class _Checker:
         self._state = HistoryState()
         self._report = CheckedHistory()
         self._number = 0
-        # Of the newest round.
+        # Revision and time of the newest round.
         self._revision = 0
         self._at_s = 0.0
         self._synced = False
-        self._looked_s = 0.0
+        self._waits_at_s = 0.0
 
     def read(self, segment: Segment, stored: int | None) -> None:
         """stored: the revision beyond which nothing of it was stored; None: all may have been."""
@@ -221,8 +221,8 @@ class _Checker:
         for event in value["e"]:
             self._guarded(name, line, state.apply, event)
         self._guarded(name, line, state.end_round)
-        if state.clock_s - self._looked_s >= LOOK_S:
-            self._looked_s = state.clock_s
+        if state.clock_s - self._waits_at_s >= WAITS_S:
+            self._waits_at_s = state.clock_s
             self._guarded(name, line, state.check_waits)
 
     def _guarded(self, name: str, line: int, step: Callable[..., None], *arguments: Any) -> None:
@@ -235,8 +235,8 @@ class _Checker:
 
     def _violation(self, segment: str, line: int, text: str) -> None:
         if len(self._report.violations) < MOST:
-            self._report.violations.append(Finding(segment, line, text))
+            self._report.violations.append(HistoryFinding(segment, line, text))
 
     def _gap(self, segment: str, line: int, text: str) -> None:
         if len(self._report.gaps) < MOST:
-            self._report.gaps.append(Finding(segment, line, text))
+            self._report.gaps.append(HistoryFinding(segment, line, text))

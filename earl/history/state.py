@@ -1,4 +1,4 @@
-"""What a history says of every ticket so far, and whether each event may follow on it. Pure.
+"""Follows a history event by event: the state of every ticket, and whether an event may follow on it. Pure.
 
     issued ─► pending ─► leased ─► ready ─► planned ─► trained      any of them ─► dropped(reason)
                  ▲         │         │        │

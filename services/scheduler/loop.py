@@ -39,8 +39,8 @@ from services.scheduler.batches.run_roles import RunRoles
 from services.scheduler.files.recorder import RunRecorder
 from services.scheduler.files.traces import TicketTraces, tickets_of
 from services.scheduler.journal.group_commit import Journal
+from services.scheduler.journal.history_writer import history_of
 from services.scheduler.journal.redis_store import LedgerStore
-from services.scheduler.journal.run_history import history_of
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.monitor.step_clock import StepClock

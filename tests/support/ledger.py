@@ -17,7 +17,7 @@ from earl.errors import EarlError, LedgerError
 from earl.history.check import CheckedHistory, Segment, check_segments
 from earl.ticket_ranges import RangeSet
 from services.scheduler.assign.plan import EngineKinds
-from services.scheduler.journal.run_history import state_of
+from services.scheduler.journal.history_writer import state_of
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile

@@ -17,8 +17,8 @@ import asyncio
 import time
 
 from earl.errors import EarlError
+from services.scheduler.journal.history_writer import HistoryWriter
 from services.scheduler.journal.redis_store import LedgerStore
-from services.scheduler.journal.run_history import RunHistory
 from services.scheduler.ledger.tables import LedgerTables
 
 ROUND_S = 0.006
@@ -27,7 +27,9 @@ ROUND_S = 0.006
 class Journal:
     """Stores the changes of one set of tables, in order. history: gets them first; None keeps none."""
 
-    def __init__(self, tables: LedgerTables, store: LedgerStore, history: RunHistory | None = None) -> None:
+    def __init__(
+        self, tables: LedgerTables, store: LedgerStore, history: HistoryWriter | None = None
+    ) -> None:
         self._tables = tables
         self._store = store
         self._history = history

@@ -1,4 +1,4 @@
-"""What happened to tickets and versions, in its order, for the run's history (`earl.history.format`).
+"""Notes what happens to tickets and versions, in its order, for the run's history (`earl.history.format`).
 
 The ledger's records tell what is; this tells how it came about. Pure.
 """

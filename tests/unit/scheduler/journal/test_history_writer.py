@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from earl.history.check import check, segment_files
-from services.scheduler.journal.run_history import RunHistory
+from services.scheduler.journal.history_writer import HistoryWriter
 from tests.support.ledger import RULES, World
 
 
@@ -22,7 +22,7 @@ class WrittenWorld(World):
     def _begin_history(self) -> None:
         if hasattr(self, "written"):
             self.written.close()
-        self.written = RunHistory(
+        self.written = HistoryWriter(
             self.directory, "written", self.rules, self.ledger.tables, self.most_bytes, self.segment_bytes
         )
         self.written.begin(self.revision)

@@ -32,16 +32,16 @@ SEGMENT_BYTES = 16 << 20
 _ENCODER = msgspec.json.Encoder()
 
 
-def history_of(config: RunConfig, directory: Path, ledger: Ledger) -> RunHistory | None:
+def history_of(config: RunConfig, directory: Path, ledger: Ledger) -> HistoryWriter | None:
     """The history that a run's scheduler writes; None if the run file wants none."""
     if not config.obs.history_bytes:
         return None
     # Engines that sleep while the trainer works stop the time of episodes.
     rules = replace(ledger.rules, episode_s=0.0) if config.alternates else ledger.rules
-    return RunHistory(directory, config.name, rules, ledger.tables, config.obs.history_bytes)
+    return HistoryWriter(directory, config.name, rules, ledger.tables, config.obs.history_bytes)
 
 
-class RunHistory:
+class HistoryWriter:
     """The history of one run, as this scheduler continues it.
 
     directory: the run's. rules: staleness bounds versions, and episode_s leases unless it is 0. most_bytes:
