@@ -26,6 +26,7 @@ from redis.asyncio.connection import (
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from earl.errors import BusUnavailable
@@ -103,10 +104,11 @@ class _OutageRetry(Retry):
 
 
 class _Cancellable:
-    """A connection whose sends can be cancelled.
+    """A connection whose sends can be cancelled, and end typed where the connection has ended.
 
     redis-py sends within asyncio.wait_for, which on Python 3.11 loses a cancellation that arrives as
-    the send completes (gh-86296): the task then lives on. asyncio.timeout does not.
+    the send completes (gh-86296): the task then lives on. asyncio.timeout does not. On a connection that the
+    kernel has just ended uvloop raises RuntimeError, which redis-py does not take for the loss that it is.
     """
 
     async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
@@ -117,6 +119,8 @@ class _Cancellable:
         except TimeoutError:
             await self.disconnect(nowait=True)
             raise RedisTimeoutError("Timeout writing to socket") from None
+        except RuntimeError as error:
+            raise RedisConnectionError(f"the connection has ended: {error}") from error
         finally:
             self.socket_timeout = limit_s
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from earl.bus import Bus, EmbeddedValkey, open_redis, redis_errors
 from earl.bus.embedded import server_binary
 from earl.errors import BusUnavailable
+from earl.rpc.main import loop_factory
 from earl.stack.ports import free_port
 from earl.v1.events_pb2 import BatchCommitted, Event, TrajectoryReady, WeightsPublished
 from tests.support import needs
@@ -212,6 +214,28 @@ async def connected(url: str) -> Bus:
         while True:
             with suppress(BusUnavailable):
                 return await Bus.connect(url, "r", outage_s=60.0)
+
+
+def test_a_connection_that_the_kernel_has_ended_is_a_lost_one(tmp_path: Path) -> None:
+    """The services' loop raises RuntimeError there, which nothing tries again."""
+
+    async def main() -> None:
+        server = EmbeddedValkey()
+        await server.start(tmp_path / "bus")
+        redis = open_redis(server.url, outage_s=60.0)
+        connection = await redis.connection_pool.get_connection()
+        connection._writer.transport.abort()  # type: ignore[attr-defined]
+        for _ in range(4):
+            await asyncio.sleep(0)  # turns in which the loop closes it
+        with pytest.raises(RedisConnectionError):
+            await connection.send_command("PING")
+        await redis.connection_pool.release(connection)
+        assert await redis.ping()
+        await redis.aclose()
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
 
 
 async def test_an_outage_longer_than_the_bus_is_made_for_is_typed() -> None:
