@@ -323,10 +323,10 @@ async def test_a_job_that_queues_too_long_is_cancelled_and_says_why(
 ):
     monkeypatch.setattr(jobs, "STATES_S", 0.0)
     manager = ProcessManager(held=True)
-    board = board_of(tmp_path, manager, queue_s=0.1)
+    board = board_of(tmp_path, manager, queue_s=0.5)
     process = StackProcess(ProcessSpec("x", ()), tmp_path / "x.log", BoardStarter(board))
     await process.start({})
-    with pytest.raises(ProcessFailed, match=r"waited in the queue for cluster.queue_s = 0.1 s: PENDING"):
+    with pytest.raises(ProcessFailed, match=r"waited in the queue for cluster.queue_s = 0.5 s: PENDING"):
         await process.placed()
     await board.close()
     assert set(manager.cancelled) == {"earl-x-x"}
