@@ -10,7 +10,7 @@ from earl.errors import TransportUnavailable
 
 
 def test_requirements_that_cannot_be_met_are_refused():
-    with pytest.raises(TransportUnavailable, match="no verbs"):
+    with pytest.raises(TransportUnavailable, match="does not require verbs"):
         refuse_unmet(DataPlaneConfig(require="rdma", transport="ucx"))
     with pytest.raises(TransportUnavailable, match="memory"):
         refuse_unmet(DataPlaneConfig(require="rdma", transport="shm"))
