@@ -110,7 +110,7 @@ async def test_a_record_that_is_not_what_was_believed_stops_the_scheduler(bus: B
 
 async def test_a_store_that_is_gone_is_named(tmp_path: Path) -> None:
     valkey = EmbeddedValkey()
-    bus = await Bus.connect(await valkey.start(tmp_path), "r")
+    bus = await Bus.connect(await valkey.start(tmp_path), "r", outage_s=1.0)
     store, ledger = await opened(bus)
     await valkey.stop()
     ledger.attempts.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)

@@ -102,7 +102,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     side.run(valkey.start(tmp_path / "bus"), CALL_S)
     config = DataPlaneConfig(arena_dir=str(tmp_path))
     policy = stepper_for(group, model_directory(tmp_path), configuration()).policy
-    bus = side.run(Bus.connect(valkey.url, "t"), CALL_S)
+    bus = side.run(Bus.connect(valkey.url, "t", outage_s=1.0), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)
     size_bytes = arena_bytes(slot_bytes(policy.shards, dtype), CHANGES)
     opening = TensorStore.open(registry, config, tmp_path, "trainer-0", incarnation=1, size_bytes=size_bytes)
