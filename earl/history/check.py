@@ -72,14 +72,13 @@ class Segment:
     def of(cls, name: str, number: int, lines: Callable[[], Iterator[bytes]]) -> Segment:
         """A segment by its lines, the first of which is its header."""
         header = _parsed(next(lines(), b""))
-        needed = {"segment", "revision", "rules", "state"}
-        if header is None or header.get("history") != VERSION or not needed <= header.keys():
+        if header is None or header.get("history") != VERSION or not _is_header(header):
             header = None
         return cls(name, number, header, lines)
 
     @property
     def revision(self) -> int:
-        return int(self.header["revision"]) if self.header is not None else 0
+        return self.header["revision"] if self.header is not None else 0
 
 
 def check(run: Path) -> CheckedHistory:
@@ -137,6 +136,22 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _is_header(value: Mapping[str, Any]) -> bool:
+    """Returns whether a header has all parts, and a state that can be taken over."""
+    if not (isinstance(value.get("revision"), int) and isinstance(value.get("rules"), dict)):
+        return False
+    try:
+        HistoryState().load(value["state"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _is_round(value: Mapping[str, Any]) -> bool:
+    numbers = isinstance(value.get("r"), int) and isinstance(value.get("t"), (int, float))
+    return numbers and isinstance(value.get("e"), list)
+
+
 class _Checker:
     """Reads segments one after the other."""
 
@@ -175,7 +190,7 @@ class _Checker:
                 self._gap(name, torn, "a line that cannot be read stands before others")
                 self._synced, torn = False, 0
             value = _parsed(text)
-            if value is None or not {"r", "t", "e"} <= value.keys():
+            if value is None or not _is_round(value):
                 torn = line
                 continue
             if stored is not None and value["r"] > stored:
@@ -188,7 +203,7 @@ class _Checker:
         return report
 
     def _begin(self, name: str, header: Mapping[str, Any]) -> None:
-        state, revision = self._state, int(header["revision"])
+        state, revision = self._state, header["revision"]
         state.rules = header["rules"]
         if self._synced and revision == self._revision:
             if difference := state.differs(header["state"]):
@@ -202,11 +217,12 @@ class _Checker:
                     name, 1, f"{header['state']['next_ticket'] - 1} tickets were issued before it begins"
                 )
             state.load(header["state"])
-        state.begin_life()
+        if header.get("took_over"):
+            state.begin_life()
         self._revision, self._synced = revision, True
 
     def _round(self, name: str, line: int, value: Mapping[str, Any]) -> None:
-        state, revision, at_s = self._state, int(value["r"]), float(value["t"])
+        state, revision, at_s = self._state, value["r"], value["t"]
         if not self._synced:
             return
         if revision != self._revision + 1:

@@ -4,12 +4,16 @@
 
 The first line of a segment is its header, every other one a round: what the ledger made durable at once.
 
-    {"history": 1, "segment": 3, "run": …, "revision": 1041, "rules": {…}, "state": {…}}
+    {"history": 1, "segment": 3, "run": …, "revision": 1041, "took_over": false, "rules": {…}, "state": {…}}
     {"r": 1042, "t": 1764400000.123, "e": [["leased", 7, 1, 12, "rollout-0", 5], …]}
 
+A header's state: version, published, fence, next_ticket; batch, [id, version] or null; tickets, [id, state,
+group, purpose, attempt, oldest, reason] of each that has a record; closed, ranges of the others by bucket.
+rules: staleness in versions, lease_s and episode_s in seconds.
+
 r: the revision of the stored ledger that the round makes; t: Unix seconds. A round is written before it is
-stored. A scheduler that starts begins a segment, at the revision that it found stored: rounds of higher
-revisions in segments before were never stored, and told to nobody.
+stored. A scheduler that starts begins a segment (took_over), at the revision that it found stored: rounds of
+higher revisions in segments before were never stored, and told to nobody.
 
     ["issued", first, count, group, purpose, oldest]      tickets first … first + count - 1, pending
     ["replay", id, group, source, attempt]                planned: trains on the columns of `source` again

@@ -32,13 +32,11 @@ LONGEST_ROUND_S = 10.0
 class TicketTrack:
     """A ticket that has not ended. leased_at: on the clock of HistoryState."""
 
-    __slots__ = ("attempt", "fence", "floor", "group", "incarnation", "leased_at", "purpose", "source",
-                 "state", "worker")  # fmt: skip
+    __slots__ = ("attempt", "floor", "group", "leased_at", "purpose", "state")
 
-    def __init__(self, state: str, group: int, purpose: str, floor: int, source: int = 0) -> None:
-        self.state, self.group, self.purpose, self.floor, self.source = state, group, purpose, floor, source
-        self.attempt = self.fence = self.incarnation = 0
-        self.worker, self.leased_at = "", 0.0
+    def __init__(self, state: str, group: int, purpose: str, floor: int, attempt: int = 0) -> None:
+        self.state, self.group, self.purpose, self.floor = state, group, purpose, floor
+        self.attempt, self.leased_at = attempt, 0.0
 
 
 class HistoryState:
@@ -87,16 +85,13 @@ class HistoryState:
             table.clear()
         for bucket, ranges in state["closed"].items():
             self.ended.update((number, bucket) for number in RangeSet(ranges))
-        for number, now, group, purpose, attempt, fence, worker, incarnation, floor, source, reason in state[
-            "tickets"
-        ]:
+        for number, now, group, purpose, attempt, floor, reason in state["tickets"]:
             bucket = bucket_of(now, purpose, reason)
             if bucket:
                 self.ended[number] = bucket
                 continue
-            track = self.live[number] = TicketTrack(now, group, purpose, floor, source)
-            track.attempt, track.fence, track.worker = attempt, fence, worker
-            track.incarnation, track.leased_at = incarnation, self.clock_s
+            track = self.live[number] = TicketTrack(now, group, purpose, floor, attempt)
+            track.leased_at = self.clock_s
             self.groups.setdefault(group, set()).add(number)
             if now == form.PLANNED:
                 self.planned.add(number)
@@ -172,21 +167,19 @@ class HistoryState:
         if self.ended.get(source) != TRAINED:
             known = self.ended.get(source, "live")
             raise ValueError(f"replay {number} trains on ticket {source} again, which is {known}")
-        track = self.live[number] = TicketTrack(form.PLANNED, group, "replay", self.version, source)
-        track.attempt = attempt
+        self.live[number] = TicketTrack(form.PLANNED, group, "replay", self.version, attempt)
         self.groups.setdefault(group, set()).add(number)
         self.planned.add(number)
         self.next_ticket = number + 1
 
-    def _leased(self, number: int, attempt: int, fence: int, worker: str, incarnation: int) -> None:
+    def _leased(self, number: int, attempt: int, fence: int, _: str, __: int) -> None:
         track = self._from(number, form.LEASED, form.PENDING)
         if fence <= self.fence:
             raise ValueError(f"ticket {number} is leased with fence {fence}, and {self.fence} was given out")
         if attempt != track.attempt + 1:
             raise ValueError(f"attempt {attempt} at ticket {number} follows on attempt {track.attempt}")
-        self.fence = track.fence = fence
-        track.state, track.attempt, track.worker = form.LEASED, attempt, worker
-        track.incarnation, track.leased_at = incarnation, self.clock_s
+        self.fence = fence
+        track.state, track.attempt, track.leased_at = form.LEASED, attempt, self.clock_s
 
     def _pending(self, number: int) -> None:
         track = self._from(number, form.PENDING, form.LEASED, form.READY)
@@ -201,7 +194,7 @@ class HistoryState:
         if track.purpose == form.EVALUATE:
             raise ValueError(f"ticket {number} is of an evaluation, and ready to be trained")
         if track.state == form.PLANNED:
-            self._unplan(number)
+            self.planned.discard(number)
         track.state, track.floor = form.READY, oldest
 
     def _planned(self, number: int) -> None:
@@ -328,9 +321,6 @@ class HistoryState:
         if before and track.state not in before:
             raise ValueError(f"ticket {number} becomes {state}, and is {track.state}")
         return track
-
-    def _unplan(self, number: int) -> None:
-        self.planned.discard(number)
 
     def _end(self, number: int, bucket: str) -> None:
         track = self.live.pop(number, None)

@@ -218,7 +218,7 @@ class World:
     def _begin_history(self) -> None:
         self.ledger.tables.log.take()
         header = {
-            "history": 1, "segment": len(self.history) + 1, "revision": self.revision,
+            "history": 1, "segment": len(self.history) + 1, "revision": self.revision, "took_over": True,
             "rules": {"staleness": self.rules.staleness, "lease_s": 30.0, "episode_s": 300.0},
             "state": state_of(self.ledger.tables),
         }  # fmt: skip

@@ -29,6 +29,8 @@ from services.scheduler.ledger.transitions import snapshot
 from services.scheduler.state.rules import Rules
 
 SEGMENT_BYTES = 16 << 20
+# Longest that the end of a scheduler waits for a segment to be packed.
+PACK_S = 10.0
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -69,46 +71,43 @@ class HistoryWriter:
     def begin(self, revision: int) -> None:
         """Begins a segment with the tables as they are; revision: of what is stored."""
         self._tables.log.take()  # the header has it
-        with self._expendable.written():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._number = max([self._number, *segment_files(self._folder)])
-            self._open(revision)
-        self._pack()
+        self._next_segment(revision, took_over=True)
 
     def record(self, revision: int, events: Sequence[Event]) -> None:
         """Writes the round that makes this revision of the stored ledger."""
         self._write({"r": revision, "t": round(time.time(), 3), "e": events})
-        if self._size >= self._segment_bytes:
-            with self._expendable.written():
-                self._open(revision)
-            self._pack()
+        if self._file is None or self._size >= self._segment_bytes:
+            self._next_segment(revision)
 
     def close(self) -> None:
-        """Ends the writing; waits for a segment that is being packed."""
+        """Ends the writing. A segment that is not packed within PACK_S stays as it is."""
         if self._file is not None:
             self._file.close()
+            self._file = None
         if self._packing is not None:
-            self._packing.join()
+            self._packing.join(PACK_S)
 
-    def _open(self, revision: int) -> None:
+    def _next_segment(self, revision: int, *, took_over: bool = False) -> None:
+        """Ends the segment and begins another; where that fails none is open, and the next round tries."""
         if self._file is not None:
             self._file.close()
-        self._number += 1
-        path = self._folder / f"{self._number:06}{PLAIN}"
-        # A name that is there would be another scheduler's: it is left as it is.
-        self._file, self._size = path.open("xb", buffering=0), 0
-        path.chmod(0o600)
-        self._write(
-            {
+            self._file = None
+        with self._expendable.written():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number = max([0, *segment_files(self._folder)]) + 1
+            header = {
                 "history": VERSION,
-                "segment": self._number,
+                "segment": number,
                 "run": self._run,
                 "revision": revision,
+                "took_over": took_over,
                 "t": round(time.time(), 3),
                 "rules": self._rules,
                 "state": state_of(self._tables),
             }
-        )
+            self._file, self._size = begun(self._folder / f"{number:06}{PLAIN}", _ENCODER.encode(header))
+            self._number = number
+            self._pack()
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is None:
@@ -127,6 +126,24 @@ class HistoryWriter:
         arguments = self._folder, self._number, self._most_bytes
         self._packing = threading.Thread(target=pack, args=arguments, name="history", daemon=True)
         self._packing.start()
+
+
+def begun(path: Path, header: bytes) -> tuple[FileIO, int]:
+    """A new segment with its header, open to be continued, and its bytes; no file is left if that fails.
+
+    Raises OSError; FileExistsError where another scheduler was sooner.
+    """
+    file = path.open("xb", buffering=0)
+    try:
+        path.chmod(0o600)
+        rest = memoryview(header + b"\n")
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+    except OSError:
+        file.close()
+        path.unlink(missing_ok=True)
+        raise
+    return file, len(header) + 1
 
 
 def state_of(tables: LedgerTables) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def snapshot(
         "batch": [batch.id, batch.version] if batch is not None else None,
         "tickets": [
             [
-                each.id, str(each.state), each.group, str(each.purpose), each.attempt, each.fence,
-                each.worker, each.incarnation, each.floor, each.source, str(each.reason),
+                each.id, str(each.state), each.group, str(each.purpose), each.attempt, each.floor,
+                str(each.reason),
             ]
             for each in tickets
         ],

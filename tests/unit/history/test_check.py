@@ -122,15 +122,15 @@ def train_an_evaluation(segments: Lines) -> None:
 
 def attempt_of(segments: Lines, number: int) -> int:
     """The newest attempt at a ticket that is an evaluation's."""
-    found = 0
+    newest = 0
     for lines in segments:
         for line in lines[1:]:
             for event in line["e"]:
                 if event[0] == "leased" and event[1] == number:
-                    found = event[2]
+                    newest = event[2]
                 if event[0] == "evaluated" and event[1] == number:
-                    return found
-    return found
+                    return newest
+    return newest
 
 
 def accept_stale_tokens(segments: Lines) -> None:
@@ -258,8 +258,20 @@ def test_a_last_line_that_was_truncated_is_no_fault():
     assert "a line that cannot be read" in check_segments(made).gaps[0].text
 
 
-def test_a_segment_without_a_header_is_a_gap():
+@pytest.mark.parametrize("header", [{"r": 3}, {"state": {"tickets": 3}}, {"revision": "7"}, {"rules": []}])
+def test_a_segment_without_a_header_is_a_gap(header: dict[str, Any]):
     segments = history()
-    segments[1][0] = {"r": 3}
+    segments[1][0] = header if "r" in header else segments[1][0] | header
     report = checked(segments)
     assert report.verdict == "incomplete" and "its header cannot be read" in report.gaps[0].text
+
+
+@pytest.mark.parametrize(
+    "line", [{"r": "7", "t": 1.0, "e": []}, {"r": 7, "t": None, "e": []}, {"r": 7, "t": 1.0}]
+)
+def test_a_line_that_is_no_round_is_a_gap(line: dict[str, Any]):
+    segments = history()
+    longest = max(segments, key=len)
+    longest.insert(3, line)
+    report = checked(segments)
+    assert report.verdict == "incomplete" and "a line that cannot be read" in report.gaps[0].text

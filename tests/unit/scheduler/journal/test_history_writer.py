@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from io import FileIO
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from earl.history.check import check, segment_files
+from services.scheduler.journal import history_writer
 from services.scheduler.journal.history_writer import HistoryWriter
 from tests.support.ledger import RULES, World
 
@@ -85,3 +89,46 @@ def test_a_full_disk_leaves_a_gap_and_ends_nothing(tmp_path: Path, monkeypatch: 
     made.written.close()
     assert written is not made.written
     assert f"round {made.revision + 2} follows on round {made.revision}" in check(tmp_path).gaps[0].text
+
+
+def test_a_segment_that_cannot_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = world(tmp_path)
+    made.restart()
+    written, revision = made.written, made.revision
+
+    def full(path: Path, header: bytes) -> tuple[FileIO, int]:
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history_writer, "begun", full)
+        patched.setattr(written, "_segment_bytes", 0)
+        for number in (1, 2):
+            written.record(revision + number, [])
+    before = len(segment_files(tmp_path / "history"))
+    written.record(revision + 3, [])
+    written.record(revision + 4, [])
+    written.close()
+    report = check(tmp_path)
+    assert len(segment_files(tmp_path / "history")) == before + 1
+    assert [gap.text for gap in report.gaps] == [
+        f"rounds {revision + 2} to {revision + 3} before it are missing"
+    ]
+    assert report.violations == [] and report.tickets == dict(sorted(made.ledger.tables.counts().items()))
+
+
+@pytest.mark.parametrize("bytes_free", [0, 20])
+def test_a_disk_that_is_full_for_a_header_leaves_no_segment(tmp_path: Path, bytes_free: int):
+    path, calls = tmp_path / "000001.jsonl", iter([bytes_free])
+
+    class Full(FileIO):
+        def write(self, data: Any) -> int:
+            if (free := next(calls, 0)) == 0:
+                raise OSError(28, "No space left on device")
+            return super().write(memoryview(data)[:free])
+
+    with (
+        pytest.raises(OSError, match="No space"),
+        mock.patch.object(Path, "open", lambda self, *_, **__: Full(self, "x")),
+    ):
+        history_writer.begun(path, b"{}" * 40)
+    assert not path.exists()
