@@ -18,7 +18,6 @@ def run_figures(run: RecordedRun) -> dict[str, Any]:
     ends_s = dict(run.points("time_s", phase=TRAIN))
     moves = list(read_lines(run.directory / "moves.jsonl"))
     result = run.result
-    late = over_pace(run)
     account = [float(result.get(name, 0)) for name in ("trained", "evaluated", "dropped", "live")]
     return {
         "directory": run.directory.name,
@@ -26,7 +25,7 @@ def run_figures(run: RecordedRun) -> dict[str, Any]:
         "whole": len(ends_s) == run.config.scheduler.steps,
         "train_s": round(max(ends_s.values()) - min(ends_s.values()), 3) if ends_s else None,
         "tokens": sum(value for _, value in run.points("tokens", phase=TRAIN)),
-        "over_pace": late.value if isinstance(late, MeasuredFigure) else None,
+        "over_pace": over_pace_part(run),
         "lost": sum(ending.get("out_of_memory", 0) for ending in run.endings) + result.get("dropped", 0),
         "unaccounted": abs(result.get("issued", 0) - sum(account)) if result else None,
         "moves": [
@@ -39,6 +38,12 @@ def run_figures(run: RecordedRun) -> dict[str, Any]:
             for line in read_splits(run.directory)
         ],
     }
+
+
+def over_pace_part(run: RecordedRun) -> float | None:
+    """The part of a run's paced steps that took longer than their time; None without any."""
+    late = over_pace(run)
+    return late.value if isinstance(late, MeasuredFigure) else None
 
 
 def kept_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

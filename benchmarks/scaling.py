@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +25,15 @@ from benchmarks.children import MeasurementWrong, late
 from benchmarks.learning import published
 from benchmarks.observed_run import ObservedRun
 from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
+from benchmarks.pool_runs import over_pace_part
 from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.progress import counted
 from benchmarks.usage import UsageSample, used
+from earl.cli.report.data import read_run
 from earl.cli.run.demo import RUN_FILE, example
 from earl.cli.run.launch import overrides_of
 from earl.config.load import Override, load_run
 from earl.errors import EarlError
-from earl.obs.metrics import read_lines
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
@@ -160,14 +162,19 @@ def one_run(kind: str, count: int, steps: int, overrides: Sequence[Override]) ->
     limit_s = START_S + WORKER_S * count + STEP_S * steps
     mark = f"bench-{secrets.token_hex(4)}"
     try:
-        with footprint.fresh("scaling", mark, "*") as place:
+        with ExitStack() as stack:
+            runs: list[ObservedRun] = []
+            stack.callback(lambda: [run.gone() for run in runs])  # once its place has ended it
+            place = stack.enter_context(footprint.fresh("scaling", mark, "*"))
             run = ObservedRun(example(RUN_FILE), about, place, overrides)
+            runs.append(run)
             until = time.monotonic() + limit_s
             while run.poll():
                 if time.monotonic() > until:
                     raise late(f"the run {about}", limit_s)
                 time.sleep(POLL_S)
-            return run_figures(run.usage.samples) | {"over_pace": over_pace(run.directory), "failure": ""}
+            late_part = over_pace_part(read_run(run.directory))
+            return run_figures(run.usage.samples) | {"over_pace": late_part, "failure": ""}
     except EarlError as error:
         return {**NO_FIGURES, "failure": str(error)}
 
@@ -188,12 +195,6 @@ def run_figures(samples: Sequence[UsageSample]) -> dict[str, Any]:
         "tokens": total.tokens,
         "seconds": total.seconds,
     }
-
-
-def over_pace(directory: Path) -> float | None:
-    """The part of a run's paced steps that took longer than their time; None without any."""
-    lines = [line for line in read_lines(directory / "metrics.jsonl") if line.get("paced_steps")]
-    return lines[-1]["late_steps"] / lines[-1]["paced_steps"] if lines else None
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

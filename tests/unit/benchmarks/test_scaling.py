@@ -14,14 +14,12 @@ from benchmarks.scaling import (
     SETTINGS,
     device_table,
     of_workers,
-    over_pace,
     run_figures,
     summary,
 )
 from benchmarks.usage import UsageSample
 from earl.cli.run.demo import RUN_FILE, example
 from earl.config.load import load_run
-from earl.obs.metrics import LineFile
 
 
 def test_workers_are_engines_of_one_device_at_the_tables_speed(tmp_path: Path):
@@ -45,14 +43,6 @@ def test_the_first_and_the_last_steps_are_left_out():
     assert figures["cpu_us_by_kind"] == pytest.approx({"engine": 30_000.0, "scheduler": 5_000.0})
     with pytest.raises(MeasurementWrong, match=r"only 3 ends .* give more --steps"):
         run_figures(samples[:3])
-
-
-def test_steps_over_pace_are_those_of_the_last_step_that_has_any(tmp_path: Path):
-    lines = LineFile(tmp_path / "metrics.jsonl")
-    assert over_pace(tmp_path) is None
-    for line in ({"step": 1}, {"step": 2, "paced_steps": 40.0, "late_steps": 2.0}, {"step": 3}):
-        lines.write(line)
-    assert over_pace(tmp_path) == 0.05
 
 
 def run(kind: str, workers: int, tokens_per_s: float | None) -> dict[str, Any]:
