@@ -176,6 +176,7 @@ def _trainer(
         checkpointed=trainer.checkpoints_activations,
         entropy=trainer.entropy_coefficient > 0,
         lora=_lora(model, trainer),
+        changes_fraction=config.data_plane.changes_fraction,
     )
     return trainer_memory(model, how)
 

@@ -146,6 +146,7 @@ def node_plan(config: RunConfig, spec: ModelSpec, placement: Placement, device_b
     model_bytes = spec.size_bytes(config.model.weight_dtype)
     engines = config.rollout.workers * config.rollout.engines
     slots_bytes = (SLOTS + engines) * model_bytes
+    slots_bytes += int(SLOTS * model_bytes * config.data_plane.changes_fraction)
     on_gpus = tuple(use for use in uses if use.numbers)
     return NodePlan(placement.gpus, device_bytes, on_gpus, slots_bytes, checkpointed, turns)
 

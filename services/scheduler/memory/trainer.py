@@ -65,7 +65,8 @@ class TrainerNumbers(MicrobatchRows):
 
     dp: ranks that what tp leaves of a block is split over; ranks: all, over which everything else is split;
     cp: of them, those that share sequences. item_bytes: of the dtype that is computed in; model_bytes: of
-    what is published, and of the model itself under adapters. accumulates: an optimizer step has several
+    what is published, and of the model itself under adapters. changes_fraction: the part of a published
+    version that its changed elements may take beside it. accumulates: an optimizer step has several
     micro-batches. entropy: it has a gradient.
     """
 
@@ -79,6 +80,7 @@ class TrainerNumbers(MicrobatchRows):
     checkpointed: bool
     entropy: bool
     lora: LoraShape | None = None
+    changes_fraction: float = 0.0
 
 
 def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> MemoryParts:
@@ -240,6 +242,7 @@ class _Step:
         model, how, parameters = self.model, self.how, self.parameters
         activations += (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows
         moving = weights + gradients + activations + logits
+        slot = int(how.model_bytes * model.elements(how.dp, how.ranks) * (1 + how.changes_fraction))
         return MemoryParts(
             moment=name,
             weights=parameters.stored + weights,
@@ -248,7 +251,7 @@ class _Step:
             activations=activations,
             logits=logits,
             # Slots are files: on a machine with GPUs its processor's memory has them.
-            staging=SLOTS * how.model_bytes * model.elements(how.dp, how.ranks) if how.device == "cpu" else 0,
+            staging=SLOTS * slot if how.device == "cpu" else 0,
             margin=_margin(model, how, parameters, moving, activations),
         )
 

@@ -229,6 +229,9 @@ def test_what_published_versions_take() -> None:
     training = predict("trainer", config, spec, Parallelism(1), 100, 1)
     assert training.staging == weight_slots.SLOTS * 2 * spec.parameters
     assert training.optimizer == 2 * 4 * spec.parameters
+    changing = configuration(model={"dtype": "bfloat16"}, data_plane={"changes_fraction": 0.25})
+    training = predict("trainer", changing, spec, Parallelism(1), 100, 1)
+    assert training.staging == int(2.5 * spec.parameters) * weight_slots.SLOTS
 
 
 BIG = ModelSpec("llama", 512, 8, 8, 4, 64, 1536, 16_384, max_positions=1 << 20)
