@@ -105,7 +105,7 @@ def partitions(
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """Cut every link of a fleet while it trains, and measure what is lost and how soon it trains on.
+    """Break every link of a fleet while it trains, and measure what is lost and how soon it trains on.
 
     Needs root, namespaces and iptables. The links of a seed are broken for 18 minutes in all; --only measures
     a part of them.
@@ -158,7 +158,7 @@ def run_file(seed: int, directory: str) -> RunConfig:
 
 
 def of_case(run: HostedRun, case: PartitionCase) -> dict[str, Any]:
-    """Cuts, heals, and waits for a step."""
+    """Breaks a link, heals it, and waits for a step."""
     with break_link(run, case):
         time.sleep(case.seconds)
     return {"case": case.name, "to_progress_s": progress(run), "ended": run.ended()}
