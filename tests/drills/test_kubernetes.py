@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -18,7 +17,6 @@ import yaml
 
 from earl.config.load import load_run
 from earl.errors import ConfigError, ServiceUnavailable
-from earl.stack.cluster.folder import ClusterFolder
 from earl.stack.cluster.kubernetes.kubectl import Kubectl, path_of
 from earl.stack.cluster.kubernetes.manifests import write_directory
 from earl.stack.cluster.kubernetes.objects import run_objects
@@ -74,17 +72,12 @@ def test_a_run_ends_its_jobs_and_its_secrets_are_in_a_secret_and_files_alone(
     begun = runs.up("whole", **keys(cluster, scheduler__steps="30", rollout__workers="2"))
     assert begun.returncode == 0, begun.stderr
     assert "head starting on n1 as job earl-whole" in begun.stderr and "rollout-1 ready" in begun.stderr
-    folder = ClusterFolder(runs.runs / "whole")
-    begins = "".join(path.read_text() for path in folder.jobs.glob("*/begin.json"))
-    passwords = re.findall(r"redis://:([^@]+)@", begins)
-    tokens = re.findall(r'"(earl_\w+_[^"]+)"', (folder.secrets / "tokens.toml").read_text())
-    assert len(tokens) == 4 and passwords
-    assert {path.stat().st_mode & 0o77 for path in folder.path.rglob("*")} == {0}
+    secrets = runs.secrets_of("whole")
     assert VALUE in json.dumps(cluster.of_kind("secrets"))
     described = json.dumps([cluster.of_kind(kind) for kind in ("jobs", "services", "networkpolicies")])
     processes = [process for pod in cluster.running() for process in pod.descendants()]
     arguments = " ".join(word for process in processes for word in process.cmdline())
-    for secret in (VALUE, *tokens, *passwords):
+    for secret in (VALUE, *secrets):
         assert secret not in described and secret not in arguments
     head = next(pod for pod in cluster.running() if "head" in pod.job)
     assert VALUE in {process.environ().get(VARIABLE) for process in head.descendants()}

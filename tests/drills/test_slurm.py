@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from earl.stack.cluster.folder import ClusterFolder
 from tests.support.cluster_runs import ClusterRuns, accounted
 from tests.support.launched import TICTACTOE
 from tests.support.slurm_cluster import SlurmCluster
@@ -38,15 +36,10 @@ def test_a_run_ends_its_jobs_and_its_secrets_are_in_files_alone(slurm: SlurmClus
     begun = runs.up("whole", scheduler__steps="30", rollout__workers="2", dashboard__bind="127.0.0.1:0")
     assert begun.returncode == 0, begun.stderr
     assert "rollout-1 queued" in begun.stderr and "page: https://" in begun.stdout
-    folder = ClusterFolder(runs.runs / "whole")
-    begins = "".join(path.read_text() for path in folder.jobs.glob("*/begin.json"))
-    passwords = re.findall(r"redis://:([^@]+)@", begins)
-    tokens = re.findall(r'"(earl_\w+_[^"]+)"', (folder.secrets / "tokens.toml").read_text())
-    assert len(tokens) == 4 and passwords
-    assert {path.stat().st_mode & 0o77 for path in folder.path.rglob("*")} == {0}
+    secrets = runs.secrets_of("whole")
     described = called(slurm, "scontrol", "show", "job", "--details") + called(slurm, "ps", "-eo", "args")
     stored = b"".join(path.read_bytes() for path in slurm.directory.rglob("*") if path.is_file())
-    for secret in (*tokens, *passwords):
+    for secret in secrets:
         assert secret not in described and secret.encode() not in stored
     status = runs.until("whole", lambda status: status["state"] == "complete")
     assert status["status"]["step"] == 30 and accounted(status["status"]["ledger"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -61,6 +62,16 @@ class ClusterRuns:
         words = [word for key, value in keys.items() for word in (f"--{key}", value)]
         place = ("--on", self._place, "--runs-dir", str(self.runs), "--name", name)
         return self.earl("up", str(TICTACTOE), *place, *words)
+
+    def secrets_of(self, name: str) -> list[str]:
+        """Tokens and the bus's password of a run in progress, whose files only their owner may read."""
+        folder = ClusterFolder(self.runs / name)
+        begins = "".join(path.read_text() for path in folder.jobs.glob("*/begin.json"))
+        passwords = re.findall(r"redis://:([^@]+)@", begins)
+        tokens = re.findall(r'"(earl_\w+_[^"]+)"', (folder.secrets / "tokens.toml").read_text())
+        assert len(tokens) == 4 and passwords
+        assert {path.stat().st_mode & 0o77 for path in folder.path.rglob("*")} == {0}
+        return [*tokens, *passwords]
 
     def status(self, name: str) -> dict[str, Any]:
         return json.loads(self.earl("status", str(self.runs / name), "--json").stdout)

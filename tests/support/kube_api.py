@@ -232,9 +232,9 @@ class ImitatedCluster:
             if name:
                 there = self.objects.get((kind, name))
                 return (200, there) if there else (404, failure(404, "NotFound", f"{kind} {name} not found"))
-            wanted = dict(pair.split("=") for pair in parse_qs(url.query)["labelSelector"])
+            labels = dict(pair.split("=") for pair in parse_qs(url.query)["labelSelector"])
             listed = [pod.as_object for pod in self.pods] if kind == "pods" else self.of_kind(kind).values()
-            return 200, {"items": [each for each in listed if wanted.items() <= labels_of(each).items()]}
+            return 200, {"items": [each for each in listed if labels.items() <= labels_of(each).items()]}
 
     def _create(self, kind: str, given: Object) -> tuple[int, Object]:
         name = given["metadata"]["name"]
