@@ -45,7 +45,7 @@ def test_a_run_ends_its_jobs_and_its_secrets_are_in_files_alone(slurm: SlurmClus
     assert status["status"]["step"] == 30 and accounted(status["status"]["ledger"])
     names = [process["name"] for process in status["processes"]]
     assert names[-3:] == ["rollout-0", "rollout-1", "dashboard"]
-    assert not slurm.jobs()
+    slurm.assert_no_jobs()
     runs.nothing_is_left("whole")
 
 
@@ -92,5 +92,5 @@ def test_a_run_outlives_the_loss_of_each_of_its_nodes(slurm: SlurmCluster, runs:
     ended = runs.earl("stop", str(runs.runs / "lost"))
     assert ended.returncode == 0, ended.stderr
     assert accounted(runs.status("lost")["status"]["ledger"])
-    assert not slurm.jobs()
+    slurm.assert_no_jobs()
     runs.nothing_is_left("lost")

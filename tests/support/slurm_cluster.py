@@ -104,6 +104,13 @@ class SlurmCluster:
         lines = self._call("squeue", "--noheader", "--format=%j|%T|%N").splitlines()
         return {name: (state, node) for name, state, node in (line.split("|") for line in lines)}
 
+    def assert_no_jobs(self) -> None:
+        """A run is over a moment before the job of its head is."""
+        until = time.monotonic() + END_S
+        while jobs := self.jobs():
+            assert time.monotonic() < until, jobs
+            time.sleep(POLL_S)
+
     def end_jobs(self) -> None:
         """Cancels what a test has left."""
         if jobs := self._call("squeue", "--noheader", "--format=%i").split():
