@@ -92,5 +92,5 @@ def test_a_run_outlives_the_loss_of_each_of_its_nodes(slurm: SlurmCluster, runs:
     ended = runs.earl("stop", str(runs.runs / "lost"))
     assert ended.returncode == 0, ended.stderr
     assert accounted(runs.status("lost")["status"]["ledger"])
-    slurm.assert_no_jobs()
+    assert not slurm.jobs()
     runs.nothing_is_left("lost")
