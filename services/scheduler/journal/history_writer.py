@@ -105,7 +105,9 @@ class HistoryWriter:
                 "rules": self._rules,
                 "state": state_of(self._tables),
             }
-            self._file, self._size = begun(self._folder / f"{number:06}{PLAIN}", _ENCODER.encode(header))
+            self._file, self._size = open_segment(
+                self._folder / f"{number:06}{PLAIN}", _ENCODER.encode(header)
+            )
             self._number = number
             self._pack()
 
@@ -128,7 +130,7 @@ class HistoryWriter:
         self._packing.start()
 
 
-def begun(path: Path, header: bytes) -> tuple[FileIO, int]:
+def open_segment(path: Path, header: bytes) -> tuple[FileIO, int]:
     """A new segment with its header, open to be continued, and its bytes; no file is left if that fails.
 
     Raises OSError; FileExistsError where another scheduler was sooner.

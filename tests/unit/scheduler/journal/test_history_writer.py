@@ -100,7 +100,7 @@ def test_a_segment_that_cannot_be_made_is_made_later(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(history_writer, "begun", full)
+        patched.setattr(history_writer, "open_segment", full)
         patched.setattr(written, "_segment_bytes", 0)
         for number in (1, 2):
             written.record(revision + number, [])
@@ -130,5 +130,5 @@ def test_a_disk_that_is_full_for_a_header_leaves_no_segment(tmp_path: Path, byte
         pytest.raises(OSError, match="No space"),
         mock.patch.object(Path, "open", lambda self, *_, **__: Full(self, "x")),
     ):
-        history_writer.begun(path, b"{}" * 40)
+        history_writer.open_segment(path, b"{}" * 40)
     assert not path.exists()
